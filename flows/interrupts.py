@@ -1,6 +1,7 @@
 """Signals that end a process: of a command that trains, of a pool's long-lived processes, and of child processes.
 
-During training, the first Ctrl-C or SIGTERM stops the command in order, the second kills it.
+During training, the first Ctrl-C or SIGTERM stops the command in order, the second kills it. A terminal that is closed
+stops it in order, too, unless `nohup` has started it.
 
 A signal's handler in Python runs once the main thread returns to the interpreter. A solver's code or an import may
 delay that by seconds. The answer to the user therefore comes from a thread. It reads the signals from a pipe, into
@@ -21,8 +22,9 @@ from typing import Any
 from ringmaster.text import printable
 
 STOPPING = "stopping: writing checkpoints; press again to kill"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAINING = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
+EXIT_TIMEOUT_S = 60.0  # after a command, for what libraries do when the process ends
 RESUMED = ("run", "sweep")  # commands that need `--resume` to continue; the others continue when they are run again
 
 Say = Callable[[str], None]
@@ -35,6 +37,15 @@ def say_on_stderr(line: str) -> None:
         os.write(2, f"{printable(line)}\n".encode())
 
 
+def replace_closed_streams() -> None:
+    """Makes stdout and stderr lead nowhere where their terminal is closed: a write would end the orderly stop."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
 def kill_everything() -> None:
     """Kills all child processes of this process, recursively."""
     import psutil
@@ -42,6 +53,27 @@ def kill_everything() -> None:
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+def _end_at_once(status: int) -> None:
+    """Ends this process and its children, past exit handlers."""
+    kill_everything()
+    with suppress(OSError):  # nobody reads
+        sys.stdout.flush()
+    os._exit(status)
+
+
+def kill_at_signals() -> None:
+    """Makes Ctrl-C and SIGTERM kill this process and its children; to be called when it is about to end.
+
+    What runs while an interpreter ends, such as the wait for Prefect's server, would show a traceback.
+    """
+
+    def kill(number: int, _: FrameType | None) -> None:
+        _end_at_once(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, kill)
 
 
 class Interrupts:
@@ -110,7 +142,8 @@ class Interrupts:
         A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
         to one signal would be the answer to two.
         """
-        return signal_handler(self._act, SIGNALS)
+        is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        return signal_handler(self._act, SIGNALS[:-1] if is_ignored else SIGNALS)
 
     def check(self) -> None:
         """Ends the command if a signal asked for that and other code has swallowed the exception."""
@@ -132,10 +165,13 @@ class Interrupts:
         num_signals = 0
         while numbers := pipe.recv(64):
             for number in numbers:
-                num_signals += number in SIGNALS
-                if number in SIGNALS and num_signals == 1:
+                if number not in SIGNALS or (number == signal.SIGHUP and num_signals):
+                    continue  # the system and the shell both send SIGHUP
+                num_signals += 1
+                if num_signals == 1:
+                    replace_closed_streams()
                     self.say(STOPPING)
-                elif number in SIGNALS and num_signals == 2:
+                elif num_signals == 2:
                     self._kill()
                     say_on_stderr("killed")
                     self.say = say_on_stderr  # a thread that no longer runs may hold the view's lock
@@ -232,6 +268,31 @@ def command(arguments: Sequence[str]) -> Iterator[None]:
             raise
         interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `answered` ends
         raise SystemExit(interrupts.exit_code) from None
+
+
+@contextmanager
+def ending_in_time(*, timeout_s: float = EXIT_TIMEOUT_S) -> Iterator[None]:
+    """Ends the process within `timeout_s` seconds once it is about to end after the context, with the same status.
+
+    Prefect sends its last logs and events at the end of the process, and waits without limit for a server that does not
+    answer.
+    """
+    status: object = 1
+    try:
+        yield
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+        raise
+    finally:
+        arguments = (timeout_s, status if isinstance(status, int) else 1)
+        thread = threading.Thread(target=_end_later, args=arguments, name="end", daemon=True)
+        threading._register_atexit(thread.start)  # type: ignore[attr-defined]  # it runs before those registered earlier
+
+
+def _end_later(timeout_s: float, status: int) -> None:
+    threading.Event().wait(timeout_s)
+    _end_at_once(status)
 
 
 def command_that_goes_on(arguments: Sequence[str]) -> str:

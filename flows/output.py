@@ -33,7 +33,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringmaster.codec import finite
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, RingmasterError, input_errors
 from ringmaster.extras import missing_extra
 from ringmaster.text import MOST_CHARACTERS, first_of, listed, printable, printable_lines
 
@@ -239,9 +239,15 @@ def write_uncaught(kind: type[BaseException], error: BaseException | None, trace
 
 
 def print_json(value: Any) -> None:
-    """Writes one JSON object, as one line, to stdout."""
-    # `json.dump` would encode in Python, ten times slower.
-    sys.stdout.write(json.dumps(finite(value), allow_nan=False) + "\n")
+    """Writes one JSON object, as one line, to stdout. Raises RingmasterError where its disk is full."""
+    try:
+        # `json.dump` would encode in Python, ten times slower.
+        sys.stdout.write(json.dumps(finite(value), allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has what it wants
+        raise
+    except OSError as error:
+        raise RingmasterError(f"stdout cannot be written: {error}. To fix: let it lead elsewhere") from error
 
 
 LOG_FORMAT = "RINGMASTER_LOG_FORMAT"

@@ -39,26 +39,23 @@ TOKENIZER_FILES = ("tokenizer_file", "vocab_file", "merges_file")
 LONGEST_NAME = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFolder:
-    """A model's folder that was inspected. files: by relative name, the paths of the bytes that are imported."""
-
-    folder: Path
-    files: Mapping[str, Path]
-
-    @contextmanager
-    def staged(self, *, near: Path) -> Iterator[Path]:
-        """Gives a folder with these files alone, on the disk of the folder `near` where weights can be linked."""
-        near.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=near, prefix=".importing-") as aside:
-            for name, path in self.files.items():
-                target = Path(aside, name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(path, target)
-            yield Path(aside)
+ModelFiles = Mapping[str, Path]
+"""The files of a model's folder that are imported: by relative name, the paths of the bytes."""
 
 
-def inspect(folder: Path) -> ModelFolder:
+@contextmanager
+def staged(files: ModelFiles, *, near: Path) -> Iterator[Path]:
+    """Gives a folder with these files alone, on the disk of the folder `near` where weights can be linked."""
+    near.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=near, prefix=".importing-") as aside:
+        for name, path in files.items():
+            target = Path(aside, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, target)
+        yield Path(aside)
+
+
+def inspect(folder: Path) -> ModelFiles:
     """Returns the files of a model's folder that are imported. Writes nothing.
 
     Other files are left out: weights in formats that can hold code, such as pytorch_model.bin, and modules. What a
@@ -66,18 +63,18 @@ def inspect(folder: Path) -> ModelFolder:
 
     Raises ValueError, with all faults, where the folder holds no model, or what none may hold.
     """
-    model = model_files(folder)
-    if faults := list(_faults(folder, model.files)):
+    files = model_files(folder)
+    if faults := list(_faults(folder, files)):
         raise ValueError(listed(faults, between="; ", most=MOST_FAULTS))
-    return model
+    return files
 
 
-def model_files(folder: Path) -> ModelFolder:
+def model_files(folder: Path) -> ModelFiles:
     """Returns the files of a model's folder that may be imported, without looking into them.
 
     Raises ValueError where one lies outside of the folder.
     """
-    return ModelFolder(folder=folder, files={name: path for name, path in files_of(folder) if is_model_file(name)})
+    return {name: path for name, path in files_of(folder) if is_model_file(name)}
 
 
 def is_model_file(name: str) -> bool:
@@ -256,10 +253,10 @@ def import_model(
     elif not place.is_dir():
         place = fetch(source, MODEL_FILES)
     with given:
-        model = inspect(place)
+        files = inspect(place)
         card = read_card(place)
         bases = planned_bases(card, snapshot, fetch, source=source)
-        folder = given.enter_context(model.staged(near=store.folder))
+        folder = given.enter_context(staged(files, near=store.folder))
         attempt = given.enter_context(whole_or_nothing(ledger, store))
         stored = store.add(folder, owner=attempt.owner)
         return attempt.record(
@@ -462,8 +459,8 @@ def record_base(
     with ExitStack() as exits:
         aside = exits.enter_context(tempfile.TemporaryDirectory())
         snapshot = Snapshot.of(ledger, cache=Path(aside) / "rows")
-        model = None if folder is None else model_files(folder)  # validated before any file is read
-        has_weights = model is not None and any(name.endswith(WEIGHTS) for name in model.files)
+        files = {} if folder is None else model_files(folder)  # validated before any file is read
+        has_weights = any(name.endswith(WEIGHTS) for name in files)
         attempt = exits.enter_context(whole_or_nothing(ledger, store))
 
         def add(owner: str) -> StoredModel | None:
@@ -482,7 +479,7 @@ def record_base(
             elif stored is not None and node.record.tensors_id != stored.id:
                 add(ledger.owner(node.id))  # a model in the store that nobody owns is never deleted
             return node.id
-        value = _descriptive_files(source, model, fetch, Path(aside) / "said")
+        value = _descriptive_files(source, files, fetch, Path(aside) / "said")
         card = read_card(value)
         return attempt.record(
             registered_name(source, taken=lambda name: _is_taken(snapshot, name, source)),
@@ -528,10 +525,10 @@ def _is_taken(snapshot: Snapshot, name: str, source: str) -> bool:
     )
 
 
-def _descriptive_files(source: str, model: ModelFolder | None, fetch: Fetch, aside: Path) -> Path:
+def _descriptive_files(source: str, files: ModelFiles, fetch: Fetch, aside: Path) -> Path:
     """Returns a folder with a model's descriptive files, without its weights, but at least with a minimal card."""
     aside.mkdir()
-    for name, path in model.files.items() if model else ():
+    for name, path in files.items():
         if "/" not in name and not name.endswith(WEIGHTS) and path.stat().st_size <= MOST_SAID_BYTES:
             shutil.copyfile(path, aside / name)
     if not Path(source).is_dir() and not (aside / CARD).exists():

@@ -66,7 +66,6 @@ class CardMetadata:
 
     base_models: tuple[str, ...] = ()
     relation: str | None = None
-    datasets: tuple[str, ...] = ()
 
 
 def hub_card(
@@ -112,7 +111,6 @@ def read_card(folder: Path) -> CardMetadata:
     return CardMetadata(
         base_models=_texts(head.get("base_model")),
         relation=relation if isinstance(relation, str) else None,
-        datasets=_texts(head.get("datasets")),
     )
 
 

@@ -66,8 +66,8 @@ print(json.dumps({**found, "tokenizer": tokenizer}))
 GIVE_CHAT_TEMPLATE = """
 import sys
 from pathlib import Path
-from ringmaster.techniques.data.row_tokenizer import give_chat_template
-give_chat_template(Path(sys.argv[1]))
+from ringmaster.techniques.data.row_tokenizer import complete_tokenizer
+complete_tokenizer(Path(sys.argv[1]), has_padding=False, has_chat_template=True)
 """
 
 

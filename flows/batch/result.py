@@ -31,9 +31,9 @@ from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FUSION
-from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.techniques import Job, Profile
+from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
 
@@ -132,6 +132,7 @@ def collect(
     batch = replace(batch, jobs=(*batch.jobs, *clones_in(records)))
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     plan, problem = _first_plan(journal, since_s=since_s)
+    began_s = float(journal.get("started_s", since_s))
     fusion, prediction = journal.get(FUSION), None
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
@@ -155,8 +156,7 @@ def collect(
         num_trials=num_trials,
         profiling_s=profiling_s,
         jobs=tuple(
-            _job_row(job, journal, since_s=since_s)
-            | _punctuality(job.name, batch, journal)
+            _job_row(batch, records[job.name], journal.segments(job.name), since_s=since_s, began_s=began_s)
             | {"refused": refused(job.name)}
             for job in batch.jobs
         ),
@@ -245,19 +245,14 @@ def _device_s(segment: SegmentRecord) -> float:
     return float(seconds * segment.what["num_devices"] / segment.num_jobs)
 
 
-def _punctuality(job: str, batch: Batch, journal: Journal) -> dict[str, float | None]:
-    """Returns a job's deadline and its last segment's end, in seconds from the batch's start; {} without a deadline."""
-    if job not in batch.deadlines_s:
-        return {}
-    ends = [segment.ended_s for segment in journal.segments(job) if segment.ended_s is not None]
-    is_done = journal.jobs()[job].status == JobStatus.DONE
-    ended_s = max(ends) - journal.get("started_s") if ends and is_done else None
-    return {"deadline_s": batch.deadlines_s[job], "ended_s": ended_s}
+def _job_row(
+    batch: Batch, record: JobRecord, started: Sequence[SegmentRecord], *, since_s: float, began_s: float
+) -> dict[str, Any]:
+    """Returns a job's row, with its deadline and its last segment's end, from the batch's start, where it has one.
 
-
-def _job_row(job: Job, journal: Journal, *, since_s: float) -> dict[str, Any]:
-    record, started = journal.jobs()[job.name], journal.segments(job.name)
-    ends_s = [segment.ended_s for segment in started if segment.ended_s is not None and segment.ended_s >= since_s]
+    since_s, began_s: when the batch was started or resumed, and when it was first started.
+    """
+    ended_s = max((segment.ended_s for segment in started if segment.ended_s is not None), default=None)
     segments = [
         {
             **{key: segment.what[key] for key in ("technique", "config", "num_devices", "devices")},
@@ -269,18 +264,22 @@ def _job_row(job: Job, journal: Journal, *, since_s: float) -> dict[str, Any]:
         }
         for segment in started
     ]
-    return {
-        "name": job.name,
+    row = {
+        "name": record.name,
         "status": record.status.value,
         "message": record.message,
         "num_steps": record.step,
         "metrics": record.details.get("metrics", {}),
         "compared": record.details.get("compared", []),
         "segments": segments,
-        "end_s": max(ends_s) if ends_s and record.status in ENDED else None,
+        "end_s": ended_s if ended_s is not None and ended_s >= since_s and record.status in ENDED else None,
         "model_dir": record.details.get("model_dir"),
         "model_uri": record.details.get("model_uri"),
     }
+    if record.name in batch.deadlines_s:
+        after_s = ended_s - began_s if ended_s is not None and record.status == JobStatus.DONE else None
+        row |= {"deadline_s": batch.deadlines_s[record.name], "ended_s": after_s}
+    return row
 
 
 def job_rows(result: BatchResult) -> list[dict[str, Any]]:

@@ -222,7 +222,7 @@ def _child_in_place_of(
             decision,
             judge=decisions,
             notice=current_view.get().notice,
-            train=partial(train_children, run, rival.model.name, seed=seed) if run.production.entry.shrink else None,
+            train=partial(train_children, run, seed=seed) if run.production.entry.shrink else None,
             remedy="`shrink: true` in the file of models trains some",
         )
     except InputError as error:  # why none can be trained

@@ -54,20 +54,16 @@ def train_models(
     return result
 
 
-def train_children(run: RetrainingRun, name: str, batch: Batch, *, seed: int) -> None:
+def train_children(run: RetrainingRun, batch: Batch, *, seed: int) -> None:
     """Trains smaller children of a model's candidate, or resumes that. Its cost belongs to the run's.
 
-    Raises InputError if the run's deadline has passed.
+    Raises InputError if the run's deadline has passed, and nothing was begun.
     """
-    begun: Mapping[str, Any] = run.content.get("children", {})
-    if name in begun:
-        batch = Batch.from_json(begun[name])
-    elif run.is_late:
+    batch = replace(batch, devices=run.production.devices, folder=run.production.folder)
+    can_resume = can_go_on(batch)
+    if run.is_late and not can_resume:
         raise InputError(["no smaller model is trained, as the deadline of the run has passed"])
-    else:
-        batch = replace(batch, devices=run.production.devices, folder=run.production.folder)
-        run.save(children={**begun, name: batch.to_json()})
-    result = result_of(lambda: train_batch(batch, name=batch.name, resume=can_go_on(batch), seed=seed))
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=can_resume, seed=seed))
     if result.status == RetrainingStatus.INTERRUPTED:
         raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
     price = run.production.entry.night.price_per_device_hour

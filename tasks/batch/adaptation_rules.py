@@ -466,7 +466,7 @@ def with_orphans(jobs: Sequence[Job], faults: Mapping[str, str]) -> dict[str, st
 def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
     """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
     base, own, place = job.get("base"), as_mapping(job.get("adapter")), ("adapter", "base_adapter")
-    of_base = jobs.get(str(base), {})
+    of_base = _base_of(job, jobs)
     theirs, continues = of_base.get("adapter"), own.get("base_adapter") == CONTINUE
     if continues and own.get("from_pretrained") is not None:
         yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
@@ -488,13 +488,23 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
         yield from _continued_findings(job, of_base, jobs)
 
 
+def _base_of(job: Raw, jobs: Mapping[str, Raw]) -> Raw:
+    """Returns the job of the batch that a job goes on from; nothing where it is none of them."""
+    base = job.get("base")
+    return jobs.get(base, {}) if isinstance(base, str) else {}
+
+
 def _continued_findings(job: Raw, of_base: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
     """Yields how a job differs from its base, whose adapter it continues."""
     base, own, first = job.get("base"), as_mapping(job.get("adapter")), of_base
-    while isinstance((below := jobs.get(str(first.get("base")), {})).get("adapter"), Mapping) and (
-        as_mapping(first["adapter"]).get("base_adapter") != MERGE
+    followed = {first["name"]}  # bases may go round in a circle, which is a fault of its own
+    while (
+        isinstance((below := _base_of(first, jobs)).get("adapter"), Mapping)
+        and as_mapping(first["adapter"]).get("base_adapter") != MERGE
+        and below["name"] not in followed
     ):
         first = below
+        followed.add(first["name"])
     theirs = as_mapping(first["adapter"])  # of the job that begins the adapter
     model, model_of_base = as_mapping(job.get("model")), as_mapping(of_base.get("model"))
     is_same_class = model.get("architecture") == model_of_base.get("architecture")  # others are faults of any base

@@ -36,7 +36,6 @@ WORTH_S = 5.0  # seconds that a longer search must be able to save, since it tak
 ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of jobs
 SHARE_OF_NO_QUOTAS = 0.5  # of the work, for a plan without quotas, from which the search within them begins
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
-LONG = 200  # segments of the minimum length that fit the longest job, from which switches gain more than annealing
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
 PER_OPTION_S = 1e-4  # work of the bounds, per option of a job
 SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
@@ -75,10 +74,11 @@ class PlanSearch:
                 raise ProblemError(proved)
             self.rigid_s, self.solver, self.relaxed = self.bound.seconds, "pattern MILP", None
             self.counted_s = counted_bound_s(self.problem)
-            if self.preemption == "never":
+            if self.preemption == "never" or len(self.problem.jobs) <= 100:
                 limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
                 rigid_s, self.relaxed = rigid_bound(self.problem, **limits)
-                self.rigid_s = max(self.rigid_s, rigid_s, self.counted_s)
+                self.rigid_s = max(self.rigid_s, rigid_s)
+            self.rigid_s = max(self.rigid_s, self.counted_s)
             self.value_bound = (
                 None if self.objective.only_last_end else self.objective.best_bound(self.problem, self.bound)
             )
@@ -96,7 +96,7 @@ class PlanSearch:
         if self.preemption == "never" and self._is_small():
             with self._stage("MILP"):
                 self._milp()
-        if self._is_worth_it(self.rigid_s) and (self.preemption == "never" or not self._may_split(LONG)):
+        if self._is_worth_it(self.rigid_s):
             with self._stage("annealing"):
                 self._annealing()
         if self.preemption == "never" and self._is_worth_it(self.rigid_s):
@@ -182,10 +182,10 @@ class PlanSearch:
         share = self._share_above_bound()
         return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self.work.is_over()
 
-    def _may_split(self, num_segments: int = 2) -> bool:
-        """Whether a job is long enough for so many segments of the minimum length."""
+    def _may_split(self) -> bool:
+        """Whether a job is long enough for two segments of the minimum length."""
         longest_s = max(option.runtime_s for job in self.problem.jobs for option in job.options)
-        return longest_s >= num_segments * self.least_segment_s
+        return longest_s >= 2 * self.least_segment_s
 
     def _is_worth_it(self, bound_s: float) -> bool:
         """Whether the makespan could still improve by more than a longer search costs."""

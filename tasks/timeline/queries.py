@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.events import NEWEST_PREDICTION, Prediction, pre
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, job_record, segment_record
+from ringmaster.tasks.storage.journal import ENDED, Journal, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, GANG_EVENTS, JOBS, NODES, PLANS, SEGMENTS
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, TimelineSpan
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_or_refusal
@@ -40,6 +40,7 @@ class Archive:
 
     def __init__(self, database: Database, *, is_pool: bool, clock: Callable[[], float] = time.time) -> None:
         self.database, self.is_pool, self.clock = database, is_pool, clock
+        self.journal = Journal(database, batch=None if is_pool else "")
 
     def signature(self) -> tuple[str, ...]:
         """Returns a value that changes whenever something has happened."""
@@ -59,11 +60,6 @@ class Archive:
         query = select(func.count()).where(JOBS.c.status.not_in(ENDED))
         number: int = self.database.rows(query if batch is None else query.where(JOBS.c.batch == batch))[0][0]
         return number
-
-    def fact(self, key: str, default: Any = None) -> Any:
-        """Returns a fact of a batch that runs alone."""
-        result = self.database.rows(select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key == key))
-        return result[0].value[0] if result else default
 
     def predictions(self, batches: Collection[str]) -> dict[str, Prediction]:
         """Returns the newest prediction for each of some batches."""
@@ -95,12 +91,6 @@ class Archive:
         content = self.database.rows(select(PLANS.c.content).where(PLANS.c.id == number))[0].content
         return Plan.from_json(content["plan"]), Problem.from_json(content["problem"])
 
-    def jobs(self, batches: Collection[str]) -> dict[str, JobRecord]:
-        """Returns the jobs of some batches, in the order in which they were first written."""
-        rows = self.database.rows(select(JOBS).where(JOBS.c.batch.in_(batches)).order_by(JOBS.c.number))
-        records = [job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
-        return {record.name: record for record in records}
-
     def segments(self, batches: Collection[str], *, since_s: float) -> list[SegmentRecord]:
         """Returns the segments of some batches that run or have ended since `since_s`."""
         query = select(SEGMENTS).where(SEGMENTS.c.batch.in_(batches)).order_by(SEGMENTS.c.id)
@@ -110,7 +100,7 @@ class Archive:
     def totals(self, batches: Collection[str]) -> dict[str, int | None]:
         """Returns the number of steps of each job, None if it is not recorded."""
         if not self.is_pool:
-            return {job["name"]: job.get("num_steps") for job in self.fact("batch", {}).get("jobs", ())}
+            return {job["name"]: job.get("num_steps") for job in self.journal.get("batch", {}).get("jobs", ())}
         rows = self.database.rows(select(BATCHES.c.id, BATCHES.c.content).where(BATCHES.c.id.in_(batches)))
         return {f"{row.id}/{job['name']}": job["num_steps"] for row in rows for job in row.content["jobs"]}
 

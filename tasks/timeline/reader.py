@@ -75,7 +75,7 @@ class TimelineReader:
             heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
         zero_s = since_s or (heads[0].made_s if heads else archive.clock())
         now_s = archive.clock() - zero_s
-        records = archive.jobs(batches)
+        records = archive.journal.jobs(batches=batches)
         changed = {name: steps for name, each in records.items() if (steps := changed_steps(each.details)) is not None}
         totals = archive.totals(batches) | changed
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
@@ -94,7 +94,7 @@ class TimelineReader:
             for record in segments
             if record.ended_s is None
         ]
-        status = None if archive.is_pool else archive.fact("status")
+        status = None if archive.is_pool else archive.journal.get("status")
         is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
         coming = [] if is_over else to_come(followed, past=past, running=running, now_s=now_s)
         ends = {} if is_over else self._predicted(records, batches, zero_s, now_s)

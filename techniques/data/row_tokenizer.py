@@ -183,8 +183,8 @@ class RowTokenizer:
                     "or remove them"
                 )
 
-    def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> TextSpan:
-        """The assistant's part of a message, by rendering the conversation up to it."""
+    def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> range:
+        """The characters of the assistant's part of a message, by rendering the conversation up to it."""
         first: int | None
         if turn == 0:
             first = self._end_of_header(messages, text, tools)
@@ -199,7 +199,7 @@ class RowTokenizer:
                 "or without what begins an answer, so that the assistant's tokens cannot be told apart. To fix: give "
                 "a chat template that marks answers with {% generation %}, or one conversation a row for each answer"
             )
-        return TextSpan(first=first, end=len(upto))
+        return range(first, len(upto))
 
     def _end_of_header(self, messages: Sequence[Message], text: str, tools: Any) -> int | None:
         """Where the first message begins behind what the template begins an answer with; None where that is unknown."""
@@ -214,7 +214,7 @@ class RowTokenizer:
         tools: Any = None,
         add_generation_prompt: bool = False,
         finds_answers: bool = False,
-    ) -> tuple[str, list[TextSpan] | None]:
+    ) -> tuple[str, list[range] | None]:
         """A conversation as text; with `finds_answers` also the parts that the template marks as the assistant's.
 
         These are None where the template marks nothing at all.
@@ -244,7 +244,7 @@ class RowTokenizer:
             ) from error
         if not finds_answers:
             return rendered[0], None
-        spans = [TextSpan(first=first, end=end) for first, end in result[0] if first < end]
+        spans = [range(first, end) for first, end in result[0] if first < end]
         if not spans:
             raise ValueError(
                 "the chat template marks nothing of the messages as the assistant's, so there is nothing to learn. "
@@ -321,14 +321,6 @@ Marks = NDArray[np.bool_]
 RENDERED_SAMPLE = "user\nA sample,  isn't it? naïve 日本\n\n{0}\nassistant\n  Yes. {1}{0} \n {1}\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextSpan:
-    """A part of a text: the characters from `first` up to `end`, without it."""
-
-    first: int
-    end: int
-
-
 class RenderedEncoder:
     """Encodes texts in which special tokens are special, without adding any.
 
@@ -350,15 +342,15 @@ class RenderedEncoder:
         if not np.array_equal(self(sample, [])[0], self._by_tokenizer(sample, [])[0]):
             self._pieces = None
 
-    def __call__(self, text: str, spans: Sequence[TextSpan]) -> tuple[TokenIds, Marks]:
+    def __call__(self, text: str, spans: Sequence[range]) -> tuple[TokenIds, Marks]:
         """Returns the token ids of a text, and which tokens have a part in one of the spans: [tokens] each.
 
-        spans: in order, apart from one another.
+        spans: of characters, in order, apart from one another.
         """
         result = self._by_pieces(text, spans) if self._pieces is not None else None
         return self._by_tokenizer(text, spans) if result is None else result
 
-    def _by_tokenizer(self, text: str, spans: Sequence[TextSpan]) -> tuple[TokenIds, Marks]:
+    def _by_tokenizer(self, text: str, spans: Sequence[range]) -> tuple[TokenIds, Marks]:
         if not spans:
             ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             return np.asarray(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)
@@ -367,15 +359,15 @@ class RenderedEncoder:
         starts, ends = places[:, 0], np.maximum(places[:, 1], places[:, 0] + 1)
         marks = np.zeros(len(starts), dtype=bool)
         for span in spans:
-            marks |= (span.first < ends) & (starts < span.end)
+            marks |= (span.start < ends) & (starts < span.stop)
         return np.asarray(encoded["input_ids"], dtype=np.int64), marks
 
-    def _by_pieces(self, text: str, spans: Sequence[TextSpan]) -> tuple[TokenIds, Marks] | None:
+    def _by_pieces(self, text: str, spans: Sequence[range]) -> tuple[TokenIds, Marks] | None:
         """As `__call__`; None where a span begins or ends where its piece may not be divided."""
         assert self._pieces is not None
         assert self._encoder.words is not None
         rule = self._encoder.words.rule
-        edges = [edge for span in spans for edge in (span.first, span.end)]
+        edges = [edge for span in spans for edge in (span.start, span.stop)]
         parts: list[str] = []
         is_marked: list[bool] = []
         start = 0

@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 # Whatever might count as white space in some version of Unicode or of an engine; everything else is visible.
 BLANK = r"\s\x1c-\x1f\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
 _BLANK = re.compile(f"[{BLANK}]")
-# Characters that are searched for a cut at first; four times as many at each further attempt.
-FIRST_SEARCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class CutRule:
 
     @cached_property
     def _cut(self) -> re.Pattern[str]:
-        return re.compile(rf"(?<=[^{BLANK}])[{self.before}]")
+        return re.compile(rf"(?s:.*)(?<=[^{BLANK}])([{self.before}])")  # the last one, as `.*` takes all it can
 
     def ends_line(self, text: str, place: int) -> bool:
         """Returns whether a line end is before a place, and a visible character behind it: a cut there is exact.
@@ -59,13 +57,8 @@ class CutRule:
 
     def last_cut(self, text: str) -> int:
         """Returns the last place where `text` may be cut, 0 if there is none."""
-        length = FIRST_SEARCH
-        while True:
-            start = max(len(text) - length, 0)
-            places = [match.start() for match in self._cut.finditer(text, start)]
-            if places or start == 0:
-                return places[-1] if places else 0
-            length *= 4
+        match = self._cut.match(text)
+        return 0 if match is None else match.start(1)
 
 
 def _between_cuts(before: str) -> str:

@@ -76,11 +76,11 @@ class ImageClassification(RowSource):
             raise ValueError(
                 f"data: image_size {how.image_size} is not within 1 and {MAX_IMAGE_SIZE}. To fix: lower it"
             )
-        for name, values in (("mean", how.mean), ("std", how.std)):
-            numbers = values if isinstance(values, (list, tuple)) else [values]
-            is_number = [isinstance(each, (int, float)) and math.isfinite(each) for each in numbers]
-            if len(numbers) not in (1, len(how.mode)) or not all(is_number) or (name == "std" and not all(numbers)):
-                raise ValueError(f"data: {name} {values!r} is wrong. To fix: give one number, or one for each channel")
+        for name, each in (("mean", how.mean), ("std", how.std)):
+            numbers = each if isinstance(each, (list, tuple)) else [each]
+            is_right = all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
+            if not is_right or len(numbers) not in (1, len(how.mode)) or (name == "std" and 0 in numbers):
+                raise ValueError(f"data: {name} {each!r} is wrong. To fix: give one number, or one for each channel")
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the columns; those of images in a folder are the roles."""

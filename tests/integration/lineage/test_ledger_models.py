@@ -4,7 +4,9 @@ import pytest
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, model_pages
+from ringmaster.model_lineage.records import CHALLENGER
 from ringmaster.model_lineage.snapshot import Snapshot
+from ringmaster.tasks.sweeping.results import challenge
 
 TEXT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", num_rows=90)
 HELD_OUT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", context="evaluation", num_rows=10)
@@ -160,6 +162,24 @@ def test_whatever_moment_it_died_at_recording_again_completes_it_once(ledger, fo
         assert [version.version for version in client.search_model_versions(f"name = '{name}'")] == [1]
         assert description(ledger, base).count(f"[{name} version 1]") == 1
     assert num_crashes > 10
+
+
+@pytest.mark.full
+def test_whatever_moment_it_died_at_a_repeated_challenge_makes_one_version(ledger, folder, job):
+    trial = ledger.record_model("trial", run_id=job, folder=folder, kind="pretrained")
+    num_crashes, crashed = 0, True
+    while crashed:
+        name = f"best-{num_crashes}"
+        dying = Ledger(ledger.tracking_uri, experiment=ledger.experiment)
+        dying._opened = Crashing(ledger.client, num_crashes)
+        try:
+            challenge(dying, trial.uri, name)
+            crashed = False
+        except Crash:
+            num_crashes += 1
+        assert challenge(ledger, trial.uri, name) == ledger.get_alias(name, CHALLENGER)
+        assert [version.version for version in ledger.client.search_model_versions(f"name = '{name}'")] == [1]
+    assert num_crashes > 5
 
 
 def test_a_model_has_several_parents_and_the_graph_knows_them(ledger, folder, job, tmp_path):

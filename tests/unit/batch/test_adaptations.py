@@ -137,6 +137,28 @@ def test_parents_must_be_there_and_lead_nowhere_back(tmp_path):
     }
 
 
+def test_adapters_whose_bases_go_round_in_a_circle_are_told():
+    assert faults(
+        """
+        - {<<: *large, name: a, base: b, adapter: {rank: 2}}
+        - {<<: *large, name: b, base: a, adapter: {rank: 2}}
+        - {<<: *large, name: c, base: b, adapter: {rank: 2}}
+        - {<<: *large, name: d, base: d, adapter: {rank: 2}}
+        """
+    ) == {
+        "jobs[1].base": "bases go round in a circle: a -> b -> a",
+        "jobs[4].base": "bases go round in a circle: d -> d",
+    }
+
+
+def test_a_job_named_none_is_the_base_of_no_job():
+    jobs = """
+        - &published {<<: *large, name: None, model: {from_pretrained: gpt2}, adapter: {rank: 2}}
+        - {<<: *published, name: a, adapter: {rank: 4}}
+        """
+    assert [job.base for job in parse(jobs).jobs] == [None, None, None]
+
+
 def test_models_that_do_not_match_are_told():
     quantized = "{kind: quantized, method: weight-only-int8}"
     assert faults(

@@ -1,10 +1,15 @@
 """Ctrl-C and SIGTERM: answered at once, followed by an orderly stop; a second signal kills."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import tempfile
+import termios
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +57,7 @@ def press(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_before_anything_trains_it_ends_at_once(number, code):
     told = Told()
     with pytest.raises(SystemExit) as end, answered(Interrupts(say=told)):
@@ -60,6 +65,60 @@ def test_before_anything_trains_it_ends_at_once(number, code):
         threading.Event().wait(TIMEOUT_S)
     assert end.value.code == code
     assert told.lines == [STOPPING]
+
+
+def test_a_closed_terminal_stops_in_order_and_kills_nothing():
+    code = (
+        "import os, signal, sys, threading\n"
+        "from ringmaster.flows.interrupts import answered, Interrupts, stopped_by_signals\n"
+        "stopped = threading.Event()\n"
+        "with answered(Interrupts()), stopped_by_signals(stopped.set):\n"
+        "    print('begun', flush=True)\n"
+        "    assert stopped.wait(60)\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)  # the shell's, after the system's\n"
+        "    print('ends', flush=True)  # an error where the terminal is gone\n"
+        "    print('ends', file=sys.stderr, flush=True)\n"
+        "open(sys.argv[1], 'w').write('ended')\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = pty.openpty()
+        arguments = [sys.executable, "-c", code, f"{folder}/file"]
+        child = subprocess.Popen(
+            arguments, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+        )  # fmt: skip
+        os.close(theirs)
+        assert os.read(ours, 100).startswith(b"begun")
+        os.close(ours)  # the system sends SIGHUP
+        assert child.wait(TIMEOUT_S) == 0
+        assert Path(folder, "file").read_text() == "ended"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_interpreter_ends_kills_without_a_traceback(number, code):
+    script = (
+        "import atexit, sys, threading\n"
+        "from ringmaster.flows import entry\n"
+        "atexit.register(lambda: (print('ends', flush=True), threading.Event().wait(60)))\n"
+        "sys.argv = ['ringmaster', 'run', '--help']\n"
+        "entry.main()\n"
+    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], text=True, **streams) as child:
+        while "ends" not in child.stdout.readline():
+            pass
+        child.send_signal(number)
+        assert "Traceback" not in child.communicate(timeout=TIMEOUT_S)[1]
+        assert child.returncode == code
+
+
+def test_what_nohup_has_started_goes_on():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with answered(Interrupts(say=lambda line: pytest.fail(line))):
+            press(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_it_is_answered_while_the_main_thread_is_busy_elsewhere():
@@ -212,3 +271,21 @@ def test_ctrl_c_while_the_command_is_being_imported():
         _, said = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert said.splitlines() == [STOPPING, "to go on: ringmaster run f.yaml --resume"]
+
+
+STUCK = """
+import sys, threading
+from ringmaster.flows.interrupts import ending_in_time
+with ending_in_time(timeout_s=0.1):
+    threading._register_atexit(threading.Event().wait)  # as Prefect waits for its server
+    print("the result")
+    sys.exit({status})
+"""
+
+
+@pytest.mark.parametrize("status", ["0", "None", "2"])
+def test_a_command_ends_with_its_status_although_a_library_waits_for_ever(status):
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK.format(status=status)], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S
+    )
+    assert (done.returncode, done.stdout) == (int(status.replace("None", "0")), "the result\n")

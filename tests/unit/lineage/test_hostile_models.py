@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.errors import TensorStoreError
-from ringmaster.model_lineage.importing import MOST_BASES, MOST_STUBS, import_model, inspect
+from ringmaster.model_lineage.importing import MOST_BASES, MOST_STUBS, import_model, inspect, staged
 from ringmaster.model_lineage.snapshot import Snapshot
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.objects import digest_of
@@ -380,11 +380,11 @@ def test_weights_that_hold_code_and_modules_are_left_out(tmp_path):
     (folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
     found = inspect(folder)
-    assert sorted(found.files) == ["config.json", "model.safetensors", "sub.json"]
-    with found.staged(near=tmp_path / "store") as staged:
-        assert sorted(path.name for path in staged.iterdir()) == sorted(found.files)
-        assert staged.stat().st_mode & 0o077 == 0
-        assert (staged / "model.safetensors").samefile(folder / "model.safetensors")
+    assert sorted(found) == ["config.json", "model.safetensors", "sub.json"]
+    with staged(found, near=tmp_path / "store") as aside:
+        assert sorted(path.name for path in aside.iterdir()) == sorted(found)
+        assert aside.stat().st_mode & 0o077 == 0
+        assert (aside / "model.safetensors").samefile(folder / "model.safetensors")
     assert not list((tmp_path / "store").iterdir())
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringmaster.errors import InputError
 from ringmaster.flows.retraining import compare_models, train_models
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, _plain, _read
 from ringmaster.model_lineage import Origin
@@ -121,3 +122,30 @@ def test_the_newest_version_is_kept_with_what_a_night_saw(run):
     assert _read(run, run.check.model, where, said).newest_before == 1
     del said["newest"]
     assert _read(run, run.check.model, where, said).newest_before is None
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_smaller_children_are_trained_after_the_deadline_only_where_they_were_begun(monkeypatch, tmp_path, is_begun):
+    content = {"children_cost": 1.0}
+    production = SimpleNamespace(
+        devices=None, folder=tmp_path, entry=SimpleNamespace(night=SimpleNamespace(price_per_device_hour=1.0))
+    )
+    run = SimpleNamespace(
+        is_late=True, production=production, content=content, save=lambda **more: content.update(more)
+    )
+    batch, trained = Batch(name="smaller", jobs=(job("a"),), folder=Path("elsewhere"), text=""), []
+
+    def train_batch(batch, *, name, resume, seed):
+        trained.append((batch, resume))
+        return SimpleNamespace(status="done", to_json=dict)
+
+    monkeypatch.setattr(train_models, "can_go_on", lambda batch: is_begun)
+    monkeypatch.setattr(train_models, "train_batch", train_batch)
+    monkeypatch.setattr(train_models, "cost_of_batch", lambda result, *, price_per_device_hour: 2.0)
+    if not is_begun:
+        with pytest.raises(InputError, match="the deadline of the run has passed"):
+            train_models.train_children(run, batch, seed=0)
+        return
+    train_models.train_children(run, batch, seed=0)
+    assert trained == [(replace(batch, folder=tmp_path, devices=None), True)]
+    assert content == {"children_cost": 3.0}

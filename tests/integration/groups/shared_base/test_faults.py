@@ -64,7 +64,7 @@ def test_a_checkpoint_that_is_damaged_is_passed_over_and_told(groups, jobs, alon
     trained = groups.train(jobs)
     assert {event.job: event.step for event in trained.said("ready")} == {LEADER: 5, EVEN: 3, BRIEF: 5}
     (told,) = trained.said("checkpoint_failed")
-    assert told["job"] == EVEN and "is damaged and was passed over: training goes on from step 3" in told["message"]
+    assert told.job == EVEN and "is damaged and was passed over: training goes on from step 3" in told.message
     assert_ended_as_alone(groups, trained, jobs, alone)
 
 
@@ -138,27 +138,31 @@ def test_a_fault_while_measuring_is_one_jobs_too(groups, jobs, alone):
 
 
 @pytest.mark.full
-def test_a_save_that_fails_is_told_and_tried_again(groups, jobs, alone):
+def test_a_save_that_fails_is_told_and_waited_for(groups, jobs, alone):
     shelved = replace(jobs[1], loss="tests.integration.stubs:loss_of_some_tokens")  # its module registers the store
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-3/shelf"}
     trained = groups.train([jobs[0], shelved, jobs[2]], fellow_changes={EVEN: full}, checkpoint_every_s=0.0)
     failed = trained.said("checkpoint_failed")
-    assert [event.job for event in failed] == [EVEN] * 3
+    assert [(event.job, event.waits) for event in failed] == [(EVEN, False), (EVEN, True)], (
+        "the second wait is told too"
+    )
     assert all("could not be written under" in event.message for event in failed)
     assert said(trained, "checkpoint", shelved)
     assert_ended_as_alone(groups, trained, [jobs[0], shelved, jobs[2]], alone)
 
 
 @pytest.mark.full
-def test_a_last_save_that_fails_ends_that_job_alone(groups, jobs, alone):
+def test_a_last_save_that_fails_is_waited_for(groups, jobs, alone):
     lead, even, brief = jobs
     shelved = replace(even, loss="tests.integration.stubs:loss_of_some_tokens")
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-1/shelf"}
     trained = groups.train([lead, shelved, brief], fellow_changes={EVEN: full})
     assert_ended_as_alone(groups, trained, [lead, brief], alone)
-    assert result_of(trained, even)["status"] == "invalid"
-    assert "CheckpointError: checkpoint step-00000025 could not be written" in result_of(trained, even)["message"]
-    assert "No space left on device" in result_of(trained, even)["message"]
+    assert (result_of(trained, even)["status"], result_of(trained, even)["step"]) == ("done", 25)
+    (failed,) = trained.said("checkpoint_failed")
+    assert failed.job == EVEN and failed.waits
+    assert "checkpoint step-00000025 could not be written" in failed.message
+    assert "No space left on device" in failed.message
 
 
 def kill_after(num_events):

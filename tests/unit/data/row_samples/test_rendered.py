@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ringmaster.techniques.data.row_tokenizer import RenderedEncoder, TextSpan
+from ringmaster.techniques.data.row_tokenizer import RenderedEncoder
 from ringmaster.techniques.data.text_encoder import TextEncoder
 from tests.drawing import draws
 from tests.unit.data.encoding.test_cuts import CASES, TEXTS
@@ -33,7 +33,7 @@ ENCODERS = [tokenizer_of(split) for split in SPLITS]
 def reference(tokenizer, text, spans):
     """The ids and marks by the offsets of the tokenizer, character by character."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    inside = {place for span in spans for place in range(span.first, span.end)}
+    inside = {place for span in spans for place in span}
     marks = [not inside.isdisjoint(range(start, end)) for start, end in encoded["offset_mapping"]]
     return encoded["input_ids"], marks
 
@@ -45,7 +45,7 @@ def chatml(turns, answers):
         text += f"<|im_start|>user\n{turn}<|im_end|>\n<|im_start|>assistant\n"
         first = len(text)
         text += f"{answer}<|im_end|>\n"
-        spans.append(TextSpan(first=first, end=len(text)))
+        spans.append(range(first, len(text)))
     return text, spans
 
 
@@ -63,7 +63,7 @@ def test_conversations_have_the_tokens_and_marks_of_the_tokenizer(tokenizer, enc
 @given(text=TEXTS, places=st.lists(st.integers(0, 40), max_size=4, unique=True))
 def test_spans_may_begin_and_end_anywhere(tokenizer, encoder, text, places):
     edges = sorted(min(place, len(text)) for place in places)
-    spans = [TextSpan(first=first, end=end) for first, end in zip(edges[::2], edges[1::2], strict=False)]
+    spans = [range(first, end) for first, end in zip(edges[::2], edges[1::2], strict=False)]
     ids, marks = encoder(text, spans)
     assert (ids.tolist(), marks.tolist()) == reference(tokenizer, text, spans)
 
@@ -85,4 +85,4 @@ def test_special_tokens_that_take_spaces_are_left_to_the_tokenizer():
     encoder = RenderedEncoder(tokenizer, TextEncoder(tokenizer))
     text = "a  <|mask|> b"
     assert encoder(text, [])[0].tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert np.array_equal(encoder(text, [TextSpan(first=0, end=1)])[0], encoder(text, [])[0])
+    assert np.array_equal(encoder(text, [range(1)])[0], encoder(text, [])[0])
