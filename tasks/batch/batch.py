@@ -339,8 +339,7 @@ def _parts(entry: JobEntry) -> list[Job]:
     steps = [*range(0, job.total_steps, mined.refresh_every), job.total_steps]
     for first, last in pairwise(steps):
         name = job.name if last == job.total_steps else f"{job.name}.to-{last}"
-        every, at_steps = job.evaluation.every_steps, tuple(step for step in job.evaluation.at_steps if step <= last)
-        spec = replace(job.evaluation, every_steps=None if every and every > last else every, at_steps=at_steps)
+        spec = replace(job.evaluation, at_steps=tuple(step for step in job.evaluation.at_steps if step <= last))
         part = replace(job, name=name, num_steps=last, schedule=schedule, evaluation=spec)
         if parts:
             before, store = parts[-1].name, f"{job.name}.index-{first}"

@@ -503,17 +503,15 @@ def _length(job: Raw) -> Iterator[Finding]:
 
 
 def _evaluation(job: Raw) -> Iterator[Finding]:
-    """Yields what is evaluated after the job's last step; places are relative to the job."""
+    """Yields the steps after the job's last one; places are relative to the job."""
     num_steps, evaluation = job.get("num_steps"), as_mapping(job.get("evaluation"))
-    steps: dict[Place, Any] = {("at_steps", i): step for i, step in enumerate(as_list(evaluation.get("at_steps")))}
-    steps["every_steps",] = evaluation.get("every_steps")
-    for place, step in steps.items():
+    for i, step in enumerate(as_list(evaluation.get("at_steps"))):  # every_steps may be longer: the last step counts
         yield from findings_where(
             (
                 _are_counts(num_steps, step) and step > num_steps,
-                ("evaluation", *place),
+                ("evaluation", "at_steps", i),
                 f"is {step}, and the job has {num_steps} steps",
-                "give fewer, or raise num_steps",
+                "give an earlier one, or raise num_steps",
             )
         )
 

@@ -209,7 +209,6 @@ def test_jobs_that_make_too_many_jobs_are_refused_before_they_make_them():
         ({"evaluation": {"metrics": ["latency/p50_s/batch=0"]}}, "evaluation.metrics[0]", "'batch=0' is no option"),
         ({"freeze": ["a.*", "b.*", "a.*"]}, "freeze", "has 'a.*' twice"),
         ({"evaluation": {"at_steps": [3, 3]}}, "evaluation.at_steps", "has 3 twice"),
-        ({"evaluation": {"every_steps": 11}}, "evaluation.every_steps", "is 11, and the job has 10 steps"),
         ({"may_vary": {"lr": [1e-3, 1e-3]}}, "may_vary.lr", "has 0.001 twice"),
         ({"may_vary": {"global_batch_size": [16, 32, 32]}}, "may_vary.global_batch_size", "has 32 twice"),
         ({"may_vary": {"precision": ["bf16", "bf16"]}}, "may_vary.precision", "has 'bf16' twice"),

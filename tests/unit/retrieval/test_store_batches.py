@@ -182,7 +182,7 @@ def test_parts_are_evaluated_within_their_own_steps(folder):
     (folder / "pairs.jsonl").write_text('{"anchor": "city1", "positive": "city2"}\n')
     batch = load(folder, RETRIEVER + "    evaluation: {every_steps: 30, at_steps: [10, 25, 45]}\n")
     first, _, second, _, last = (job.evaluation for job in batch.jobs)
-    assert (first.every_steps, first.at_steps) == (None, (10,))
+    assert (first.every_steps, first.at_steps) == (30, (10,))
     assert (second.every_steps, second.at_steps) == (30, (10, 25))
     assert (last.every_steps, last.at_steps) == (30, (10, 25, 45))
     assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
