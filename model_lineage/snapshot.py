@@ -65,7 +65,7 @@ Aliases = Mapping[str, Mapping[str, int]]
 def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[list[ModelRow], Aliases]:
     """Returns every model and component of a ledger, and the aliases.
 
-    cache: the folder of the cache. is_fresh: whether to read everything anew, ignoring the cache. A sqlite file that
+    cache: the folder of the cache. is_fresh: whether to read everything again, ignoring the cache. A sqlite file that
     does not exist has no rows. Raises LedgerError if MLflow cannot be reached.
     """
     if ledger.file is not None:

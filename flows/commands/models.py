@@ -172,7 +172,7 @@ def evaluate(
 ) -> None:
     """Measure models on held-out data with intervals, test their behaviour, compare them. Exit 1: something failed.
 
-    Adapters of one base are asked together.
+    Adapters of one base share one copy of it.
     """
     from ringmaster.flows.retraining import examine
 

@@ -39,7 +39,7 @@ class LineageHome:
     """The lineage that was recorded from this home.
 
     folder: the home.
-    is_fresh: whether to read everything anew from an MLflow server, and not from the cache.
+    is_fresh: whether to read everything again from an MLflow server, and not from the cache.
     """
 
     folder: Path

@@ -143,7 +143,7 @@ def _ended(job: BatchJob, title: str) -> str:
     where = f" on {job.node}" if job.node else ""
     reason = f" ({job.reason})" if job.reason else ""
     if job.num_restarts and not job.is_completing:
-        return f"{title} job {job.id} was requeued{reason}; a node is requested anew instead"
+        return f"{title} job {job.id} was requeued{reason}; a node is requested again instead"
     if job.has_ended:
         return f"{title} job {job.id} has ended{where}: {job.state}, {job.exit}{reason}"
     return ""
@@ -265,7 +265,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
     def _watch_ended(self, watching: asyncio.Task[None]) -> None:
         if not watching.cancelled() and (error := watching.exception()) is not None:
             self._logger.error("the watch over jobs has failed: the worker ends", exc_info=error)
-            signal.raise_signal(signal.SIGTERM)  # whoever started the worker starts it anew
+            signal.raise_signal(signal.SIGTERM)  # whoever started the worker starts it again
 
     async def look(self) -> None:
         """Compares the flow runs of the work pool with their jobs, and acts on each difference."""

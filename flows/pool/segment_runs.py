@@ -187,7 +187,7 @@ class SegmentRuns:
                 self._show(client, entry, deployment)
             except AWAY as error:
                 if isinstance(error, ObjectNotFound):
-                    self._deployment = None  # it was deployed anew
+                    self._deployment = None  # it was deployed again
                     raise
                 if not isinstance(error, httpx.HTTPStatusError) or prefect_is_away(error):
                     raise

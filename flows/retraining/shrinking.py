@@ -86,7 +86,7 @@ KEPT = (
     *("name", "model", "data", "loss", "loss_options", "precision", "optimizer", "schedule", "clip_grad_norm"),
     *("global_batch_size", "num_steps", "num_epochs", "evaluation", "seed"),
 )
-"""The fields of a model's job that its children's jobs share. They start anew, and any technique may train them."""
+"""The fields of a model's job that its children's jobs share. They start again, and any technique may train them."""
 
 Judge = Callable[[LineageHome, Iterable[LineageNode]], Generator[PromotionDecision]]
 """Yields the policy's decision on each of some models, made when it is asked for."""

@@ -201,7 +201,7 @@ def keep_password(folder: Path, *, username: str, password: str) -> None:
         raise InputError(
             [
                 "MLflow's users were made with another password. To fix: give that one by --password-file, or remove "
-                f"{users}: it is made anew, and users that were added by hand must be added again"
+                f"{users}: it is made again, and users that were added by hand must be added again"
             ]
         )
     text = [

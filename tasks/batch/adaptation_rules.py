@@ -215,7 +215,8 @@ def parent_findings(
         yield Finding(place, f"no job is named {parent!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
     elif circle := circles.get((job["name"], parent)):
         what = "bases" if all(jobs[a].get("base") == b for a, b in pairwise(circle)) else "parents"
-        yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
+        message = f"{what} go round in a circle: {' -> '.join(circle)}"
+        yield Finding(place, message, "let one of them start from fresh weights")
     elif (job["name"], parent) not in circles:  # a cycle is reported once, at its first job
         other = jobs[parent]
         if is_store(other) != (key == READ_STORE):

@@ -505,7 +505,7 @@ class StoreSection(Section):
 
 
 class NegativesSection(Section):
-    """The hard negatives of a dense retriever, mined anew after some steps by the retriever as it is then."""
+    """The hard negatives of a dense retriever, mined again after some steps by the retriever as it is then."""
 
     path: Annotated[str, AfterValidator(references.files)] = Field(
         description='the files of the passages, such as "passages/*.jsonl"'

@@ -228,7 +228,7 @@ class OutcomePolicy:
         if not may_go_on:
             return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
         self._want(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
-        return "planned anew without that option"
+        return "planned again without that option"
 
     def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job

@@ -238,14 +238,14 @@ class Forecaster:
         self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
 
     def listen(self, event: ExecutionEvent) -> None:
-        """Predicts anew if an event may have changed what is known, and that has not been done lately."""
+        """Predicts again if an event may have changed what is known, and that has not been done lately."""
         now_s = self._clock()
         if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
             self._of_jobs.close(event.job, self._wall_clock() if event.status == JobStatus.DONE else None)
             statuses = {self._job_table.records[job].status for job in self._job_table.of_batch(batch)}
             if statuses.issubset(ENDED):
                 self._of_batches.close(batch, self._wall_clock() if statuses == {JobStatus.DONE} else None)
-                del self._since_s[batch]  # it may be resumed, and begins anew then
+                del self._since_s[batch]  # it may be resumed, and begins again then
                 self._facts.put_later(
                     {SCORES: {"jobs": list(self._of_jobs.rows), "batches": list(self._of_batches.rows)}}
                 )

@@ -268,7 +268,7 @@ class SegmentReferee:
         return result
 
     def _go_back(self, job: str, step: int, *, why: str) -> str:
-        """Removes the checkpoints of a job after `step`, and has it planned anew; returns what follows."""
+        """Removes the checkpoints of a job after `step`, and has it planned again; returns what follows."""
         entry, record = self._job_table.entries[job], self._job_table.records[job]
         place = place_of(entry.place.checkpoint_dir(entry.local_job))
         for name in place.names():

@@ -8,9 +8,9 @@ the planner compares for each permitted variant
     (predicted steps to the target) x (predicted seconds of a step under the options of the profile)
 
 and takes the least, unless it gains less than `LEAST_GAIN`. Local updates are considered only where exchanges are so
-large a share of a step that leaving them out would gain as much. The job then stops at a checkpoint and is planned anew
-with the options of the variant. A choice is a function of what was measured in the first nine tenths of the probe, and
-is written to the journal before it is acted upon: after a kill, it is made again or repeated.
+large a share of a step that leaving them out would gain as much. The job then stops at a checkpoint, and is planned
+again with the options of the variant. A choice is a function of what was measured in the first nine tenths of the
+probe, and is written to the journal before it is acted upon: after a kill, it is made again or repeated.
 """
 
 import math

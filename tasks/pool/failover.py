@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 BEAT_EVERY_S = 3.0
 SILENT_S = 15.0  # without a heartbeat, after which a candidate takes over
-BLIND_S = 6.0  # between two checks, after which the silence is measured anew
+BLIND_S = 6.0  # between two checks, after which the silence is measured again
 NOBODY = ""
 ROW = EXECUTOR.c.id == 1
 

@@ -386,7 +386,7 @@ class NodeAgent:
         try:
             other = next((node for node in self._nodes.all() if node.name == self.name), None)
             if other is None and not self.is_leaving:
-                logger.warning("the pool had given node %s up: it begins anew", self.name)
+                logger.warning("the pool had given node %s up: it begins again", self.name)
                 self._register()
                 return True
         except DatabaseClosed:

@@ -201,7 +201,7 @@ def worth_of_nodes(
 
 
 class NodeWorth:
-    """Keeps the last answer, and computes it anew once jobs have come or time has passed. Used by one thread.
+    """Keeps the last answer, and computes it again once jobs have come or time has passed. Used by one thread.
 
     clock: monotonic seconds.
     """
@@ -246,7 +246,7 @@ class NodeWorth:
 class NodeScaler:
     """Adjusts the number of lent nodes of one pool. All methods are called on the executor's thread.
 
-    Nothing is stored: the number is computed anew from the jobs and the nodes that are there, also by the next
+    Nothing is stored: the number is computed again from the jobs and the nodes that are there, also by the next
     controller.
 
     clock: monotonic seconds.

@@ -79,7 +79,7 @@ class NodeWatch:
         for name, was in self.there.items():
             record = registered.get(name)
             if record is None or record.incarnation != was.incarnation:
-                gone.append((was, "its worker has ended" if record is None else "its worker was started anew"))
+                gone.append((was, "its worker has ended" if record is None else "its worker was started again"))
             elif was.allocation in ended or silences_s[name] >= self._lost_after_s:
                 gone.append((was, ended.get(was.allocation, f"silent for {silences_s[name]:.0f} s")))
                 self._nodes.remove(name, incarnation=was.incarnation)
@@ -235,7 +235,7 @@ class PoolEngine:
 
     def is_fenced(self, node: str) -> bool:
         """Returns True: a node ends its own ranks some time before it counts as gone, as `Timeouts` says, and a worker
-        that ends or is started anew leaves none.
+        that ends or is started again leaves none.
         """
         return True
 

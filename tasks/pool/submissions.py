@@ -212,7 +212,7 @@ def hand_over(
 ) -> int:
     """Writes a batch, in its JSON form, into the pool's database; returns the number of its request.
 
-    file: the file from which the batch's flow run reads it, on storage that all nodes share. It is written anew if it
+    file: the file from which the batch's flow run reads it, on storage that all nodes share. It is written again if it
         is gone.
     """
     content = {"batch": dict(batch), "file": str(file), "checkpoint_every_s": checkpoint_every_s, "beats": 0}

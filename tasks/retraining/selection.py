@@ -263,7 +263,7 @@ def due(serving: ServingVersions, seen: ModelObservations, rules: DueEntry = Due
 def _without_champion(serving: ServingVersions, seen: ModelObservations, *, is_known: bool) -> DueDecision:
     latest = serving.latest
     if latest is None and seen.had_champion:
-        why = "it was deleted from the registry; `--force` its name to have it trained anew, or take it out of the file"
+        why = "it was deleted from the registry; `--force` its name to train it again, or take it out of the file"
         return DueDecision(is_due=False, why=why)
     if seen.had_champion:
         return DueDecision(is_due=True, why="its champion was deleted from the registry")

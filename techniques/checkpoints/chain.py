@@ -180,7 +180,7 @@ class ChainWriter:
         """Returns the writer for a segment that starts after `step` steps.
 
         chain: the job's, without links; the stored one is continued where it is of a job that trains the same weights.
-            It is linked anew where the job has got another batch size, which is part of the job.
+            It is linked again where the job has got another batch size, which is part of the job.
         """
         stored = read_chain(root)
         if stored is not None and stored.weights == chain.weights:

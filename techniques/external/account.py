@@ -95,7 +95,7 @@ class CommandProgress:
     def metrics(self) -> Mapping[str, float]:
         """Returns the metrics of the trained model. Raises ValueError where the command did not report them."""
         if self._metrics is None or self._metrics[0] != self._step:
-            raise ValueError(f"the command said no metrics of step {self._step}. To fix: say them before done")
+            raise ValueError(f"the command sent no metrics of step {self._step}. To fix: send them before done")
         return self._metrics[1]
 
     def note(self, event: CommandEvent) -> None:
@@ -161,10 +161,10 @@ class CommandProgress:
 
     def _one_step(self, event: StepDone) -> None:
         if self.startup_s is None:
-            raise ValueError("the command said a step before start. To fix: say start, with its first step")
+            raise ValueError("the command sent a step before start. To fix: send start, with its first step")
         if event.step != self._step + 1:
             raise ValueError(
-                f"the command said step {event.step} after step {self._step}. "
+                f"the command sent step {event.step} after step {self._step}. "
                 "To fix: say each step once, with the number of steps done"
             )
         if not math.isfinite(event.loss):
@@ -197,14 +197,14 @@ class CommandProgress:
         self._check_step(event)
         if not self.is_saved:
             raise ValueError(
-                f"the command said {event.NAME} at step {self._step}, and its last checkpoint is of step "
+                f"the command sent {event.NAME} at step {self._step}, and its last checkpoint is of step "
                 f"{self.saved_step}. To fix: write a checkpoint before"
             )
 
     def _check_step(self, event: StepEvent) -> None:
         if event.step != self._step:
             what = f"{event.NAME} of step {event.step}"
-            raise ValueError(f"the command said {what} after step {self._step}. To fix: say each step, and then this")
+            raise ValueError(f"the command sent {what} after step {self._step}. To fix: send each step, and then this")
 
     def _announce_timeout(self, step_s: float) -> None:
         timeout_s = max(TIMEOUT_STEPS * step_s, LEAST_TIMEOUT_S)

@@ -332,7 +332,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         result["save_s"] = progress.seconds["checkpoint"]
     if status == OutcomeStatus.DONE and progress.saved_step != order.last_step:
         raise ValueError(
-            f"the command said done at step {progress.saved_step}, and its order ends at {order.last_step}. "
+            f"the command sent done at step {progress.saved_step}, and its order ends at {order.last_step}. "
             "To fix: say preempted where SIGTERM came, else go on"
         )
     if status == OutcomeStatus.DONE and progress.saved_step == order.job.total_steps:

@@ -173,24 +173,24 @@ def parse_event(line: bytes) -> CommandEvent:
     """Returns the event in a line. Raises ValueError, with the allowed events, on any other line."""
     text = line.decode(errors="replace")
     if len(line) > MOST_IN_LINE:
-        raise ValueError(f"the command said {text[:200]!r} and more, {len(line)} bytes. To fix: at most {MOST_IN_LINE}")
+        raise ValueError(f"the command sent {text[:200]!r} and more, {len(line)} bytes. To fix: at most {MOST_IN_LINE}")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the command said {text[:200]!r}, which is not JSON: {error}") from error
+        raise ValueError(f"the command sent {text[:200]!r}, which is not JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("event"), str) or content["event"] not in _CLASSES:
-        raise ValueError(f"the command said {text[:200]!r}. To fix: give `event` one of {', '.join(_CLASSES)}")
+        raise ValueError(f"the command sent {text[:200]!r}. To fix: give `event` one of {', '.join(_CLASSES)}")
     cls = _CLASSES[content["event"]]
     values = {}
     for each in fields(cls):
         is_needed = each.default is MISSING
         if is_needed and each.name not in content:
-            raise ValueError(f"the command said {text[:200]!r} without {each.name!r}. To fix: say it too")
+            raise ValueError(f"the command sent {text[:200]!r} without {each.name!r}. To fix: send it too")
         if is_needed or content.get(each.name) is not None:
             try:
                 values[each.name] = _checked(each.name, content[each.name], _TYPES[str(each.type)], cls)
             except ValueError as error:
-                raise ValueError(f"the command said {text[:200]!r}, where {error}") from error
+                raise ValueError(f"the command sent {text[:200]!r}, where {error}") from error
     return cls(**values)
 
 

@@ -53,7 +53,7 @@ def of_group(parts, chosen, group, width):
 def runs(sequence, num, members, options, layout, starts, located):
     """Writes into starts[k, i] where runs begin; a run that continues what ran before does not begin at k = 0.
 
-    On one node, a gang can always keep its devices. On several nodes, all gangs are placed anew where the new ones do
+    On one node, a gang can always keep its devices. On several nodes, all gangs are placed again where the new ones do
     not fit. The nodes of each gang are written into located[k, i, node], unless that is empty.
     """
     n, m = sequence.shape[1], layout.size

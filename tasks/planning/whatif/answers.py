@@ -411,7 +411,7 @@ def change_text(change: Change, *, on: str = "", device: str = "") -> str:
 
 
 def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
-    """Yields the answer about a change: the certain interval or, once it is known, what planning anew gave."""
+    """Yields the answer about a change: the certain interval or, once it is known, what planning again gave."""
     if gain.planned_s is None:
         yield f"With {change_text(gain.change, on=gain.on)}: the best plan ends {_between(gain)} earlier, for certain."
         for each in gain.users:
@@ -535,7 +535,7 @@ def question_json(question: Change | Deadline) -> dict[str, Any]:
 
 
 def gain_json(gain: Gain) -> dict[str, Any]:
-    """Returns the interval and what planning anew gave."""
+    """Returns the interval and what planning again gave."""
     return {
         **question_json(gain.change),
         **({"node": gain.on} if gain.on else {}),

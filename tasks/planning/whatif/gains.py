@@ -273,7 +273,7 @@ class WhatIf:
                 [f"the plan minimises {plan.objective}, and what a change gains is known for the makespan alone. "
                  "To fix: plan with --objective makespan"]
             )  # fmt: skip
-        # Without prices, the bound is computed anew, and what the plan claims is not used.
+        # Without prices, the bound is computed again, and what the plan claims is not used.
         if faults := verify(plan if plan.certificate else replace(plan, lower_bound_s=None), problem):
             raise ProblemError(faults)
         self.problem, self.plan = problem, plan
@@ -339,7 +339,7 @@ class WhatIf:
         return replace(gain, users=users)
 
     def planned(self, gain: Gain, *, work_s: float = WORK_S, time_limit_s: float = 300.0, seed: int = 0) -> Gain:
-        """Returns the gain after the changed problem was planned anew; the interval is narrower then.
+        """Returns the gain after the changed problem was planned again; the interval is narrower then.
 
         Raises ProblemError where no plan of the changed problem meets its deadlines.
         """

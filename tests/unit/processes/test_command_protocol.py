@@ -66,7 +66,7 @@ def order(slots, command=("torchrun", "--n={num_devices}", "--port", "{port}")):
     ],
 )
 def test_a_line_that_is_not_of_the_protocol_says_so(line, complaint):
-    with pytest.raises(ValueError, match="the command said") as caught:
+    with pytest.raises(ValueError, match="the command sent") as caught:
         parse_event(line.encode())
     assert complaint in str(caught.value)
 

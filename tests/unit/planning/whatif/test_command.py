@@ -46,7 +46,7 @@ def test_questions_are_answered_one_by_one(files):
     for number, change in enumerate(changes):
         first, anew = lines[1 + 2 * number : 3 + 2 * number]
         assert first.startswith(f"With {change}: the best plan ends ")
-        assert anew.startswith("Planned anew: it ends after ")
+        assert anew.startswith("Planned again: it ends after ")
     assert lines[9].startswith("All jobs can end within 2400 h")
     assert any("of the bound is due to" in line for line in lines[10:])
     assert any(" costs " in line for line in lines[10:])

@@ -243,4 +243,4 @@ def test_the_log_says_once_why_there_is_no_plan(database, pool, caplog):
     pool.pass_seconds(1, worker)
     pool.submit(submission())
     pool.pass_seconds(60, worker)
-    assert said(caplog) == ["the rest of pool could not be planned anew: the solver is broken"]
+    assert said(caplog) == ["the rest of pool could not be planned again: the solver is broken"]
