@@ -417,7 +417,7 @@ def why_no_optimizer(technique: Technique, job: Job) -> str | None:
 def undivided_batch_only(job: Job, facts: ModelFacts) -> str | None:
     """Returns why this job's batch must not be divided at all, or None."""
     if job.compile and facts.has_dropout:
-        return "compile: true on a model with dropout, which compiled layers draw anew in another layout"
+        return "compile: true on a model with dropout, which compiled layers draw again in another layout"
     return facts.whole_batch or None
 
 

@@ -227,7 +227,7 @@ def whatif(
     """What more devices would gain, what a job costs, and whether all jobs can end in time.
 
     First an interval that is certain, by the prices that prove the plan's bound; then the changed problem is planned
-    anew. Options may be repeated; each is a question of its own. A batch is profiled and planned as by
+    again. Options may be repeated; each is a question of its own. A batch is profiled and planned as by
     `ringmaster run --dry-run`, by the profiles that are stored where there are any.
     """
     due_s = [seconds_until(text) for text in deadline or ()]

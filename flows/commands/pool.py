@@ -261,7 +261,7 @@ def set_of_jobs(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Change the steps, weight, deadline or priority of jobs that run or wait: the plan is made anew."""
+    """Change the steps, weight, deadline or priority of jobs that run or wait: the plan is made again."""
     from ringmaster.tasks.pool.job_changes import setting_faults
 
     settings_of_jobs, jobs = _values(word for word in words if "=" in word), [word for word in words if "=" not in word]

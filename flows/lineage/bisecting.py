@@ -117,7 +117,7 @@ class TestResults:
         write_atomically(self._file, json.dumps(self.known).encode())
 
     def forget(self) -> None:
-        """Deletes all results, as the search has ended, or starts anew."""
+        """Deletes all results, as the search has ended, or starts again."""
         self.known.clear()
         self._file.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """The process of a pool's controller: stands by, leads, and leaves running segments to the next controller.
 
 Beside the executor it creates the flow runs of batches that were handed over, when Prefect answers, and monitors them
-(`BatchRuns`). A run that Prefect has lost is created anew. A run whose process fell silent is scheduled again. The
+(`BatchRuns`). A run that Prefect has lost is created again. A run whose process fell silent is scheduled again. The
 final state of the run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets
 no run, or its run is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
 

@@ -90,7 +90,7 @@ class EngineNode:
     name: unique at any time. The node's devices have it in their names in leases, too.
     devices: the node's devices. The number of a device is its position among them.
     incarnation: changes when all that ran on the node has been lost although the node is there, for example because it
-        was started anew.
+        was started again.
     until_s: when the node goes away, in seconds since the epoch; None if that is not known.
     is_lent: whether the engine lends the node for a time, and takes it back by `release`.
     is_leaving: whether the node takes no new segments. Those that run there have to stop.

@@ -207,7 +207,7 @@ class DeviceWait:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionUpdate:
-    """The ends of a batch and its jobs were predicted anew. batch: empty for a batch that runs alone."""
+    """The ends of a batch and its jobs were predicted again. batch: empty for a batch that runs alone."""
 
     batch: str
     prediction: Prediction

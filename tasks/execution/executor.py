@@ -433,7 +433,7 @@ class Executor:
     def _hear(self, *, timeout_s: float | None) -> None:
         """Waits for a message, and handles it and those that have arrived meanwhile.
 
-        Hundreds of gangs report each second: what may start or stop is not computed anew for each of their events, and
+        Hundreds of gangs report each second: what may start or stop is not computed again for each of their events, and
         what follows from them is written together, before it waits again.
         """
         self._journal.database.flush()

@@ -144,7 +144,7 @@ class RunningSegment:
             self._is_warm = True
 
     def lose(self, member: str) -> None:
-        """Records that a member has left. What its group takes together is measured until then, and the rest anew."""
+        """Records that a member has left. What its group takes together is measured until then, and the rest again."""
         if member not in self.members:
             return
         if self.members == set(self.first_steps):

@@ -242,7 +242,7 @@ class Replanner:
         if error := pending_plan.plan.exception():
             # A failed improvement does no harm: the current plan stays valid.
             if str(error) not in {str(before) for before in self.failures}:  # log repeated failures once
-                logger.warning("the rest of %s could not be planned anew: %s", self._name, error, exc_info=error)
+                logger.warning("the rest of %s could not be planned again: %s", self._name, error, exc_info=error)
             if pending_plan.is_needed:
                 self._retry_s = self._now_s() + RETRY_S
                 self.failures.append(error)

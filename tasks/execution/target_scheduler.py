@@ -74,7 +74,7 @@ class VariantChoice:
 class LearningRateChoice:
     """The learning rate that was the best of short runs, and why, in words.
 
-    goes_on_from: the short run from whose checkpoint the job goes on; empty where it begins anew.
+    goes_on_from: the short run from whose checkpoint the job goes on; empty where it begins again.
     """
 
     lr: float

@@ -242,7 +242,7 @@ class PlanSearch:
         return min(plans, key=lambda plan: self.objective.rank(plan, self.problem))
 
     def _within_quotas(self) -> Plan:
-        """Returns a plan that is searched for without quotas; where it exceeds them, its segments are placed anew."""
+        """Returns a plan that is searched for without quotas; where it exceeds them, its segments are placed again."""
         from ringmaster.tasks.planning.plans.list_scheduling import schedule_pieces
         from ringmaster.tasks.planning.plans.retiming import exactly
         from ringmaster.tasks.planning.plans.verify import verify

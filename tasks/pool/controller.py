@@ -362,7 +362,7 @@ class PoolController:
         self._may_have_ended.add(batch.id)
 
     def _recall_speeds(self, recovered: RecoveredState) -> None:
-        """Passes on the speeds that the former controller received. Running segments report theirs anew."""
+        """Passes on the speeds that the former controller received. Running segments report theirs again."""
         table = self._executor.job_table
         for job in dict.fromkeys(record.job for record in recovered.past):
             records = [recovered.qualified(record) for record in recovered.past if record.job == job]

@@ -69,7 +69,7 @@ class Leadership:
         has_ended: Callable[[str], bool] = has_ended,
     ) -> None:
         self._database, self._silent_s, self._has_ended = database, silent_s, has_ended
-        # No leader could send heartbeats while the database was unreachable, so the silence is measured anew.
+        # No leader could send heartbeats while the database was unreachable, so the silence is measured again.
         self._silences = SilenceClock(clock, blind_s=BLIND_S)
         self._me = f"{uuid.uuid4().hex} {own_process() if where is None else where}"
         self.epoch = 0  # of this leader; 0 before it leads

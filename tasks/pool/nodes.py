@@ -31,7 +31,7 @@ LOAN = "loan {}"
 VARIABLE = "RINGMASTER_PATIENCE"
 BLIND_S = 10.0
 """The time between two checks of nodes or requests after which, unless said otherwise, all silences are measured
-anew.
+again.
 """
 KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
 """By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
@@ -50,7 +50,7 @@ def is_loan(holder: str) -> bool:
 class SilenceClock:
     """Measures for how long signs of life have not changed. No clocks are compared: it is the observer's own.
 
-    Time in which the observer could not look is no silence: after it, all silences are measured anew.
+    Time in which the observer could not look is no silence: after it, all silences are measured again.
 
     clock: monotonic seconds.
     blind_s: the time between two looks beyond which no silence can be concluded.

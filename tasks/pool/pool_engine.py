@@ -51,7 +51,7 @@ class NodeWatch:
 
     clock: monotonic seconds.
     lost_after_s: the time without a heartbeat after which a node is lost.
-    blind_after_s: the time between two checks after which all silences are measured anew.
+    blind_after_s: the time between two checks after which all silences are measured again.
     there: the nodes that were present at the last check, by name.
     """
 
@@ -68,7 +68,7 @@ class NodeWatch:
         Each comes with the cause in words, to follow the node's name.
 
         A node that was silent for too long is removed from the registry. If its worker lives, it notices that and
-        registers anew. So is a node whose allocation has ended; one that registers anew under that allocation is not
+        registers again. So is a node whose allocation has ended; one that registers again under that allocation is not
         there: the engine may lend its devices to others.
 
         ended: by id of an allocation whose processes have all ended, why.

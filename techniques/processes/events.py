@@ -416,7 +416,7 @@ class OtherEvent(Event):
 class RefusedEvent(Event):
     """Stands for what a gang has sent and is no event. message: what is wrong with it. name: of the event it was to be.
 
-    It is never sent or stored: whoever reads the event makes it anew.
+    It is never sent or stored: whoever reads the event makes it again.
     """
 
     NAME = "refused"

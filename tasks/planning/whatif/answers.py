@@ -421,7 +421,7 @@ def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
     assert gain.makespan_s is not None
     old_s = what_if.makespan_s
     yield (
-        f"Planned anew: it ends after {seconds_text(gain.makespan_s, like=old_s)} instead of {seconds_text(old_s)}, "
+        f"Planned again: it ends after {seconds_text(gain.makespan_s, like=old_s)} instead of {seconds_text(old_s)}, "
         f"{seconds_text(gain.planned_s)} earlier; the best plan {_between(gain)}, for certain."
     )
     for each in gain.users:

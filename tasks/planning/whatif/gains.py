@@ -1,4 +1,4 @@
-"""What a change of the problem gains in makespan: an interval that is certain, before anything is planned anew.
+"""What a change of the problem gains in makespan: an interval that is certain, before anything is planned again.
 
 Let the plan end at UB, and let no plan end before LB. Let no plan of the changed problem end before LB', and let some
 plan of it end at UB'. Then the difference between the best plans of the two problems is in
@@ -6,7 +6,7 @@ plan of it end at UB'. Then the difference between the best plans of the two pro
     [ max(0, LB - UB'),  UB - LB' ]
 
 LB' is the larger of what the plan's own prices prove for the changed problem, which takes milliseconds, and of the
-bound of a linear program that is solved anew. UB' is the end of a `quick_plan`, and later that of a plan that was
+bound of a linear program that is solved again. UB' is the end of a `quick_plan`, and later that of a plan that was
 searched for. What a new plan gains over the old one, UB - UB', is in the interval, too.
 """
 
