@@ -63,7 +63,7 @@ from ringmaster.techniques.technique import (
 )
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.batch_loader import BatchLoader, BatchRequest
-from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
+from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half, local
@@ -819,7 +819,7 @@ class _TrainerWork:
             first = self.places[index].start
             of_rank = (0, first // trainer._micro_batch) if trainer.job.is_exact else (trainer._dp_rank, index)
             seed = _derived_seed(trainer.job.seed, self._step, *of_rank)
-            batch = trainer._load(request, seed=lambda: _seed(seed, device=trainer.ranks.device))
+            batch = trainer._load(request, seed=lambda: seed_torch(seed))
         else:
             samples, seed = self.places[index], _derived_seed(trainer.job.seed, self._step)
             batch = trainer._load(request, seed_sample=lambda place: seed_generators(seed, samples[place]))
@@ -881,10 +881,3 @@ def weights_digest(job: Job, *, data_digest: str) -> str:
 def _derived_seed(*parts: int) -> int:
     """Returns a seed of what the numbers identify; it is derived, so that no generator's state need be stored."""
     return int(digest(parts), 16) % (1 << 63)
-
-
-def _seed(seed: int, *, device: torch.device) -> None:
-    if device.type == "cpu":  # torch.manual_seed also formats the stack for each kind of accelerator: 3 % of a step
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
