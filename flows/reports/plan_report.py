@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ def answer_questions(
             say_all(gain_lines(gain, what_if))
         answers.append(gain_json(gain))
     for deadline in deadlines:
-        answer = answer_deadline(what_if, deadline, searches=limits is not None, **(limits or {}))
+        answer = answer_deadline(what_if, deadline, None if limits is None else partial(what_if.planned, **limits))
         say_all(deadline_lines(answer))
         answers.append(deadline_json(answer))
     result = {"makespan_s": what_if.makespan_s, "lower_bound_s": what_if.bound_s, "answers": answers}

@@ -347,20 +347,22 @@ def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Gan
     """
     letter, end_s = letters(job.id for job in problem.jobs), plan.makespan_s or 1.0
     by_device: dict[tuple[str, int], list[Segment]] = {}
-    named: dict[int, tuple[str, int]] = {}
     for segment in sorted(plan.segments, key=lambda s: s.start_s):
         for node, ids in segment.devices:
             for device in ids:
-                named.setdefault(id(segment), (node, device))
                 by_device.setdefault((node, device), []).append(segment)
+
+    def name_on(segment: Segment, device: tuple[str, int]) -> str:
+        node, ids = segment.devices[0]
+        return job_label(segment, problem) if device == (node, ids[0]) else ""
+
     device_rows = []
     for node_ in problem.nodes:
         for device in range(node_.num_devices):
-            bars = []
-            for segment in by_device.get((node_.id, device), []):
-                name = job_label(segment, problem) if named[id(segment)] == (node_.id, device) else ""
-                fill = letter[segment.job]
-                bars.append(Bar(segment.start_s, segment.end_s, fill, fill, name, segment))
+            bars = [
+                Bar(s.start_s, s.end_s, letter[s.job], letter[s.job], name_on(s, (node_.id, device)), s)
+                for s in by_device.get((node_.id, device), [])
+            ]
             device_rows.append((f"{node_.id}:{device}", pieces(bars, columns, end_s=end_s)))
     return device_rows
 

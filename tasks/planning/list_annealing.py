@@ -157,10 +157,9 @@ def _choices(problem: Problem, j: int) -> list[int]:
     A pinned job has the one that runs alone.
     """
     job = problem.jobs[j]
-    running = () if job.running is None else (job.running.option,)
     if job.running is not None and job.running.pinned_until_s > 0.0:
         return [job.running.option]
-    return sorted({k for k in (*useful_options(job), *running) if not job.options[k].jobs})
+    return list(useful_options(job))
 
 
 def _scale(problem: Problem, of: Coefficients) -> float:

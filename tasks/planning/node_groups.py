@@ -17,7 +17,7 @@ from ringmaster.tasks.planning.kernels.configurations import OptionTable
 from ringmaster.tasks.planning.kernels.sequences import JobShares
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningNode
+from ringmaster.tasks.planning.problems.problem_parts import Option
 from ringmaster.tasks.planning.work import WorkBudget
 
 WHOLE = 1e-6  # shares of a job that are smaller than this are none
@@ -236,9 +236,9 @@ class Tables:
             of_kind_nodes = [node for node in problem.nodes if node.device_type == kind]
             for j, job in enumerate(problem.jobs):
                 first[v, j] = len(rows)
-                running = {job.running.option} if job.running else set()
-                known = sorted({*useful_options(job), *running})
-                rows += [(k, o) for k in known if _has_room(o := job.options[k], of_kind_nodes)]
+                options = ((k, job.options[k]) for k in useful_options(job))
+                # Kernels assume that each option has room.
+                rows += [(k, o) for k, o in options if sum(map(o.runs_on, of_kind_nodes)) >= o.num_nodes]
                 last[v, j] = len(rows)
         prices, own = _prices(problem, bound.certificate)
         cost = np.zeros((len(kinds), len(problem.jobs)))
@@ -284,11 +284,6 @@ class Tables:
         """Returns the row of a job's option for a kind of nodes; -1 where it does not run on them."""
         own = range(self.options.first[kind, job], self.options.last[kind, job])
         return next((o for o in own if self.index[o] == index), -1)
-
-
-def _has_room(option: Option, nodes: Sequence[PlanningNode]) -> bool:
-    """Whether an option can run on nodes of one kind at all, which kernels assume."""
-    return sum(option.runs_on(node) for node in nodes) >= option.num_nodes
 
 
 def _prices(problem: Problem, certificate: Certificate | None) -> tuple[dict[str, dict[int, float]], list[float]]:
@@ -415,7 +410,9 @@ def _grouped(problem: Problem) -> list[list[int]]:
     The nodes of a running gang stay in one group.
     """
     span = max(option.num_nodes for job in problem.jobs for option in job.options)
-    tied = _tied(problem)
+    place = {node.id: v for v, node in enumerate(problem.nodes)}
+    gangs = [job.running.devices for job in problem.jobs if job.running]
+    tied = [{place[node] for node, _ in devices} for devices in gangs if len(devices) > 1]
     grouped = []
     for kind in problem.device_types:
         of_kind = [v for v, node in enumerate(problem.nodes) if node.device_type == kind]
@@ -429,13 +426,6 @@ def _grouped(problem: Problem) -> list[list[int]]:
                 chunks = [chunk for chunk in chunks if not chunk & joined] + [set().union(*touched)]
         grouped += sorted(sorted(chunk) for chunk in chunks) if tied else [sorted(chunk) for chunk in chunks]
     return grouped
-
-
-def _tied(problem: Problem) -> list[set[int]]:
-    """Returns the indices of the nodes of each running gang over several nodes."""
-    place = {node.id: v for v, node in enumerate(problem.nodes)}
-    gangs = [job.running.devices for job in problem.jobs if job.running]
-    return [{place[node] for node, _ in devices} for devices in gangs if len(devices) > 1]
 
 
 def longest_first(tables: Tables, groups: NodeGroups, parts: JobShares, kinds: Ints | None) -> list[list[int]] | None:

@@ -181,10 +181,8 @@ def ends_of(plan: Plan, problem: Problem) -> dict[str, float]:
 def lateness_s(plan: Plan, problem: Problem) -> float:
     """Returns the total seconds by which jobs end after their deadlines."""
     due_s = {job.id: job.deadline_s for job in problem.jobs if job.deadline_s is not None}
-    if not due_s:
-        return 0.0
-    ends_s = ends_of(plan, problem)
-    return sum(max(0.0, ends_s[job] - deadline_s) for job, deadline_s in due_s.items())
+    ends_s = ends_of(plan, problem) if due_s else {}
+    return sum((max(0.0, ends_s[job] - deadline_s) for job, deadline_s in due_s.items()), 0.0)
 
 
 class Cost(Objective):

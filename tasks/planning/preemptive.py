@@ -30,7 +30,7 @@ from ringmaster.tasks.planning.node_groups import (
     whole_jobs,
 )
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
-from ringmaster.tasks.planning.plans.retiming import retimed
+from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
@@ -108,7 +108,7 @@ def _divided_plan(
     if not division.splits:
         return planned
     # The windows of parts were given; together, parts and windows may fit better.
-    return retimed(tables.problem, planned, least_s=tables.least_run_s) or retimed(tables.problem, planned)
+    return exactly(tables.problem, planned, least_s=tables.least_run_s)
 
 
 def _division(

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.objectives import MAKESPAN, Coefficients, Objective
-from ringmaster.tasks.planning.plans.plan import Plan, Segment
+from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
@@ -41,39 +41,6 @@ def retimed(
         return None
     lengths_s = structure.best_lengths_s(objective.coefficients(problem))
     return None if lengths_s is None else structure.with_lengths(lengths_s)
-
-
-MOST_LEFT_OUT = 40  # segments that `with_fewer` tries to leave out
-
-
-def with_fewer(
-    problem: Problem,
-    segments: tuple[Segment, ...],
-    *,
-    objective: Objective,
-    least_s: float,
-    worth: float,
-) -> tuple[Segment, ...]:
-    """Returns the retimed segments without those that gain less than `worth`, a share of the objective.
-
-    Candidates are tried in the order of their device-seconds, smallest first.
-    """
-    tried: set[tuple[str, int]] = set()
-    for _ in range(MOST_LEFT_OUT):
-        several = [s for s in segments if sum(other.job == s.job for other in segments) > 1]
-        several = [s for s in several if (s.job, s.option) not in tried]
-        if not several:
-            break
-        least = min(several, key=lambda s: (s.duration_s * sum(len(ids) for _, ids in s.devices), s.job, s.start_s))
-        tried.add((least.job, least.option))
-        shorter = retimed(problem, [s for s in segments if s is not least], objective=objective, least_s=least_s)
-        if shorter is None:
-            continue
-        late_s, reached, _ = objective.rank(Plan(problem.name, shorter), problem)
-        late_before_s, before, _ = objective.rank(Plan(problem.name, segments), problem)
-        if late_s <= late_before_s and reached <= before * (1 + worth):
-            segments = shorter
-    return segments
 
 
 @dataclass(frozen=True)
@@ -255,18 +222,12 @@ def _end(i: int, num: int) -> list[tuple[int, float]]:
     return [(i, 1.0), (num + i, 1.0)]
 
 
-WORTH = 2e-4  # minimum gain of a segment, as a share of the objective
-
-
 def exactly(
-    problem: Problem, segments: Sequence[Segment], *, objective: Objective, least_s: float
+    problem: Problem, segments: Sequence[Segment], *, objective: Objective = MAKESPAN, least_s: float
 ) -> tuple[Segment, ...]:
-    """Returns a plan with the best times that its structure allows, without segments that gain next to nothing.
+    """Returns a plan with the best times that its structure allows; () where no times make it a valid plan.
 
-    Returns () where no times make it a valid plan.
+    Segments are shorter than `least_s` where the structure allows no other times.
     """
     timed = retimed(problem, segments, objective=objective, least_s=least_s)
-    timed = timed or retimed(problem, segments, objective=objective)
-    if timed is None:
-        return ()
-    return with_fewer(problem, timed, objective=objective, least_s=least_s, worth=WORTH)
+    return timed or retimed(problem, segments, objective=objective) or ()

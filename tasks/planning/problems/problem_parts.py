@@ -184,7 +184,7 @@ def faults_of(
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
         if job.group != "" and not is_printable_name(job.group):
             yield f"{place}: group must be {_NAME}, such as that of a user, not {shown(job.group)}"
-        if not _is_flag(job.started):
+        if not _is_a(bool, job.started):
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:
             yield from _running_faults(f"{place}, running", job, job.running, room)
@@ -195,7 +195,7 @@ def faults_of(
 
 def quota_faults(quotas: Any, jobs: Sequence[PlanningJob]) -> Iterator[str]:
     """Yields what is wrong with quotas: they are no numbers of devices, or a job can never run within its own."""
-    if not _is_mapping(quotas):
+    if not _is_a(Mapping, quotas):
         yield f"problem: quotas must be an object with a number of devices for each group, not {shown(quotas)}"
         return
     for group, most in quotas.items():
@@ -245,7 +245,7 @@ def _node_faults(place: str, node: PlanningNode) -> Iterator[str]:
 def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[str]:
     if not _is_text(option.technique):
         yield f"{place}: technique must be text, not {shown(option.technique)}"
-    if not _is_mapping(option.config):
+    if not _is_a(Mapping, option.config):
         yield f"{place}: config must be an object, not {shown(option.config)}"
     if not is_amount(option.runtime_s) or option.runtime_s <= 0:
         yield f"{place}: runtime must be a number of seconds > 0, not {shown(option.runtime_s)}"
@@ -312,8 +312,7 @@ def _running_faults(place: str, job: PlanningJob, running: CurrentRun, room: _No
         yield f"{place}: until must be {_SECONDS}, not {shown(running.pinned_until_s)}"
     if job.release_s or job.after:
         yield f"{place}: it runs already, but has a release or waits for other jobs; remove one or the other"
-    is_index = isinstance(running.option, int) and not isinstance(running.option, bool)
-    if not is_index or not 0 <= running.option < len(job.options):
+    if not _is_index(running.option, len(job.options)):
         yield f"{place}: option must be the index of one of its {len(job.options)} options, not {shown(running.option)}"
     elif not any(_option_faults(place, job.options[running.option], room)):
         nodes = {node.id: node for node in room.nodes if _is_text(node.id)}
@@ -344,7 +343,7 @@ def _gang_place_faults(
             yield f"{place}: is on node {shown(name)}, which this problem does not have"
             continue
         node = nodes[name]
-        are_there = all(_is_device(device, node) for device in ids)
+        are_there = all(_is_index(device, node.num_devices) for device in ids)
         if not are_there or len(set(ids)) != len(ids) or len(ids) != option.slot:
             yield (
                 f"{place}: has devices {shown(list(ids))} of node {name}; its option takes {option.slot} there, "
@@ -364,10 +363,8 @@ def _shared_device_faults(jobs: Sequence[PlanningJob]) -> Iterator[str]:
     for job in jobs:
         for name, ids in job.running.devices if job.running else ():
             for device in ids:
-                if not _is_text(name) or not isinstance(device, int):
-                    continue
-                holder = holders.setdefault((name, device), job.id)
-                if holder != job.id:
+                is_known = _is_text(name) and isinstance(device, int)
+                if is_known and (holder := holders.setdefault((name, device), job.id)) != job.id:
                     yield f"jobs {shown(holder)} and {shown(job.id)}: both are running on {name}:{device}"
 
 
@@ -421,17 +418,13 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
+def _is_a(kind: type, value: Any) -> bool:  # whatever type the value is declared to have
+    return isinstance(value, kind)
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_device(value: Any, node: PlanningNode) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < node.num_devices
+def _is_index(value: Any, length: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < length

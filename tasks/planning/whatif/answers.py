@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from ringmaster.codec import to_json
@@ -31,7 +30,6 @@ from ringmaster.tasks.planning.whatif.gains import (
     changed,
     dependents,
 )
-from ringmaster.tasks.planning.work import WORK_S
 from ringmaster.text import enumerated
 
 MOST_EXPLAINED = 10  # whose costs are explained
@@ -111,13 +109,13 @@ def explain(what_if: WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
         )
         for kind, count in Counter(map(_kind_of_nodes, problem.nodes)).items()
     )
-    binding = [(job, earned / total) for job, earned in own.items() if earned > LEAST_OF_BOUND * total]
-    binding.sort(key=lambda pair: -pair[1])
+    binding = ((job, earned / total) for job, earned in own.items() if earned > LEAST_OF_BOUND * total)
+    own_time = tuple(sorted(binding, key=lambda pair: -pair[1]))
     quotas = {
         user: (problem.limits[user], earned / total, _gain_by_prices_s(what_if, MoreQuota(user=user)))
         for user, earned in of_quotas.items()
     }
-    return Explanation(nodes=nodes, own_time=tuple(binding), jobs=costliest(what_if, most_jobs), quotas=quotas)
+    return Explanation(nodes=nodes, own_time=own_time, jobs=costliest(what_if, most_jobs), quotas=quotas)
 
 
 def costliest(what_if: WhatIf, most: int, *, solves_bound: bool = True) -> tuple[JobCost, ...]:
@@ -203,20 +201,14 @@ class DeadlineAnswer:
 
 
 def answer_deadline(
-    what_if: WhatIf,
-    question: Deadline,
-    *,
-    searches: bool = True,
-    work_s: float = WORK_S,
-    time_limit_s: float = 300.0,
-    seed: int = 0,
+    what_if: WhatIf, question: Deadline, search: Callable[[Gain], Gain] | None = None
 ) -> DeadlineAnswer:
     """Returns whether all jobs can end in time.
 
     Where the plan is late, more devices of the commonest kind are considered: on the node if there is only one, else as
     further nodes.
 
-    searches: whether to search for plans with more devices, beyond quick ones. The limits are those of each search.
+    search: plans with more devices, beyond quick ones, such as `what_if.planned`; None for no search.
     """
     due_s = question.due_s
     known = DeadlineAnswer(
@@ -231,11 +223,12 @@ def answer_deadline(
     if ends_s[last] > due_s * (1 + SAME):
         return replace(known, verdict=DeadlineVerdict.NO, longest_job=last, longest_job_s=ends_s[last])
     unit = unit_of(what_if.problem)
-    most = _most_of(unit, what_if.problem)
+    most = MAX_MORE
+    if isinstance(unit, MoreDevices):
+        most = min(MAX_MORE, MAX_DEVICES - what_if.problem.nodes[0].num_devices)
     too_few = _too_few(what_if, unit, due_s, most=most) if known.verdict is DeadlineVerdict.NO else 0
     enough = None
     if too_few < most:
-        search = partial(what_if.planned, work_s=work_s, time_limit_s=time_limit_s, seed=seed) if searches else None
         enough = _enough(what_if, unit, due_s, range(too_few, most + 1), search)
     return replace(known, unit=unit, too_few=too_few, enough=enough)
 
@@ -251,16 +244,11 @@ def unit_of(problem: Problem) -> MoreDevices | MoreNodes:
 
 def times(unit: MoreDevices | MoreNodes, count: int) -> MoreDevices | MoreNodes:
     """Returns `count` times as many devices or nodes."""
-    if isinstance(unit, MoreNodes):
-        return replace(unit, num_nodes=count * unit.num_nodes)
-    return replace(unit, num_devices=count * unit.num_devices)
-
-
-def _most_of(unit: MoreDevices | MoreNodes, problem: Problem) -> int:
-    """Returns how many further devices or nodes are considered; a node has room for so many devices."""
-    if isinstance(unit, MoreNodes):
-        return MAX_MORE
-    return min(MAX_MORE, MAX_DEVICES - max(node.num_devices for node in problem.nodes))
+    return (
+        replace(unit, num_nodes=count * unit.num_nodes)
+        if isinstance(unit, MoreNodes)
+        else replace(unit, num_devices=count * unit.num_devices)
+    )
 
 
 def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float, *, most: int) -> int:
@@ -382,18 +370,14 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     changes += [unit] if isinstance(unit, MoreNodes) else []
     # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
     renewed = what_if.certificate.windows is None
-    gains = [what_if.gain(change, solves_bound=renewed) for change in changes]
     lines = [
         f"With {change_text(gain.change, on=gain.on, device=device)} the last job would end {_between(gain)} earlier."
-        for gain in gains
-    ]
-    costs = [
-        cost
-        for cost in costliest(what_if, MOST_JOBS, solves_bound=renewed)
-        if cost.gain.most_s >= LEAST_COST * plan.makespan_s
+        for gain in (what_if.gain(change, solves_bound=renewed) for change in changes)
     ]
     return lines + [
-        f"Without {_job_and_waiting(cost)} the last job would end {_between(cost.gain)} earlier." for cost in costs
+        f"Without {_job_and_waiting(cost)} the last job would end {_between(cost.gain)} earlier."
+        for cost in costliest(what_if, MOST_JOBS, solves_bound=renewed)
+        if cost.gain.most_s >= LEAST_COST * plan.makespan_s
     ]
 
 
@@ -511,9 +495,7 @@ def _between(gain: Gain) -> str:
 
 
 def _kind(device_type: str, device: str = "") -> str:
-    if device_type:
-        return f" of type {device_type}"
-    return f" ({device})" if device else ""
+    return f" of type {device_type}" if device_type else device and f" ({device})"
 
 
 def _more(number: int, what: str) -> str:

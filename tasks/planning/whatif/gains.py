@@ -13,6 +13,7 @@ searched for. What a new plan gains over the old one, UB - UB', is in the interv
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count, islice
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, certified_bound, pattern_bound, preemptive_bound
@@ -127,13 +128,9 @@ def _new_nodes(problem: Problem, change: MoreNodes) -> list[PlanningNode]:
     kind = type_of(problem, change.device_type)
     alike = [node for node in problem.nodes if (node.device_type, node.num_devices) == (kind, change.num_devices)]
     model = replace(alike[0], available_until_s=None) if alike else PlanningNode("", change.num_devices, kind)
-    taken, number = {node.id for node in problem.nodes}, 1
-    nodes: list[PlanningNode] = []
-    while len(nodes) < change.num_nodes:
-        if (name := f"new{number}") not in taken:
-            nodes.append(replace(model, id=name))
-        number += 1
-    return nodes
+    taken = {node.id for node in problem.nodes}
+    names = (name for number in count(1) if (name := f"new{number}") not in taken)
+    return [replace(model, id=name) for name in islice(names, change.num_nodes)]
 
 
 def _without(problem: Problem, names: Collection[str]) -> Problem:
@@ -298,16 +295,13 @@ class WhatIf:
 
     def grown_node(self, change: MoreDevices) -> str:
         """Returns the node on which more devices gain most by the plan's prices; the first one if several do."""
-        kind, best, bound_s = type_of(self.problem, change.device_type), "", float("inf")
-        seen = set()
-        for node in self.problem.nodes:
-            likeness = replace(node, id="")
-            if node.device_type == kind and likeness not in seen:
-                seen.add(likeness)
-                other_bound_s = self.bound_by_prices_s(changed(self.problem, change, on=node.id))
-                if other_bound_s < bound_s * (1 - 1e-9):
-                    best, bound_s = node.id, other_bound_s
-        return best
+        kind = type_of(self.problem, change.device_type)
+        every = {replace(node, id=""): node.id for node in self.problem.nodes[::-1] if node.device_type == kind}
+
+        def rounded_bound_s(node: str) -> float:
+            return float(f"{self.bound_by_prices_s(changed(self.problem, change, on=node)):.9g}")
+
+        return min((node.id for node in self.problem.nodes if node.id in every.values()), key=rounded_bound_s)
 
     def gain(self, change: Change, *, solves_bound: bool = True) -> Gain:
         """Returns the certain interval of what a change gains, without a search. Raises ProblemError as `changed`.
@@ -328,13 +322,13 @@ class WhatIf:
             bound_s=bound_s,
             makespan_s=None if plan is None else plan.makespan_s,
         )
-        if not isinstance(change, MoreQuota):
-            return gain
-        ends_s = last_ends_s(self.plan, self.problem)
+        ends_s = last_ends_s(self.plan, self.problem) if isinstance(change, MoreQuota) else {}
+        jobs = {
+            user: [job.id for job in problem.jobs if job.group == user] for user in problem.quotas if user in ends_s
+        }
         users = tuple(
-            UserEnd(user=user, before_s=ends_s[user], bound_s=preemptive_bound(_of_user(problem, user)).seconds)
-            for user in problem.quotas
-            if user in ends_s
+            UserEnd(user=user, before_s=ends_s[user], bound_s=preemptive_bound(only(problem, own)).seconds)
+            for user, own in jobs.items()
         )
         return replace(gain, users=users)
 
@@ -374,10 +368,6 @@ def last_ends_s(plan: Plan, problem: Problem) -> dict[str, float]:
         user = problem.job(name).group
         ends_s[user] = max(end_s, ends_s.get(user, 0.0))
     return ends_s
-
-
-def _of_user(problem: Problem, user: str) -> Problem:
-    return only(problem, [job.id for job in problem.jobs if job.group == user])
 
 
 def _proof(plan: Plan, problem: Problem) -> tuple[Certificate, float]:

@@ -1,5 +1,7 @@
 """Whether all jobs can end in time, and how many more devices do or do not make that possible."""
 
+from functools import partial
+
 import pytest
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
@@ -13,13 +15,13 @@ JOBS = tuple(PlanningJob(f"j{i}", (Option("single", 1, 3600.0),)) for i in range
 def asked(due_s, *nodes):
     problem = Problem("twelve hours", nodes or (PlanningNode("n0", 2),), JOBS, switch_cost_s=0.0)
     what_if = WhatIf(problem, solve(problem, work_s=LITTLE))
-    return answer_deadline(what_if, Deadline(due_s=due_s), work_s=LITTLE)
+    return answer_deadline(what_if, Deadline(due_s=due_s), partial(what_if.planned, work_s=LITTLE))
 
 
 def test_no_more_devices_are_considered_than_a_node_has_room_for():
     jobs = tuple(PlanningJob(f"j{i}", (Option("ddp", 4, 10_000.0),)) for i in range(1500))
     problem = Problem("full", (PlanningNode("n", 4000),), jobs)
-    answer = answer_deadline(WhatIf(problem, solve(problem, work_s=0.1)), Deadline(due_s=10_500.0), searches=False)
+    answer = answer_deadline(WhatIf(problem, solve(problem, work_s=0.1)), Deadline(due_s=10_500.0))
     assert answer.verdict is DeadlineVerdict.NO
     assert answer.too_few == 96
     assert answer.enough is None
@@ -65,6 +67,6 @@ def test_between_the_bound_and_the_plan_nothing_is_known():
     problem = Problem("three", (PlanningNode("n0", 2),), jobs, switch_cost_s=1e4)  # a switch never pays
     what_if = WhatIf(problem, solve(problem, work_s=LITTLE))
     assert (what_if.bound_s, what_if.makespan_s) == (pytest.approx(150.0), pytest.approx(200.0))
-    answer = answer_deadline(what_if, Deadline(due_s=170.0), work_s=LITTLE)
+    answer = answer_deadline(what_if, Deadline(due_s=170.0), partial(what_if.planned, work_s=LITTLE))
     assert (answer.verdict, answer.too_few, answer.enough) == (DeadlineVerdict.UNKNOWN, 0, 1)
     assert "It is not known" in next(iter(deadline_lines(answer)))
