@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
@@ -33,7 +32,7 @@ from ringmaster.tasks.planning.gantt import compared_with_plan, counted
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
+from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant, write_artifact
 from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.text import markdown
 
@@ -300,9 +299,6 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
 
 
 def _write(artifact: UUID | None, rows: list[Row]) -> UUID:
-    if artifact is None:
-        description = "What was decided, and why"
-        made = create_table_artifact(table=[dict(row) for row in rows], key="decisions", description=description)
-        return cast(UUID, made)
-    get_client(sync_client=True).update_artifact(artifact_id=artifact, artifact=ArtifactUpdate(data=json.dumps(rows)))
-    return artifact
+    table, description = [dict(row) for row in rows], "What was decided, and why"
+    create = partial(create_table_artifact, table=table, key="decisions", description=description)
+    return write_artifact(artifact, json.dumps(rows), create=create)

@@ -98,7 +98,8 @@ class GanttArtifact:
     """A Gantt chart in Prefect's UI, by device, of the first plan, the past and running segments and the forecast.
 
     batch: the batch of a pool to show; None for all jobs.
-    create, update: create and update a markdown artifact; by default with Prefect's client.
+    write: creates the artifact with this text and returns its id, or updates the artifact of that id; by default with
+        Prefect's client.
     in_background: wraps the drawing function in a background worker.
     look: is called with each `RunTimeline` that is drawn.
     """
@@ -110,8 +111,7 @@ class GanttArtifact:
         timeline_reader: TimelineReader,
         *,
         batch: str | None = None,
-        create: Callable[[str], UUID] | None = None,
-        update: Callable[[UUID, str], None] | None = None,
+        write: Callable[[UUID | None, str], UUID] | None = None,
         in_background: Callable[[Callable[[], None]], CoalescingWorker] = partial(
             CoalescingWorker, name="gantt artifact"
         ),
@@ -119,8 +119,8 @@ class GanttArtifact:
         look: Callable[[RunTimeline], object] = lambda _: None,
     ) -> None:
         self._timeline_reader, self._batch, self._clock, self._look = timeline_reader, batch, clock, look
-        self._update = update or _update_markdown
-        self._artifact = (create or _create_markdown)(self._markdown())
+        self._write = write or _write
+        self._artifact = self._write(None, self._markdown())
         self._drawn_s = clock()
         self._behind = in_background(self._draw)
 
@@ -140,7 +140,7 @@ class GanttArtifact:
 
     @tolerant("the Gantt chart")
     def _draw(self) -> None:
-        self._update(self._artifact, self._markdown())
+        self._write(self._artifact, self._markdown())
 
     def _markdown(self) -> str:
         run_timeline = self._timeline_reader.read(self._batch)
@@ -163,10 +163,16 @@ def markdown(run_timeline: RunTimeline) -> str:
     return "\n".join([chart, "", *lines]) if rows else chart
 
 
-def _create_markdown(text: str) -> UUID:
+def write_artifact(artifact: UUID | None, data: str, *, create: Callable[[], object]) -> UUID:
+    """Creates an artifact in Prefect, or replaces the data of the artifact of that id; returns its id."""
+    if artifact is None:
+        return cast(UUID, create())
+    get_client(sync_client=True).update_artifact(artifact_id=artifact, artifact=ArtifactUpdate(data=data))
+    return artifact
+
+
+def _write(artifact: UUID | None, text: str) -> UUID:
     description = "By device: what was planned first, what happened, what runs, what comes"
-    return cast(UUID, create_markdown_artifact(text, key="gantt", description=description))
-
-
-def _update_markdown(artifact: UUID, text: str) -> None:
-    get_client(sync_client=True).update_artifact(artifact_id=artifact, artifact=ArtifactUpdate(data=text))
+    return write_artifact(
+        artifact, text, create=partial(create_markdown_artifact, text, key="gantt", description=description)
+    )

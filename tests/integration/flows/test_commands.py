@@ -106,10 +106,10 @@ def test_a_checkpoint_of_another_version_is_refused(bench, tmp_path):
         ("mistaken", "invalid", "width 3 is not a power of two"),
         ("dies", "crashed", "ended with status -9 without saying done; the last line of its output: cannot go on"),
         ("babbles", "invalid", "To fix: give `event` one of start, step"),
-        ("skips", "invalid", "said step 2 after step 0"),
+        ("skips", "invalid", "sent step 2 after step 0"),
         ("diverges", "invalid", "the loss became nan at step 2"),
-        ("lies", "invalid", "said done at step 0, and its order ends at 6"),
-        ("silent", "invalid", "said no metrics of step 6"),
+        ("lies", "invalid", "sent done at step 0, and its order ends at 6"),
+        ("silent", "invalid", "sent no metrics of step 6"),
     ],
 )
 def test_however_it_ends_the_reason_is_told(bench, tmp_path, how, status, message):
