@@ -1,8 +1,10 @@
 """The classes of labelled rows: their names, the number of each, and samples from which nothing can be learnt."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ class ClassLabels:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._numbers = {name: number for number, name in enumerate(names)}
+        self._are_lists: bool | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,6 +40,21 @@ class ClassLabels:
                 f"label {value!r} is none of the classes {shown(self.names)}. To fix: correct it, or add it to "
                 "data.labels"
             ) from None
+
+    def encode(self, value: Any) -> Any:
+        """Returns the number of a class, or an indicator for each class where a label is a list of them.
+
+        Raises ValueError where a class is unknown, or some labels are lists and others are not.
+        """
+        is_list = isinstance(value, (list, tuple))
+        if self._are_lists is None:
+            self._are_lists = is_list
+        if is_list != self._are_lists:
+            raise ValueError(
+                f"label {value!r:.80} is {'a' if is_list else 'no'} list, and that of the first row is "
+                f'{"none" if is_list else "one"}. To fix: write all labels as lists, such as ["drama"], or none'
+            )
+        return self.indicators(value) if is_list else self.number(value)
 
     def indicators(self, values: Iterable[Any]) -> Array:
         """Returns 1 for each class of a row with several labels, and 0 for the others: float32 [classes]."""
@@ -77,6 +95,23 @@ class DiscoveredClasses(ClassLabels):
             numbers.append(self._numbers.setdefault(as_class_name(each), len(self._numbers)))
         check_number(len(self._numbers), column=self._column)
         return numbers
+
+
+def read_number(value: Any) -> float:
+    """Returns a number, or the one that a text holds as in a CSV file; NaN for all else.
+
+    `float` alone would also read true, 1_000, the bytes of a text, and the digits of other scripts.
+    """
+    is_text = isinstance(value, str)
+    if isinstance(value, bool) or not (_NUMBER.fullmatch(value) if is_text else isinstance(value, Number)):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):  # complex and other numbers that no float holds
+        return math.nan
+
+
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 
 
 def check_labelled(value: Any) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+"""The formats that are read. For some others PIL starts a program, such as Ghostscript for EPS."""
 REMEDY = "To fix: replace the file, or remove it"
 
 
@@ -27,25 +28,24 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def read_image(value: Any) -> Image:
+def read_image(value: Any, *, what: str = "the image") -> Image:
     """Returns the image at a path or URL, in the bytes of a file, or of `datasets`, as viewers show it.
+
+    what: an image without a path, in messages.
 
     Raises ValueError where it cannot be read.
     """
     require_extra("images", feature="data of images")
-    from PIL import Image
-
     if hasattr(value, "getbands"):
         return _turned(value)
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     if isinstance(value, bytes):
-        with _faults("the image"):
-            return _turned(Image.open(io.BytesIO(value)))
+        return _decoded(io.BytesIO(value), what)
     if not isinstance(value, str):
-        raise ValueError(f"the image is {type(value).__name__}. To fix: give the path of its file")
-    with opened(value) as stream, _faults(value):
-        return _turned(Image.open(stream))
+        raise ValueError(f"{what} is {type(value).__name__}. To fix: give the path of its file")
+    with opened(value) as stream:
+        return _decoded(stream, value)
 
 
 def pixels_of(image: Image, *, mode: str, size: int | None = None) -> Array:
@@ -68,15 +68,19 @@ def pixels_of(image: Image, *, mode: str, size: int | None = None) -> Array:
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
-@contextmanager
-def _faults(what: str) -> Iterator[None]:
-    """Raises ValueError, with what is read, for all that PIL raises on files that are broken or no images."""
+def _decoded(stream: BinaryIO, what: str) -> Image:
+    """The image in a file. Raises ValueError, with what is read, for all that PIL raises on broken and other files."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        yield
+        return _turned(Image.open(stream, formats=FORMATS))
     except UnidentifiedImageError as error:
-        raise ValueError(f"{what} is not an image that can be read. {REMEDY}") from error
+        stream.seek(0)
+        begin = stream.read(16).ljust(16, b"\0")
+        others = (name for name, (_, accepts) in Image.OPEN.items() if accepts is not None and accepts(begin))
+        name = next(others, FORMATS[0])
+        problem = "not an image that can be read" if name in FORMATS else f"an image of the format {name}"
+        raise ValueError(f"{what} is {problem}. {REMEDY}; {', '.join(FORMATS)} are read") from error
     except (
         OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError
     ) as error:  # fmt: skip

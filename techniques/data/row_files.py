@@ -301,7 +301,7 @@ def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_
     is_first = first_line == 1
     with io.TextIOWrapper(stream, encoding="utf-8") as lines:
         for number, line in lines_of(lines, path, first_line=first_line):
-            line = line.removeprefix(BYTE_ORDER_MARK)  # also of files that were joined
+            line = line.lstrip(BYTE_ORDER_MARK)  # also of files that were joined
             if not line.strip():
                 continue
             place = f"{path}, line {number}"
@@ -376,7 +376,7 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             first = reader.line_num + 1
             for values in reader:
                 is_spaced = spaced[-1] >= first
-                if values[-1:] == names[-1:] and [values[0].removeprefix(BYTE_ORDER_MARK), *values[1:]] == names:
+                if values[-1:] == names[-1:] and [values[0].lstrip(BYTE_ORDER_MARK), *values[1:]] == names:
                     what = "repeats the header, as where files were joined"
                     yield reader.line_num, RowError(f"{path}, line {reader.line_num}", what, "remove the line")
                 elif is_spaced and len(values) == len(names) and any(map(_is_quoted_after_space, values)):
@@ -407,9 +407,10 @@ def _csv_lines(lines: Iterable[tuple[int, str]], path: str, spaced: list[int]) -
     for number, line in lines:
         if "\0" in line:
             raise csv.Error("line contains NUL")
-        if is_header and line.strip():
+        if is_header:
+            line = line.lstrip(BYTE_ORDER_MARK)  # of which joined files may have several
+            is_header = not line.strip()
             _check_separator(line.strip(), path)
-            is_header = False
         # A search of every line would take as long as all else.
         if (', "' in line or '  "' in line or line[0] == " ") and _QUOTE_AFTER_SPACE.search(line):
             spaced.append(number)

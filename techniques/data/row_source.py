@@ -268,8 +268,6 @@ class RowSamples:
                 first = rows[0]
                 has_mask |= name == MASK
                 if self._finds_classes and name == LABELS and first.dtype.kind == "f":
-                    if any(row.ndim != first.ndim for row in rows):
-                        raise ValueError("some labels are lists")
                     continue  # indicators of the classes that were found so far: they are made of those of all rows
                 is_list = first.ndim > 0 and (first.dtype.kind in "biu" or first.size == 0)  # [] has floats
                 if not is_list or name not in self._kind.padding:

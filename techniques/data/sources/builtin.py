@@ -318,12 +318,8 @@ def with_leaks_of_splits(
 def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> Iterator[Row]:
     """Yields rows as they are stored, images as the bytes of their files."""
     for name, split in zip((spec.split, spec.held_out_split), splits, strict=True):
-        chosen = split.select_columns([*columns])
-        for column, feature in chosen.features.items():
-            if getattr(feature, "decode", False):
-                chosen = chosen.cast_column(column, replace(feature, decode=False))
         file = f"dataset {spec.dataset!r}, split {name!r}"
-        for number, row in enumerate(chosen, start=1):
+        for number, row in enumerate(split.select_columns([*columns]), start=1):
             # The bytes of a file alone: it may have another name.
             content = {
                 key: value.get("bytes") or value if isinstance(value, dict) else value for key, value in row.items()
@@ -356,7 +352,23 @@ def load_splits(spec: DataSpec) -> list[Any]:
         )
     if not len(loaded[spec.split]):
         raise ValueError(f"dataset {spec.dataset!r}, split {spec.split!r} is empty")
-    return [loaded[name] for name in wanted]
+    return [_undecoded(loaded[name]) for name in wanted]
+
+
+def _undecoded(split: Any) -> Any:
+    """A split with its images as files, which `datasets` would decode in any format that PIL knows."""
+    import datasets
+
+    for column, feature in split.features.items():
+        if isinstance(feature, datasets.Image):
+            split = split.cast_column(column, replace(feature, decode=False))
+    return split
+
+
+def _image_or_value(value: Any, place: str) -> Any:
+    """An image, decoded, of what `datasets` stores of it; other values as they are."""
+    is_image = isinstance(value, dict) and value.keys() == {"bytes", "path"}
+    return read_image(value, what=f"{place}: the image") if is_image else value
 
 
 def rows_of_splits(
@@ -375,9 +387,11 @@ def rows_of_splits(
     where = f"dataset {spec.dataset!r}"
     for position, split in enumerate(splits):
         for index, row in enumerate(split.select_columns([*names])):
-            read = content(row, f"{where}, row {index + 1}")
+            place = f"{where}, row {index + 1}"
+            values = {name: _image_or_value(value, place) for name, value in row.items()}
+            read = content(values, place)
             held_out = position == 1 if len(splits) == 2 else is_held_out(key(read, index), share=spec.held_out)
-            yield Row(file=where, number=index + 1, value=row, content=read, held_out=held_out)
+            yield Row(file=where, number=index + 1, value=values, content=read, held_out=held_out)
 
 
 def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column: str) -> PreparedData:
@@ -411,12 +425,13 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec, text_column: str) -> d
     columns = {}
     for name, values in batch.items():
         where = f"dataset {spec.dataset!r}, column {name!r}"
+        read = [_image_or_value(value, where) for value in values]
         try:
             arrays = [
-                pixels_of(read_image(value), mode=value.mode if value.mode in ("L", "RGB") else "RGB")
+                pixels_of(value, mode=value.mode if value.mode in ("L", "RGB") else "RGB")
                 if hasattr(value, "getbands")
                 else value
-                for value in values
+                for value in read
             ]
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error

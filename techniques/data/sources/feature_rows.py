@@ -20,7 +20,7 @@ import numpy as np
 
 from ringmaster.codec import digest
 from ringmaster.techniques.data.arrow_files import Array, Table
-from ringmaster.techniques.data.class_labels import ClassLabels, as_class_name, check_number, in_order
+from ringmaster.techniques.data.class_labels import ClassLabels, as_class_name, check_number, in_order, read_number
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import (
@@ -71,6 +71,7 @@ class FeatureRows(RowSource):
     """
 
     name = "features"
+    version = 2
     reads = ("path",)
     options_class = FeatureOptions
     reads_images = True
@@ -162,7 +163,7 @@ class FeatureRows(RowSource):
                 if key.startswith((CATEGORY, BINARY)):
                     names[key].add(as_class_name(value))
                     check_number(len(names[key]), column=columns.columns[key])
-                elif key.startswith(NUMBER) and (number := _number(value)) is not None:
+                elif key.startswith(NUMBER) and math.isfinite(number := read_number(value)):
                     seen[key].append(number)  # others are refused with their rows
                 elif key.startswith(IMAGE) and not seen[key]:
                     seen[key].append(value)
@@ -203,8 +204,8 @@ class ValueEncoder:
         if is_missing and (feature.get("is_output") or feature["type"] == IMAGE):
             raise ValueError(f"{role(feature)} has no value. To fix: add the value, or remove the row")
         if feature["type"] == NUMBER:
-            number = feature["shift"] if is_missing else _number(value)
-            if number is None:
+            number = feature["shift"] if is_missing else read_number(value)
+            if not math.isfinite(number):
                 raise ValueError(f"{name} is {value!r:.80}, which is no number. To fix: correct it")
             return np.float32((number - feature["shift"]) / feature["scale"])
         if feature["type"] == TEXT:
@@ -260,11 +261,3 @@ def _features_of(model: Path, features: Sequence[Feature]) -> list[Feature]:
     if [role(each) for each in known] != [role(each) for each in features]:
         raise ValueError(f"data: encoded_as {model} has other features. To fix: name a model of the same features")
     return list(known)
-
-
-def _number(value: Any) -> float | None:
-    try:
-        result = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return result if math.isfinite(result) else None

@@ -1,6 +1,5 @@
 """Texts with classes or numbers, words with a class each, inputs with targets, and texts whose embeddings are alike."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array
-from ringmaster.techniques.data.class_labels import are_samples_equal, as_list
+from ringmaster.techniques.data.class_labels import are_samples_equal, as_list, read_number
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column
 from ringmaster.techniques.job import DataSpec
@@ -50,14 +49,7 @@ class TextClassification(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns tokens with the tokenizer's special tokens, and the label."""
-        return {**encoded_texts(row, context), "labels": self.label(row["label"], context)}
-
-    def label(self, value: Any, context: SampleContext) -> Any:
-        """Returns the number of the class, or an indicator for each class."""
-        value = as_list(value)
-        if isinstance(value, (list, tuple)):
-            return context.labels.indicators(value)
-        return context.labels.number(value)
+        return {**encoded_texts(row, context), "labels": context.labels.encode(as_list(row["label"]))}
 
 
 def encoded_texts(row: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
@@ -83,14 +75,12 @@ class TextRegression(TextClassification):
     """The tokens of a text, or of a pair, with a number, which a model with one output predicts."""
 
     name = "text-regression"
+    version = 3
     options_class = TextRegressionOptions
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns tokens with the tokenizer's special tokens, and the number."""
-        try:
-            number = float(row["label"])
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
+        number = read_number(row["label"])
         if not abs(number) <= LARGEST:  # also of NaN
             raise ValueError(
                 f"label {row['label']!r} is not a finite number of 32 bits. To fix: correct it, or name another "
