@@ -19,7 +19,7 @@ import typer
 from ringmaster.errors import InputError, RingmasterError, SignatureError, UnknownModel, input_errors
 from ringmaster.flows.commands.models import sound_alarm
 from ringmaster.flows.commands.planning import seconds_until
-from ringmaster.flows.commands.running import show_result, train
+from ringmaster.flows.commands.running import show_result, train_or_resume
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import (
     AsJson,
@@ -347,7 +347,7 @@ def undo(
         if is_over:
             return
         batch = plan.batch(deadline_s=deadline_s)
-        trained = train(batch)
+        trained = train_or_resume(batch)
         exit_code = show_result(trained, as_json=False)
         uris = {job["name"]: job["model_uri"] for job in trained.jobs if job["model_uri"]}
         versions = register(home, plan, uris)

@@ -17,7 +17,7 @@ import typer
 
 from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors, raise_faults
 from ringmaster.flows import output, settings
-from ringmaster.flows.commands.running import train
+from ringmaster.flows.commands.running import train_or_resume
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
 from ringmaster.model_lineage.records import INDEXED, DatasetInput
 from ringmaster.tasks.files import text_of
@@ -25,7 +25,6 @@ from ringmaster.tasks.files import text_of
 if TYPE_CHECKING:
     from ringmaster.model_lineage.snapshot import LineageNode
     from ringmaster.tasks.alarms import Alarm
-    from ringmaster.tasks.batch import Batch
     from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.promotion import MoveLog
     from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
@@ -90,7 +89,7 @@ def promote(
             log=log,
             notice=output.error_console().print,
             sound=sound_alarm,
-            train=_train_or_resume if shrink else None,
+            train=train_or_resume if shrink else None,
         )
     output.print_result(done.to_json(), (f"- {reason}" for reason in done.decision.reasons), as_json=as_json)
     if not as_json:
@@ -110,16 +109,6 @@ def rollback(
         restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
     sentence = f"version {restored} of {name} serves again; version {taken_back} does not"
     output.print_outcome({"model": name, "champion": restored, "taken_back": taken_back}, [sentence], as_json=as_json)
-
-
-def _train_or_resume(batch: Batch) -> None:
-    settings.embed(settings.home())  # before Prefect is imported
-    from ringmaster.flows.retraining.train_models import can_go_on
-
-    result = train(batch, resume=can_go_on(batch))
-    if result.status == "interrupted":
-        output.error_console().print("interrupted: nothing is promoted, and the same command continues the training")
-        raise typer.Exit(result.exit_code)
 
 
 def sound_alarm(alarm: Alarm) -> None:

@@ -191,6 +191,21 @@ def train(
         )
 
 
+def train_or_resume(batch: Batch) -> BatchResult:
+    """Trains a batch whose models a command promotes, or what an interrupted call of the same command has left of it.
+
+    Raises typer.Exit where it is interrupted.
+    """
+    settings.embed(settings.home())  # before Prefect is imported
+    from ringmaster.flows.retraining.train_models import can_go_on
+
+    result = train(batch, resume=can_go_on(batch))
+    if result.status == "interrupted":
+        error_console().print("interrupted: nothing is promoted, and the same command continues the training")
+        raise typer.Exit(result.exit_code)
+    return result
+
+
 @contextmanager
 def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[None]:
     """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
