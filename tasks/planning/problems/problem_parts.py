@@ -323,7 +323,7 @@ def _carried_faults(
     place: str, job: PlanningJob, running: CurrentRun, jobs: Mapping[str, PlanningJob]
 ) -> Iterator[str]:
     """Yields faults of the jobs in a running group: they are being trained, so they must have started too."""
-    if _is_count(running.option) and running.option < len(job.options):
+    if _is_index(running.option, len(job.options)):
         for name in job.options[running.option].jobs:
             if _is_text(name) and name in jobs and jobs[name].started is False:
                 yield f"{place}: its group carries {name}, which is not `started`"

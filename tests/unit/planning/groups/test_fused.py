@@ -185,9 +185,12 @@ def test_what_is_pinned_stays_together():
     assert "job a: is pinned" in "\n".join(verify(alone, problem))
 
 
-def test_what_a_running_group_carries_has_started():
+@pytest.mark.parametrize("option", [0, 1])
+def test_what_a_running_group_carries_has_started(option):
     a, *others = adapters(11.0).jobs
-    running = replace(a, running=CurrentRun(1, (("n0", (0,)),)))
+    options = a.options if option else a.options[::-1]
+    assert len(a.options) == 2 and options[option].jobs
+    running = replace(a, options=options, running=CurrentRun(option, (("n0", (0,)),)))
     with pytest.raises(ProblemError, match="job a, running: its group carries b, which is not `started`"):
         Problem("p", (PlanningNode("n0", 2),), (running, *others))
     elsewhere = replace(others[0], running=CurrentRun(0, (("n0", (1,)),)))
