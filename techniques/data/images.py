@@ -77,10 +77,9 @@ def _decoded(stream: BinaryIO, what: str) -> Image:
     except UnidentifiedImageError as error:
         stream.seek(0)
         begin = stream.read(16).ljust(16, b"\0")
-        others = (name for name, (_, accepts) in Image.OPEN.items() if accepts is not None and accepts(begin))
-        name = next(others, FORMATS[0])
-        problem = "not an image that can be read" if name in FORMATS else f"an image of the format {name}"
-        raise ValueError(f"{what} is {problem}. {REMEDY}; {', '.join(FORMATS)} are read") from error
+        name = next((name for name, (_, accepts) in Image.OPEN.items() if accepts and accepts(begin)), FORMATS[0])
+        problem = "not an image that can be read" if name in FORMATS else f"{name}, not one of {', '.join(FORMATS)}"
+        raise ValueError(f"{what} is {problem}. {REMEDY}") from error
     except (
         OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError
     ) as error:  # fmt: skip

@@ -96,7 +96,7 @@ def test_an_image_of_a_format_that_starts_programs_is_refused_with_its_file(tmp_
     (tmp_path / "images" / "a" / "9.png").write_bytes(EPS)
     path = str(tmp_path / "images" / "**" / "*")
     spec = DataSpec(path=path, kind="image-classification", held_out=0, kwargs={"image_size": 8})
-    with pytest.raises(ValueError, match=r"a/9\.png, row 1: is an image of the format EPS\. To fix: replace the file"):
+    with pytest.raises(ValueError, match=r"a/9\.png, row 1: is EPS, not one of PNG, .*\. To fix: replace the file"):
         prepare(spec, cache_dir=tmp_path / "cache")
 
 
@@ -112,7 +112,7 @@ def test_an_image_of_a_hugging_face_data_set_is_refused_too(tmp_path, monkeypatc
         str(tmp_path / "saved")
     )
     spec = DataSpec(dataset=str(tmp_path / "saved"), kind=kind, held_out=0)
-    with pytest.raises(ValueError, match=r"(row 4|column 'image'): the image is an image of the format EPS"):
+    with pytest.raises(ValueError, match=r"(row 4|column 'image'): the image is EPS, not one of PNG"):
         prepare(spec, cache_dir=tmp_path / "cache")
 
 
