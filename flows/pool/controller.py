@@ -153,9 +153,9 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
                 elasticity = settings.elasticity()
                 NodeRegistry(led).note_most_lent(elasticity.max_nodes if elasticity is not None else 0)
                 executor = stack.enter_context(_taken_over(led, stopping, seed=seed))
-                timeouts_fault = threading.Timer(FAREWELL_S, database.close)
-                timeouts_fault.daemon = True
-                on_stop += [stopping.set, executor.stop, timeouts_fault.start]
+                close_timer = threading.Timer(FAREWELL_S, database.close)
+                close_timer.daemon = True
+                on_stop += [stopping.set, executor.stop, close_timer.start]
                 notice(f"leading the pool (epoch {leadership.epoch})")
                 say_ready()
                 executor.serve()
@@ -164,7 +164,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 
 @contextmanager
 def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> Iterator[Executor]:
-    """Yields a controller in the recovered state of the former one, with its controller, engine and watchers."""
+    """Yields a pool's executor in the state that the former controller has left, with its engine and watchers."""
     with ExitStack() as stack:
         segment_runs = SegmentRuns(database)  # first, so that it misses no event of what follows
         failure: Future[None] = Future()  # of the engine; it may fail before there is a controller to end

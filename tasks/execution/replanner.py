@@ -135,7 +135,7 @@ class Replanner:
         background: Background | None = None,
     ) -> None:
         self._name, self._policy, self._clock = name, policy, clock
-        self._make_plan, self._on_terms = make_plan, add_terms
+        self._make_plan, self._add_terms = make_plan, add_terms
         self._background = background or partial(in_a_thread, "replanning")
         self._began_s, self.surroundings = clock(), surroundings or ForecastConditions()
         self._beliefs, self._when = SpeedBeliefs(), ReplanTrigger(policy)
@@ -449,7 +449,7 @@ class Replanner:
             steps_done={**state.member_steps, **state.steps},
             with_missing=True,
         )
-        return self._on_terms(replace(problem, switch_cost_s=cost_s))
+        return self._add_terms(replace(problem, switch_cost_s=cost_s))
 
     def _expect(self, ahead: PlanSimulator) -> None:
         self._when.planned(self._now_s(), _ends(ahead))
