@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import cli, entry
-from ringmaster.flows.commands import models
+from ringmaster.flows.commands import models, running
 from ringmaster.flows.retraining import examine, shrinking
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
@@ -195,7 +195,7 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
             ledger.record_model(f"smaller.{kind}", run_id=run, folder=folder, kind=kind, parents=[parent.model_id])
         return SimpleNamespace(status="done", exit_code=0)
 
-    monkeypatch.setattr(models, "train", train)
+    monkeypatch.setattr(running, "train", train)
     training = SimpleNamespace(job=IMAGES)
     monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
     (before,) = promotion.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/1"))[-1:]
