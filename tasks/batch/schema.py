@@ -138,7 +138,7 @@ class Data(Section):
     )
     packing: bool = Field(
         default=job.DataSpec.packing,
-        description="whether several samples lie in one row of seq_len tokens, which global_batch_size then counts",
+        description="whether several samples share a row of seq_len tokens, which global_batch_size then counts",
     )
     text_pair_column: str | None = Field(
         default=None, description="the column that holds the second text of a pair, such as question2"
@@ -256,9 +256,7 @@ class ModelSection(Section):
     configs: Annotated[list[Kwargs], Distinct] = Field(
         default=[], description="configs for the command, such as [{micro_batch: 8}]"
     )
-    adopt: Adopt = Field(
-        default=None, description="true for a command that runs an unedited script of Trainer, TRL or Accelerate"
-    )
+    adopt: Adopt = Field(default=None, description="true for an unedited script of Trainer, TRL or Accelerate")
 
 
 class ParameterGroupSection(Section):
@@ -640,7 +638,7 @@ class JobEntry(Section):
     )
     user: Name | None = Field(
         default=None,
-        description="whose job it is, for `objective: fairness` and `users`, such as ana; alone if the key is left out",
+        description="whose job it is, for `objective: fairness` and `users`, such as ana; default: its own",
     )
 
 
@@ -690,11 +688,11 @@ class BatchEntry(Section):
     )
     profiling_share: Annotated[float, Field(ge=0)] = Field(
         default=PROFILING_SHARE,
-        description="the most of the batch's predicted time that trials may take, such as 0.05; 0 makes none",
+        description="the largest share of the predicted time that trials may take, such as 0.05; 0: no trials",
     )
     keep_checkpoints: Annotated[int, Field(ge=1)] = Field(
         default=KEPT_CHECKPOINTS,
-        description="how many checkpoints a job keeps, such as 20: more let audits start from more steps",
+        description="how many checkpoints a job keeps, such as 20, for audits from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     users: dict[Name, UserSection] = Field(
