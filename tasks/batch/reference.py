@@ -34,7 +34,7 @@ TITLES = {
     "GridEntry": "A grid, in `grid`",
     "DatasetVersion": "Dataset version",
 }
-OPTIONAL = r", or leave (the key|it) out$"
+OPTIONAL = r", or leave (the key|it) out(: .*)?$"
 REDUNDANT = r"(,? such as [^\s,;]+|, else (true|false))$"
 
 

@@ -46,7 +46,6 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
-from ringmaster.techniques.metric import metric_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 from ringmaster.techniques.retrieval.passage_reader import Retriever
 
@@ -314,7 +313,7 @@ class Schedule(Section):
 
 
 class Evaluation(Section):
-    """The evaluation on held-out data."""
+    """The evaluation on held-out data by [metrics](evaluation.md#metrics)."""
 
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
     at_steps: Annotated[list[Whole], Distinct] = Field(
@@ -322,7 +321,7 @@ class Evaluation(Section):
     )
     metrics: Annotated[list[EvaluationMetric], Field(min_length=1), Distinct] = Field(
         default=list(job.EvaluationSpec.metrics),
-        description=f"a list of metrics out of {', '.join(metric_names())}, latency/p99_s and lm-eval/TASK",
+        description="a list of metrics, such as [loss, accuracy]",
     )
     max_batches: Whole = Field(
         default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"
