@@ -66,10 +66,11 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 def _described(section: type[Section]) -> str:
     columns = [name for name, field in section.model_fields.items() if _names_a_column(field)]
     grouped = columns if len(columns) > 1 else []
+    inherited = [name for base in section.__bases__ if issubclass(base, Section) for name in base.model_fields]
     rows = [
         f"| {_key(name, field)} | {_default(field)} | {_meaning(field)} |"
         for name, field in section.model_fields.items()
-        if name not in grouped
+        if name not in [*grouped, *inherited]
     ]
     if grouped:
         names = ", ".join(f"`{name}`" for name in grouped)

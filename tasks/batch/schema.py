@@ -201,7 +201,7 @@ class DatasetVersion(Section):
 
 
 class DatasetSection(DatasetVersion):
-    """A data set with a name. If it has one version only, its files may be given here."""
+    """A data set with a name. If it has one version only, the [keys of that](#dataset-version) may be given here."""
 
     versions: dict[str, DatasetVersion] = Field(
         default={}, description="the versions, the newest last, such as {1: {path: ...}, 2: {path: ...}}"
