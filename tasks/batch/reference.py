@@ -64,7 +64,11 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _described(section: type[Section]) -> str:
-    columns = [name for name, field in section.model_fields.items() if _names_a_column(field)]
+    columns = [
+        name
+        for name, field in section.model_fields.items()
+        if not _default(field) and (field.description or "").startswith("the column that holds")
+    ]
     grouped = columns if len(columns) > 1 else []
     inherited = [name for base in section.__bases__ if issubclass(base, Section) for name in base.model_fields]
     rows = [
@@ -79,10 +83,6 @@ def _described(section: type[Section]) -> str:
     return "\n".join(
         [f"## {_title(section)}\n", f"{description}\n", "| key | default | give |", "|---|---|---|", *rows, ""]
     )
-
-
-def _names_a_column(field: FieldInfo) -> bool:
-    return not _default(field) and (field.description or "").startswith("the column that holds")
 
 
 def _title(section: type[Section]) -> str:
