@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from types import UnionType
@@ -17,18 +18,15 @@ from ringmaster.text import MOST_FAULTS
 
 INTRODUCTION = f"""# Batch files
 
-Every key that a batch file may have. Begin with [mixed_batch.yaml](../examples/mixed_batch.yaml); `ringmaster run FILE
---dry-run` names all faults of a file, and what a run would do. Editors that know JSON schemas complete the keys:
+Begin with [mixed_batch.yaml](../examples/mixed_batch.yaml); `ringmaster run FILE --dry-run` names all faults of a file.
+Editors that know JSON schemas complete the keys:
 
     .venv/bin/python -m ringmaster.tasks.batch.reference --schema > batch.schema.json
 
 and `# yaml-language-server: $schema=batch.schema.json` as the file's first line.
 
-A batch has {MAX_JOBS:,} jobs at the most, with those of its grids, and {MAX_VALUES:,} values in these; a grid entry
-varies {MAX_KEYS} keys at the most, and the file has {MAX_BYTES // 1_000_000} MB. {MOST_FAULTS} faults are printed.
-
-This page is generated:
-`.venv/bin/python -m ringmaster.tasks.batch.reference > docs/batch-files.md`.
+Limits: {MAX_JOBS:,} jobs, including those of grids; {MAX_VALUES:,} values in these; {MAX_KEYS} keys of a grid entry;
+{MAX_BYTES // 1_000_000} MB. The first {MOST_FAULTS} faults are printed.
 """
 TITLES = {
     "BatchEntry": "The batch",
@@ -36,6 +34,8 @@ TITLES = {
     "GridEntry": "A grid, in `grid`",
     "DatasetVersion": "Dataset version",
 }
+OPTIONAL = r", or leave (the key|it) out(: .*)?$"
+REDUNDANT = r"(,? such as [^\s,;]+|, else (true|false))$"
 
 
 def reference() -> str:
@@ -64,12 +64,17 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _described(section: type[Section]) -> str:
-    columns = [name for name, field in section.model_fields.items() if _names_a_column(field)]
-    grouped = columns if len(columns) > 1 else []
-    rows = [
-        f"| `{name}` | {_default(field)} | {_meaning(field)} |"
+    columns = [
+        name
         for name, field in section.model_fields.items()
-        if name not in grouped
+        if not _default(field) and (field.description or "").startswith("the column that holds")
+    ]
+    grouped = columns if len(columns) > 1 else []
+    inherited = [name for base in section.__bases__ if issubclass(base, Section) for name in base.model_fields]
+    rows = [
+        f"| {_key(name, field)} | {_default(field)} | {_meaning(field)} |"
+        for name, field in section.model_fields.items()
+        if name not in [*grouped, *inherited]
     ]
     if grouped:
         names = ", ".join(f"`{name}`" for name in grouped)
@@ -78,10 +83,6 @@ def _described(section: type[Section]) -> str:
     return "\n".join(
         [f"## {_title(section)}\n", f"{description}\n", "| key | default | give |", "|---|---|---|", *rows, ""]
     )
-
-
-def _names_a_column(field: FieldInfo) -> bool:
-    return not _default(field) and (field.description or "").startswith("the column that holds")
 
 
 def _title(section: type[Section]) -> str:
@@ -99,10 +100,17 @@ def _default(field: FieldInfo) -> str:
     return f"`{text}`".replace("|", "\\|")
 
 
+def _key(name: str, field: FieldInfo) -> str:
+    """Returns the key, with a link to the section that its value is."""
+    for inner in _sections_of(field.annotation):
+        return f"[`{name}`](#{_anchor(_title(inner))})"
+    return f"`{name}`"
+
+
 def _meaning(field: FieldInfo) -> str:
-    where = [f"[{_title(inner)}](#{_anchor(_title(inner))})" for inner in _sections_of(field.annotation)]
+    """Returns the description without what the column of defaults says: an example of one, or that there is none."""
     description = " ".join((field.description or "").split()).replace("|", "\\|")
-    return f"{description}; see {', '.join(where)}" if where else description
+    return description if field.is_required() else re.sub(REDUNDANT if _default(field) else OPTIONAL, "", description)
 
 
 def _anchor(title: str) -> str:

@@ -46,7 +46,6 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
-from ringmaster.techniques.metric import metric_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 from ringmaster.techniques.retrieval.passage_reader import Retriever
 
@@ -138,7 +137,7 @@ class Data(Section):
     )
     packing: bool = Field(
         default=job.DataSpec.packing,
-        description="whether several samples lie in one row of seq_len tokens, which global_batch_size then counts",
+        description="whether several samples share a row of seq_len tokens, which global_batch_size then counts",
     )
     text_pair_column: str | None = Field(
         default=None, description="the column that holds the second text of a pair, such as question2"
@@ -202,7 +201,7 @@ class DatasetVersion(Section):
 
 
 class DatasetSection(DatasetVersion):
-    """A data set with a name. If it has one version only, its files may be given here."""
+    """A data set with a name. If it has one version only, the [keys of that](#dataset-version) may be given here."""
 
     versions: dict[str, DatasetVersion] = Field(
         default={}, description="the versions, the newest last, such as {1: {path: ...}, 2: {path: ...}}"
@@ -256,9 +255,7 @@ class ModelSection(Section):
     configs: Annotated[list[Kwargs], Distinct] = Field(
         default=[], description="configs for the command, such as [{micro_batch: 8}]"
     )
-    adopt: Adopt = Field(
-        default=None, description="true for a command that runs an unedited script of Trainer, TRL or Accelerate"
-    )
+    adopt: Adopt = Field(default=None, description="true for an unedited script of Trainer, TRL or Accelerate")
 
 
 class ParameterGroupSection(Section):
@@ -316,7 +313,7 @@ class Schedule(Section):
 
 
 class Evaluation(Section):
-    """The evaluation on held-out data."""
+    """The evaluation on held-out data by [metrics](evaluation.md#metrics)."""
 
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
     at_steps: Annotated[list[Whole], Distinct] = Field(
@@ -324,7 +321,7 @@ class Evaluation(Section):
     )
     metrics: Annotated[list[EvaluationMetric], Field(min_length=1), Distinct] = Field(
         default=list(job.EvaluationSpec.metrics),
-        description=f"a list of metrics out of {', '.join(metric_names())}, latency/p99_s and lm-eval/TASK",
+        description="a list of metrics, such as [loss, accuracy]",
     )
     max_batches: Whole = Field(
         default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"
@@ -640,7 +637,7 @@ class JobEntry(Section):
     )
     user: Name | None = Field(
         default=None,
-        description="whose job it is, for `objective: fairness` and `users`, such as ana; alone if the key is left out",
+        description="whose job it is, for `objective: fairness` and `users`, such as ana; default: its own",
     )
 
 
@@ -690,11 +687,11 @@ class BatchEntry(Section):
     )
     profiling_share: Annotated[float, Field(ge=0)] = Field(
         default=PROFILING_SHARE,
-        description="the most of the batch's predicted time that trials may take, such as 0.05; 0 makes none",
+        description="the largest share of the predicted time that trials may take, such as 0.05; 0: no trials",
     )
     keep_checkpoints: Annotated[int, Field(ge=1)] = Field(
         default=KEPT_CHECKPOINTS,
-        description="how many checkpoints a job keeps, such as 20: more let audits start from more steps",
+        description="how many checkpoints a job keeps, such as 20, for audits from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     users: dict[Name, UserSection] = Field(
