@@ -12,7 +12,7 @@ from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
 from ringmaster.flows.retraining.approval import ask_to_start
-from ringmaster.flows.train_batch import train
+from ringmaster.flows.train_batch import run_steps
 from ringmaster.tasks.batch import Batch
 from ringmaster.text import markdown
 
@@ -77,7 +77,7 @@ def start_batch(
             why = f"{requested.name} was not trained: {answer.sentence()}"
             return cast(dict[str, Any], Cancelled(message=why))  # no failure
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    result = train(requested, options)
+    result = run_steps(requested, options)
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 

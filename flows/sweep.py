@@ -13,7 +13,7 @@ from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
-from ringmaster.flows.train_batch import train
+from ringmaster.flows.train_batch import run_steps
 from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
@@ -88,7 +88,7 @@ def sweep(
     )
     spec = sweep_form.spec_of(form)
     sweep_scheduler = SweepScheduler(spec)
-    result = train(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
+    result = run_steps(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
     clones = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
         [*spec.trials, *clones],

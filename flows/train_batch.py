@@ -70,14 +70,14 @@ def train_batch(
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     try:
-        result = train(as_batch(batch), options)
+        result = run_steps(as_batch(batch), options)
     except BatchCancelled as error:
         return cast(BatchResult, Cancelled(message=str(error), data=error))
     return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
-def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None = None) -> BatchResult:
-    """Trains a batch within a flow run: on the pool that this machine belongs to, else on this machine alone.
+def run_steps(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None = None) -> BatchResult:
+    """Takes the steps within a flow run: on the pool that this machine belongs to, else on this machine alone.
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """

@@ -43,7 +43,7 @@ class BlackBox(Technique):
 
     @abstractmethod
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """Runs a segment. Sends the events and returns the result of `techniques.training.segment_loop.train`.
+        """Runs a segment. Sends the events and returns the result of `techniques.training.segment_loop.train_segment`.
 
         `checked_result` lists the keys of the result that are required.
         """

@@ -1,4 +1,4 @@
-"""A run of a batch on this machine alone: what the steps of `train` do there."""
+"""A run of a batch on this machine alone: what the steps of `train_batch` do there."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import typer
 
 from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.flows import settings
-from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train
+from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train_and_show
 from ringmaster.flows.output import (
     LOG_FORMAT,
     AsJson,
@@ -210,7 +210,7 @@ def submit(
 
         check_jobs(jobs)
     if wait:
-        raise typer.Exit(show_result(train(jobs, checkpoint_every_s=checkpoint_every), as_json=as_json))
+        raise typer.Exit(show_result(train_and_show(jobs, checkpoint_every_s=checkpoint_every), as_json=as_json))
     from ringmaster.flows.batch.batch_input import batch_in_file
     from ringmaster.tasks.pool.requests import Requests
     from ringmaster.tasks.pool.submissions import hand_over

@@ -92,7 +92,7 @@ def run(
             raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
-    result = train(batch, is_verbose=verbose, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
+    result = train_and_show(batch, is_verbose=verbose, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
     raise typer.Exit(show_result(result, as_json=as_json))
 
 
@@ -141,7 +141,7 @@ def adopt(
         write_file(output, text)
         return
     batch = parse_batch(text, folder=Path.cwd(), name=str(script))
-    raise typer.Exit(show_result(train(batch, is_verbose=verbose), as_json=as_json))
+    raise typer.Exit(show_result(train_and_show(batch, is_verbose=verbose), as_json=as_json))
 
 
 def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> int:
@@ -173,7 +173,7 @@ def estimate(batch: Batch, *, profiles: Profiles, seed: int) -> DryRun:
         return dry_run(batch, profiles=profiles, seed=seed)
 
 
-def train(
+def train_and_show(
     batch: Batch,
     *,
     is_verbose: bool = False,
@@ -199,7 +199,7 @@ def train_or_resume(batch: Batch) -> BatchResult:
     settings.embed(settings.home())  # before Prefect is imported
     from ringmaster.flows.retraining.train_models import can_go_on
 
-    result = train(batch, resume=can_go_on(batch))
+    result = train_and_show(batch, resume=can_go_on(batch))
     if result.status == "interrupted":
         error_console().print("interrupted: nothing is promoted, and the same command continues the training")
         raise typer.Exit(result.exit_code)

@@ -1,4 +1,4 @@
-"""A run of a batch on a pool: what the steps of `train` do there.
+"""A run of a batch on a pool: what the steps of `train_batch` do there.
 
 The pool's controller plans the batch together with all others, and executes it. This process profiles the jobs,
 submits them, and follows and records what becomes of them. It may end and be started again without any effect on them.

@@ -76,17 +76,18 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
     journal = Journal(database, batch=key)
     failed: list[str] = []
     left: set[str] = set()
+    measured: dict[str, ProfilingResult] = {}  # by this process
     while len(failed) < MOST_ATTEMPTS:
         nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
         with _all_cancelled_on_error(elsewhere.values()):
-            gone = _measure_here(batch, journal) if any(is_here(node) for node in missing.values()) else {}
+            gone = _measure_here(batch, journal, measured) if any(is_here(node) for node in missing.values()) else {}
             waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
-            result = {kind: from_json(ProfilingResult, journal.get(f"profiled:{kind}")) for kind in nodes}
-            return merged(result)
+            stored = {k: from_json(ProfilingResult, journal.get(f"profiled:{k}")) for k in nodes if k not in measured}
+            return merged({kind: (measured | stored)[kind] for kind in nodes})
         # A lost node says nothing about the batch, however often it happens, so it does not count as an attempt.
         left = {name for name, fault in faults.items() if name in gone or GONE in fault}
         failed += [name for name in faults if name not in left]
@@ -94,13 +95,16 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
     raise RuntimeError(f"the jobs could not be measured, {len(failed)} times, on {', '.join(sorted(set(failed)))}")
 
 
-def _measure_here(batch: Batch, journal: Journal) -> dict[str, str]:
-    """Profiles the batch on this machine; returns the reason, by node, if it has left the pool."""
+def _measure_here(batch: Batch, journal: Journal, measured: dict[str, ProfilingResult]) -> dict[str, str]:
+    """Profiles the batch on this machine; returns the reason, by node, if it has left the pool.
+
+    measured: gets the profiles, by kind of device.
+    """
     with open_node_context(batch, home=settings.home()) as node_context:
         if not node_context.is_pool_node:  # it was one a moment ago
             return {platform.node(): GONE}
         try:
-            _measure(node_context, journal)
+            measured[node_context.cluster.device_kind()] = _measure(node_context, journal)
         except NodeUnavailable as error:
             return {node_context.cluster.nodes[0].name: str(error)}
     return {}
@@ -175,8 +179,8 @@ def verifiable(job: Job, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     return tuple(p for p in profiles if not p.is_untrusted or (job.allow_untrusted and layout(p) in trusted))
 
 
-def _measure(node_context: NodeContext, journal: Journal) -> None:
-    """Profiles the batch on this node, and stores the profiles in its journal."""
+def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
+    """Profiles the batch on this node; returns the profiles, and stores them in its journal."""
     show, node = current_view.get().notice, node_context.cluster.nodes[0]
     kind = node_context.cluster.device_kind()
 
@@ -197,7 +201,9 @@ def _measure(node_context: NodeContext, journal: Journal) -> None:
     )
     # The candidates are many and no longer needed.
     preflights = {name: replace(preflight, candidates=()) for name, preflight in profiled.preflights.items()}
-    journal.put(f"profiled:{kind}", to_json(replace(profiled, preflights=preflights)))
+    profiled = replace(profiled, preflights=preflights)
+    journal.put(f"profiled:{kind}", to_json(profiled))
+    return profiled
 
 
 def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:

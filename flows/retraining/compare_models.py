@@ -22,20 +22,18 @@ from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.retraining.shrinking import child_in_place_of
 from ringmaster.flows.retraining.train_models import keep_trained, row_of, train_children
-from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.model_lineage import ModelRecord
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.drift import references_of, scored_features
-from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
+from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, decide_by
 from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
-from ringmaster.tasks.retraining.promotion import ServingVersions, leave_waiting
-from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
+from ringmaster.tasks.retraining.promotion import KEPT, PROMOTED, ServingVersions, leave_waiting, read_decisions
+from ringmaster.tasks.retraining.report import FAILED, LEFT, ModelResult
 from ringmaster.tasks.retraining.task import examine_task, promote_task
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
@@ -71,13 +69,13 @@ def compare_models(
     if candidates:
         rivals = _rivals(run, checks, candidates)
         with run.device() as device:
-            judged = _judge(run, rivals.values(), device)
+            judged = judge(run, rivals.values(), device)
             for name, candidate in candidates.items():
                 _keep_predictions(run, checks[name], candidate, device=device)
     for name, check in left.items():
         if name in candidates:
             candidate, verdict = _child_in_place_of(run, rivals[name], judged[name], seed=seed)
-            known[name] = _decide_and_promote(run, check, candidate, verdict)
+            known[name] = _apply_verdict(run, check, candidate, verdict)
         else:
             known[name] = _not_compared(run, check, now[check.model.registered_name], chosen, result)
         run.save(verdicts={other: model_result.to_json() for other, model_result in known.items()})
@@ -148,15 +146,14 @@ def _decided_before(
 ) -> ModelResult:
     """Returns the result that an earlier process of this run decided, and did not save before it died."""
     newest = now.latest
-    if newest is not None and check.has_made(newest):
-        made = promotion.read_decisions(run.ledger, newest)
-        if made:
-            outcome = PROMOTED if made[-1].outcome == promotion.PROMOTED else KEPT
-            before = made[-1].champion_before
-            why = "; ".join(made[-1].reasons)
-            return replace(
-                model_result, outcome=outcome, why=why, candidate_version=newest.version, champion_version=before
-            )
+    if newest is not None and check.has_made(newest) and (made := read_decisions(run.ledger, newest)):
+        return replace(
+            model_result,
+            outcome=PROMOTED if made[-1].outcome == PROMOTED else KEPT,
+            why="; ".join(made[-1].reasons),
+            candidate_version=newest.version,
+            champion_version=made[-1].champion_before,
+        )
     return replace(model_result, outcome=FAILED, why="it was trained, but could not be recorded")
 
 
@@ -189,11 +186,6 @@ def _rivals(
     return rivals
 
 
-def _judge(run: RetrainingRun, rivals: Iterable[ComparedCandidate], device: Device) -> dict[str, CandidateVerdict]:
-    environment = run.node_context.environment
-    return judge(rivals, run.production.policy, ledger=run.ledger, environment=environment, device=device)
-
-
 def _child_in_place_of(
     run: RetrainingRun, rival: ComparedCandidate, verdict: CandidateVerdict, *, seed: int
 ) -> tuple[ModelRecord, CandidateVerdict]:
@@ -211,7 +203,7 @@ def _child_in_place_of(
         with run.device() as device:
             for node in nodes:
                 child = replace(rival, candidate=node.record, candidate_dir=home.model_dir(node))
-                judged = _judge(run, [child], device)[rival.model.name]
+                judged = judge(run, [child], device)[rival.model.name]
                 yield judged.decision or PromotionDecision(promote=False, why=judged.fault, reasons=(judged.fault,))
 
     try:
@@ -246,10 +238,10 @@ def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: Mode
         keep_trained(run, candidate, replace(kept, predictions=references_of(scored_features(scores))))
 
 
-def _decide_and_promote(
+def _apply_verdict(
     run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, judged: CandidateVerdict
 ) -> ModelResult:
-    """Returns the result of a candidate; moves its aliases."""
+    """Returns the result of a candidate by its verdict, and moves the aliases if it has a decision."""
     model_result = replace(_model_result(run, check), candidate_version=candidate.version)
     model_result = replace(model_result, notes=(*model_result.notes, *judged.notes))
     if judged.decision is None:
@@ -264,10 +256,10 @@ def _decide_and_promote(
             gain_low=line.gain_low,
             gain_high=line.gain_high,
         )
-    return _carry_out(run, model_result, candidate, judged.decision)
+    return _move_if_approved(run, model_result, candidate, judged.decision)
 
 
-def _carry_out(
+def _move_if_approved(
     run: RetrainingRun, model_result: ModelResult, candidate: ModelRecord, decision: PromotionDecision
 ) -> ModelResult:
     """Moves the aliases by a decision, once a person has approved it if the policy requires that."""
@@ -340,33 +332,21 @@ class CandidateVerdict:
     notes: tuple[str, ...] = ()
 
 
-def judge(
-    rivals: Iterable[ComparedCandidate],
-    policy: PromotionPolicy | None,
-    *,
-    ledger: Ledger,
-    environment: TrialEnvironment,
-    device: Device,
-) -> dict[str, CandidateVerdict]:
+def judge(run: RetrainingRun, rivals: Iterable[ComparedCandidate], device: Device) -> dict[str, CandidateVerdict]:
     """Returns the decision on each rival, by its name."""
     return {
         rival.model.name: CandidateVerdict(fault=f"the candidate cannot be evaluated: {rival.fault}")
         if rival.data is None
-        else _judged(rival, policy, rival.data, ledger=ledger, environment=environment, device=device)
+        else _judged(run, rival, rival.data, device=device)
         for rival in rivals
     }
 
 
 def _judged(
-    rival: ComparedCandidate,
-    policy: PromotionPolicy | None,
-    data: Mapping[str, Any],
-    *,
-    ledger: Ledger,
-    environment: TrialEnvironment,
-    device: Device,
+    run: RetrainingRun, rival: ComparedCandidate, data: Mapping[str, Any], *, device: Device
 ) -> CandidateVerdict:
     """Decides by the policy or the plain rule, and records what was found on the run that made the candidate."""
+    policy, environment = run.production.policy, run.node_context.environment
     rule = policy or PLAIN_RULE
     metric, is_whole = rule.metric or rival.model.metric, rival.model.compares_on_all
     max_rows = rule.max_rows if policy is None or is_whole else policy.num_rows
@@ -394,7 +374,7 @@ def _judged(
     if policy is None and (faults := [fault for examined in result for fault in examined.faults]):
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in result:
-        examined.record(ledger, rival.candidate, other=None if rival.champion_dir is None else CHAMPION)
+        examined.record(run.ledger, rival.candidate, other=None if rival.champion_dir is None else CHAMPION)
     decision = decide_by(
         rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.model.min_gain
     )

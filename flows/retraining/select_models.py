@@ -294,14 +294,18 @@ def select_models(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> S
     """Plans the due models against the run's deadline and budget, and selects those that fit."""
 
     def plain() -> dict[str, Any]:
-        chosen = _choose(run, checks)
+        chosen = _plan_selection(run, checks)
         return {**vars(chosen), "batch": None if chosen.batch is None else chosen.batch.to_json()}
 
     value = run.step("chosen", plain)
     return SelectedModels(**{**value, "batch": None if value["batch"] is None else Batch.from_json(value["batch"])})
 
 
-def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> SelectedModels:
+def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> SelectedModels:
+    """Selects the due models that a plan shows to fit.
+
+    `train_batch` plans the selected batch once more, by what the machine's load and the deadline are then.
+    """
     due = {name: check for name, check in checks.items() if check.due is not None and check.due.is_due}
     if not due:
         return SelectedModels()

@@ -36,7 +36,7 @@ from ringmaster.tasks.pool.active_batches import (
     quotas_of_pool,
 )
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of, read_recovered_state, speeds_of
+from ringmaster.tasks.pool.failover import BatchState, nodes_of, outcome_of, read_batch_state, speeds_of
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
@@ -200,14 +200,14 @@ class PoolController:
                 clock=self._clock,
             )
         self._quotas = quotas_of_pool(self._database)
-        recovered_batches = self._new_batches()
+        states = self._new_batches()
         # Segments of batches that are not active: there are none unless the database was edited by hand.
-        self._end_segments(SEGMENTS.c.batch.not_in(sorted(recovered.batch.id for recovered in recovered_batches)))
-        unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
+        self._end_segments(SEGMENTS.c.batch.not_in(sorted(state.batch.id for state in states)))
+        unsettled = [record for state in states for record in (*state.open, *state.undecided)]
         self._give_back_leases({name for record in unsettled for name in record.what["devices"]})
         self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
-        for recovered in recovered_batches:
-            self._take_on(recovered)
+        for state in states:
+            self._take_on(state)
 
     def keep_ticking(self, until: threading.Event) -> None:
         """Has the executor's thread call `tick` periodically, and for each new request; returns once `until` is set."""
@@ -227,8 +227,8 @@ class PoolController:
     def tick(self) -> None:
         """Checks nodes, batches and requests for changes, and acts on them."""
         self._look_at_nodes()
-        for recovered in self._new_batches():
-            self._take_on(recovered)
+        for state in self._new_batches():
+            self._take_on(state)
         current = Requests(self._database).current()
         if requests := self._request_handler.about_batches(current):
             # Answered after the executor has heard the events that their senders may have read.
@@ -270,23 +270,24 @@ class PoolController:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def _take_on(self, recovered: RecoveredState) -> None:
-        id = recovered.batch.id
+    def _take_on(self, state: BatchState) -> None:
+        """Adds a batch to the executor; ends it where that fails."""
+        id = state.batch.id
         self._quarantine.handle(
-            f"batch {id}", partial(self._inherit, recovered), set_aside=partial(self._drop, id), most_failures=1
+            f"batch {id}", partial(self._add_to_executor, state), set_aside=partial(self._drop, id), most_failures=1
         )
 
-    def _new_batches(self) -> list[RecoveredState]:
+    def _new_batches(self) -> list[BatchState]:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
         query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         new = [id for id in self._database.scalars(query) if id not in self._active_batches]
         states = [
-            self._quarantine.handle(f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id))
+            self._quarantine.handle(f"batch {id}", partial(self._read_state, id), set_aside=partial(self._drop, id))
             for id in new
         ]
         return [state for state in states if state is not None]
 
-    def _recovered(self, id: str) -> RecoveredState | None:
+    def _read_state(self, id: str) -> BatchState | None:
         """Returns the state of a batch; refuses one that cannot be read or planned, and returns None."""
         try:
             batch = self._submissions.find(id)
@@ -295,7 +296,7 @@ class PoolController:
             batch, fault = None, f"the executor cannot read it: {error}. {OTHER_VERSION}"
         if fault is not None:
             self._refuse(id, fault)
-        return None if batch is None or fault is not None else read_recovered_state(self._database, batch)
+        return None if batch is None or fault is not None else read_batch_state(self._database, batch)
 
     def _set_aside_later(self, id: str, message: str) -> None:
         """Sets a batch aside, once, after what the executor does now."""
@@ -331,28 +332,28 @@ class PoolController:
         Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
         self._event_log.append(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
 
-    def _inherit(self, recovered: RecoveredState) -> None:
-        """Takes on a batch: a new one, or one of a former controller with all that is open or undecided."""
-        batch = recovered.batch
+    def _add_to_executor(self, state: BatchState) -> None:
+        """Adds the jobs of a batch: a new one, or one of a former controller with all that is open or undecided."""
+        batch = state.batch
         self._active_batches[batch.id] = ActiveBatch.of(batch, Journal(self._database, batch=batch.id))
         self._combine_terms()
-        for name, job in recovered.jobs.items():
+        for name, job in state.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(job.details.get(LIKE, name)):
                 self._fail(batch.id, name, "it was submitted without a profile")
-        for event in recovered.untold:
+        for event in state.untold:
             self._event_log.append(batch.id, event)
-        entries = entries_of(batch, struck_out=recovered.struck_out)
+        entries = entries_of(batch, struck_out=state.struck_out)
         self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
-        self._recall_speeds(recovered)
-        for record in recovered.open:
+        self._recall_speeds(state)
+        for record in state.open:
             future = self._engine.adopt(record.id, on_event=partial(self._executor.post, record.id))
-            self._executor.adopt(record.id, recovered.qualified(record), future)
-        for record in recovered.undecided:
-            self._executor.adopt(record.id, recovered.qualified(record), completed(outcome_of(record)))
+            self._executor.adopt(record.id, state.qualified(record), future)
+        for record in state.undecided:
+            self._executor.adopt(record.id, state.qualified(record), completed(outcome_of(record)))
         # The former controller may have died after it recorded the new status and before it stopped the gang.
-        running = {record.job for record in recovered.open}
+        running = {record.job for record in state.open}
         paused, over = (
-            [batch.qualified(job) for job in running if recovered.jobs[job].status in statuses]
+            [batch.qualified(job) for job in running if state.jobs[job].status in statuses]
             for statuses in ((JobStatus.PAUSED,), (JobStatus.CANCELLED, JobStatus.STOPPED))
         )
         if paused:
@@ -361,11 +362,11 @@ class PoolController:
             self._executor.cancel(over, message="")
         self._may_have_ended.add(batch.id)
 
-    def _recall_speeds(self, recovered: RecoveredState) -> None:
+    def _recall_speeds(self, state: BatchState) -> None:
         """Passes on the speeds that the former controller received. Running segments report theirs again."""
         table = self._executor.job_table
-        for job in dict.fromkeys(record.job for record in recovered.past):
-            records = [recovered.qualified(record) for record in recovered.past if record.job == job]
+        for job in dict.fromkeys(record.job for record in state.past):
+            records = [state.qualified(record) for record in state.past if record.job == job]
             profiles, phases = table.profiles[records[0].job], table.entries[records[0].job].job.phases
             # Those before its last phase had another batch size.
             since = phases[-1].first_step if phases else 0

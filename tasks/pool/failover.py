@@ -154,8 +154,8 @@ class _GuardedDatabase(Database):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveredState:
-    """The recovered state of a batch, with the batch's own job names.
+class BatchState:
+    """The stored state of a batch, new or of a former controller, with the batch's own job names.
 
     open: the segments that have no outcome in the journal.
     undecided: the segments that have an outcome in the journal, but no decision on it.
@@ -177,7 +177,7 @@ class RecoveredState:
         return replace(record, job=self.batch.qualified(record.job))
 
 
-def read_recovered_state(database: Database, batch: Submission) -> RecoveredState:
+def read_batch_state(database: Database, batch: Submission) -> BatchState:
     """Reads the state of a batch; resets jobs that the journal calls running although they have no segment."""
     journal = Journal(database, batch=batch.id)
     segments, jobs = journal.segments(), journal.jobs()
@@ -186,7 +186,7 @@ def read_recovered_state(database: Database, batch: Submission) -> RecoveredStat
         if record.status == JobStatus.RUNNING and name not in last:
             jobs[name] = journal.write_job(name, status=JobStatus.WAITING)
     undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == JobStatus.RUNNING]
-    return RecoveredState(
+    return BatchState(
         batch=batch,
         jobs=jobs,
         open=[segment for segment in segments if segment.outcome is None],

@@ -173,7 +173,7 @@ class MoveLog:
             if fault is not None:
                 self._end(model, token)
                 raise PromotionRefused(fault)
-            _carry_out(ledger, model, moves, decision)
+            _move_aliases(ledger, model, moves, decision)
         except BaseException:
             self._give_up(model, token)
             raise
@@ -192,7 +192,7 @@ class MoveLog:
                 # A promotion or deletion by a program without this log may have made the decision obsolete.
                 applies = _fault(ledger, row["model"], moves, decision) is None
                 if applies:
-                    _carry_out(ledger, row["model"], moves, decision)
+                    _move_aliases(ledger, row["model"], moves, decision)
             except BaseException:
                 self._give_up(row["model"], token)
                 raise
@@ -275,7 +275,7 @@ def _fault(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: Dec
     )
 
 
-def _carry_out(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
+def _move_aliases(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
     for move in moves:
         if move.version is not None:
             ledger.set_alias(model, move.alias, move.version)

@@ -15,10 +15,11 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, 
 from ringmaster.codec import finite, to_json
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
+from ringmaster.tasks.retraining.promotion import KEPT, PROMOTED
 from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import page_template
 
-PROMOTED, KEPT, UNCHANGED, FAILED, LEFT = "promoted", "kept", "unchanged", "failed", "left"
+UNCHANGED, FAILED, LEFT = "unchanged", "failed", "left"  # the outcomes beside `PROMOTED` and `KEPT`
 OUTCOME_TEXTS = {LEFT: "left for the next run"}
 """The display text of an outcome, where it differs from the outcome's name."""
 

@@ -313,7 +313,7 @@ WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbo
 def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Runs the command from the newest checkpoint to `order.last_step`.
 
-    Returns what `training.segment_loop.train` returns.
+    Returns what `training.segment_loop.train_segment` returns.
     """
     assert order.checkpoint_dir is not None and order.model_dir is not None
     reporter.phase("starting the command", timeout_s=START_TIMEOUT_S)

@@ -130,7 +130,7 @@ TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can on
 def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Rewrites and exports the model, then measures it and its parents.
 
-    Returns the keys of `segment_loop.train`, and `compared`.
+    Returns the keys of `segment_loop.train_segment`, and `compared`.
     """
     assert order.model_dir is not None
     folder = Path(order.model_dir)

@@ -86,7 +86,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
     reporter.phase("loading data and model", timeout_s=BUILD_TIMEOUT_S)
     trainer = Trainer(order, technique, ranks, beat=reporter.beat)
-    loop = {TRAIN: segment_loop.train, TRIAL: segment_loop.trial}[order.purpose]
+    loop = {TRAIN: segment_loop.train_segment, TRIAL: segment_loop.trial}[order.purpose]
     result = loop(trainer, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
     reporter.send(RankResult(result=result))

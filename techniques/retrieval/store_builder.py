@@ -183,7 +183,7 @@ def run(order: GangOrder, rank: int, reporter: Reporter) -> dict[str, Any]:
     ranks = join(order, rank, num_ranks=order.num_devices, axes={"dp_replicate": order.num_devices})
     reporter.phase("loading passages and encoder", timeout_s=segment_loop.BUILD_TIMEOUT_S)
     builder = StoreBuilder(order, ranks, encoder=encoder, beat=reporter.beat)
-    loop = segment_loop.trial if order.purpose == TRIAL else segment_loop.train
+    loop = segment_loop.trial if order.purpose == TRIAL else segment_loop.train_segment
     result = loop(builder, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
     return result

@@ -189,7 +189,7 @@ SAVE_TIMEOUT_S = 300.0
 TIMEOUT_STEPS, LEAST_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
 
 
-def train(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def train_segment(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Trains to `order.last_step`; after a job's last step, evaluates and exports its model. Returns the result."""
     assert order.checkpoint_dir is not None and order.model_dir is not None
     root = order.checkpoint_dir

@@ -438,7 +438,7 @@ class MemberSession:
     def end(self, status: OutcomeStatus, *, message: str = "") -> dict[str, Any]:
         """Ends the position: finishes its save, sends its remaining steps and returns its outcome.
 
-        The outcome has the form that `ringmaster.techniques.training.segment_loop.train` returns.
+        The outcome has the form that `ringmaster.techniques.training.segment_loop.train_segment` returns.
         """
         self._saver.finish()
         self._progress.flush()

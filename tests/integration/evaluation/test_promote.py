@@ -195,7 +195,7 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
             ledger.record_model(f"smaller.{kind}", run_id=run, folder=folder, kind=kind, parents=[parent.model_id])
         return SimpleNamespace(status="done", exit_code=0)
 
-    monkeypatch.setattr(running, "train", train)
+    monkeypatch.setattr(running, "train_and_show", train)
     training = SimpleNamespace(job=IMAGES)
     monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
     (before,) = promotion.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/1"))[-1:]

@@ -6,11 +6,10 @@ import math
 import re
 from dataclasses import replace
 
+from ringmaster.tasks.retraining.promotion import KEPT, PROMOTED
 from ringmaster.tasks.retraining.report import (
     FAILED,
-    KEPT,
     LEFT,
-    PROMOTED,
     ModelResult,
     RetrainingReport,
     cost_of_batch,

@@ -84,7 +84,7 @@ def chosen(monkeypatch):
             )
             for model in models
         }
-        return select_models._choose(run, checks)
+        return select_models._plan_selection(run, checks)
 
     return choose
 

@@ -116,7 +116,7 @@ def test_what_is_damaged_harms_its_own_batch_at_most(database, damage, changes_c
 
 def test_a_batch_that_the_controller_fails_on_is_set_aside_at_its_second_failure(database, monkeypatch, caplog):
     pool, gangs = PoolBench(database, Clock()), Gangs(Worker(database, "n"))
-    read, tries = controller_module.read_recovered_state, []
+    read, tries = controller_module.read_batch_state, []
 
     def fail(database, batch):
         if batch.id == "b1":
@@ -124,7 +124,7 @@ def test_a_batch_that_the_controller_fails_on_is_set_aside_at_its_second_failure
             raise RuntimeError("no \0 such thing")
         return read(database, batch)
 
-    monkeypatch.setattr(controller_module, "read_recovered_state", fail)
+    monkeypatch.setattr(controller_module, "read_batch_state", fail)
     for id in ("b1", "b2"):
         Submissions(database).submit(submission(id))
     finish(pool, gangs)
@@ -139,14 +139,14 @@ def test_a_batch_that_the_controller_fails_on_is_set_aside_at_its_second_failure
 
 
 def test_a_batch_that_ends_the_controllers_process_is_set_aside(database, monkeypatch):
-    read = controller_module.read_recovered_state
+    read = controller_module.read_batch_state
 
     def die(database, batch):
         if batch.id == "b1":
             raise SystemExit(9)  # as os._exit, or the kernel for want of memory
         return read(database, batch)
 
-    monkeypatch.setattr(controller_module, "read_recovered_state", die)
+    monkeypatch.setattr(controller_module, "read_batch_state", die)
     for id in ("b1", "b2"):
         Submissions(database).submit(submission(id))
     clock = Clock()
