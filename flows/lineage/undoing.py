@@ -164,7 +164,13 @@ class _UndoPlanner:
     def plan(self) -> UndoPlan:
         readers, removed = (self._row_readers(), {}) if self._request.row is not None else ({}, self._removed())
         if not readers and not removed:
-            raise InputError([f"no recorded model has read {self._request.label}. To fix: `ringmaster datasets trace`"])
+            raise InputError(
+                [
+                    f"no recorded model has read {self._request.label} in a data set with a name, and rows of other "
+                    "data are not recorded. To fix: name what `ringmaster datasets trace` finds; give coming batches "
+                    "data with a name"
+                ]
+            )
         affected = [*readers, *removed]
         wanted = {*affected, *self._snapshot.graph.descendants(*affected)} - set(removed)
         for id in (each for each in self._snapshot.graph.models if each in wanted):  # parents come first

@@ -72,7 +72,7 @@ from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.schema import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.checkpoint import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
 DEVICES_OF_USERS = (

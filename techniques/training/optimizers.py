@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def parameter_settings(job: Job, model: nn.Module) -> Mapping[str, ParameterSett
             is_matrix=name in matrices,
         )
         settings[name] = _in_groups(plain, names[name], spec)
-    _check_groups(spec, [name for aliases in names.values() for name in aliases])
+    _check_groups(spec, names)
     return {alias: settings[name] for name, aliases in names.items() for alias in aliases}
 
 
@@ -158,13 +159,24 @@ def _in_groups(settings: ParameterSettings, names: list[str], spec: OptimizerSpe
     return settings
 
 
-def _check_groups(spec: OptimizerSpec, names: list[str]) -> None:
+def _check_groups(spec: OptimizerSpec, names: Mapping[str, list[str]]) -> None:
+    """Raises ValueError where a group has no effect. names: all names of each trained parameter."""
+    effective: dict[tuple[str, str], int] = {}  # by parameter and setting, the last group that sets it
+    matched = [
+        [name for name in names if any(fnmatchcase(each, group.match) for each in names[name])] for group in spec.groups
+    ]
     for i, group in enumerate(spec.groups):
-        if not any(fnmatchcase(name, group.match) for name in names):
-            raise ValueError(
-                f"optimizer.groups[{i}].match: {group.match!r} matches no trained parameter. "
-                f"To fix: {resembling(group.match, names)}"
-            )
+        given = [key for key in ("lr", "weight_decay") if getattr(group, key) is not None]
+        effective |= dict.fromkeys(product(matched[i], given), i)
+    for i in sorted({*range(len(spec.groups))} - {*effective.values()}):
+        match = spec.groups[i].match
+        if not matched[i]:
+            remedy = resembling(match, list(chain.from_iterable(names.values())))
+            raise ValueError(f"optimizer.groups[{i}].match: {match!r} matches no trained parameter. To fix: {remedy}")
+        raise ValueError(
+            f"optimizer.groups[{i}]: has no effect: it sets nothing, or later groups set it anew for all "
+            f"parameters that {match!r} matches. To fix: remove it, or put it after them"
+        )
 
 
 # The quickest kernels that also support sharded tensors: fused SGD has no sharding strategy (torch 2.13).

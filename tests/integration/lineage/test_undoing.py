@@ -338,7 +338,7 @@ def test_policies_decide_on_what_they_have_promoted(replaced):
     [
         ({}, "one thing is undone at a time"),
         ({"row": "a", "base": "b"}, "one thing is undone at a time"),
-        ({"row": "0" * 16}, "no recorded model has read row 0000000000000000"),
+        ({"row": "0" * 16}, "no recorded model has read row 0000000000000000 in a data set with a name.* To fix: "),
         ({"row": "never written"}, "no recorded model has read row never written"),
     ],
 )

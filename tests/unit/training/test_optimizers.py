@@ -177,10 +177,25 @@ def test_a_tied_weight_is_found_by_each_of_its_names():
             vit,
             r"optimizer\.groups\[0\]\.match: 'clasifier\.\*' matches no trained parameter.*classifier\.",
         ),
+        (
+            OptimizerSpec(groups=2 * (ParameterGroup(match="*.bias", lr=1.0),)),
+            vit,
+            r"optimizer\.groups\[0\]: has no effect.*later groups set it anew for all parameters that '\*\.bias'",
+        ),
+        (
+            OptimizerSpec(groups=(ParameterGroup(match="classifier.*", lr=1.0), ParameterGroup(match="*", lr=0.5))),
+            vit,
+            r"optimizer\.groups\[0\]: has no effect.*put it after them",
+        ),
+        (
+            OptimizerSpec(groups=(ParameterGroup(match="*"),)),
+            vit,
+            r"optimizer\.groups\[0\]: has no effect: it sets nothing",
+        ),
         (OptimizerSpec(layer_decay=0.9), lambda: nn.Linear(2, 2), "the model has no repeated layers"),
         (OptimizerSpec(name="muon"), lambda: nn.Linear(2, 2), "muon: no trained matrix is in repeated layers"),
     ],
-    ids=["group", "layers", "muon"],
+    ids=["group", "double-group", "overridden-group", "empty-group", "layers", "muon"],
 )
 def test_settings_that_do_not_suit_the_model_are_refused(spec, model, message):
     with pytest.raises(ValueError, match=message):
