@@ -1,7 +1,8 @@
 """Fully sharded data parallel (FSDP2): weights, gradients and optimizer state are sharded over the devices.
 
 Sources: Rajbhandari et al., ZeRO stage 3 (arXiv:1910.02054); Zhao et al., PyTorch FSDP, with hybrid sharding
-(arXiv:2304.11277); Ren et al., ZeRO-Offload (arXiv:2101.06840).
+(arXiv:2304.11277); Ren et al., ZeRO-Offload (arXiv:2101.06840). Static buffers: YaFSDP (github.com/yandex/YaFSDP),
+implemented with the custom collectives of PyTorch's FSDP2.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from ringmaster.techniques.model_facts import ModelFacts
-
 
 SHARDS_INTEGERS = (2, 13)  # torch 2.11 takes every sharded parameter for one that requires a gradient
 
@@ -194,3 +194,42 @@ def _gather_ahead(layers: Sequence[FSDPModule], depth: int) -> None:
 def _gradient_sync(model: nn.Module, *, enabled: bool) -> Iterator[None]:
     model.set_requires_gradient_sync(enabled)  # type: ignore[operator]
     yield
+
+
+class FsdpStatic(Fsdp):
+    """Works as `fsdp` with `reshard` and `num_replicas`; after the first step its collectives allocate no memory.
+
+    Gathered weights and reduced gradients lie in buffers that are allocated once.
+    """
+
+    name = "fsdp_static"
+    summary = "as fsdp, with gather and reduce buffers allocated once"
+    needs = "two devices or more; 1/n of the training state and five whole layers in each device's memory"
+    takes_4_bits = False  # its buffers have one dtype
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Yields the configs of `fsdp` that acquire and release buffers in a fixed order.
+
+        Those are the configs without `prefetch` and `offload`.
+        """
+        for config in super().configs(job, gang, facts):
+            if not {"offload", "prefetch"} & set(config):
+                yield config
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Returns the memory of `fsdp`, plus two buffers for gathering layers and one for reducing their gradients."""
+        return super().estimate_memory(job, gang, config, facts) + 3 * facts.largest_layer_bytes
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Shards the model as `fsdp`. All layers share one pool of gather buffers and one pool of reduce buffers."""
+        from torch.distributed.fsdp import FSDPModule
+
+        from ringmaster.techniques.parallel.buckets import BufferPool, StaticAllGather, SummingReduceScatter
+
+        model = super().parallelize(model, mesh, config)
+        gather, reduce = StaticAllGather(BufferPool()), SummingReduceScatter(BufferPool(), exact=self.exact)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(reduce)
+        return model

@@ -9,7 +9,7 @@ BUILTIN: dict[str, str] = {
     "zero1": "ringmaster.techniques.zero1:Zero1",
     "zero2": "ringmaster.techniques.zero2:Zero2",
     "fsdp": "ringmaster.techniques.fsdp:Fsdp",
-    "fsdp_static": "ringmaster.techniques.fsdp_static:FsdpStatic",
+    "fsdp_static": "ringmaster.techniques.fsdp:FsdpStatic",
     "expert": "ringmaster.techniques.expert:Expert",
     "tensor": "ringmaster.techniques.tensor:TensorParallel",
     "context": "ringmaster.techniques.context:Context",

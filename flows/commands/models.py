@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors, raise_faults
+from ringmaster.files import text_of
 from ringmaster.flows import output, settings
 from ringmaster.flows.commands.running import train_or_resume
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
 from ringmaster.model_lineage.records import INDEXED, DatasetInput
-from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.snapshot import LineageNode

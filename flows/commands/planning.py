@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors, raise_faults
+from ringmaster.files import text_of
 from ringmaster.flows.commands.running import Profiles, estimate
 from ringmaster.flows.output import (
     AsJson,
@@ -25,7 +26,6 @@ from ringmaster.flows.output import (
     write_file,
 )
 from ringmaster.flows.settings import located
-from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem

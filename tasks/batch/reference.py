@@ -11,9 +11,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
+from ringmaster.files import MAX_BYTES
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
 from ringmaster.tasks.batch.schema import BatchEntry, Section, json_schema
-from ringmaster.tasks.files import MAX_BYTES
 from ringmaster.text import MOST_FAULTS
 
 INTRODUCTION = f"""# Batch files

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
+from ringmaster.files import text_of
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.document import Fault, FileKind, Finding, Place, got, place_text
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import BatchEntry, Section, misspelt, section_at
-from ringmaster.tasks.files import text_of
 
 Entry = TypeVar("Entry", bound=Section)
 

@@ -11,11 +11,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from ringmaster.files import is_file
 from ringmaster.tasks.batch import references, yaml_sections
 from ringmaster.tasks.batch.document import FileKind, Finding, Place, findings_where
 from ringmaster.tasks.batch.references import Factory, Name, Whole
 from ringmaster.tasks.batch.schema import Section
-from ringmaster.tasks.files import is_file
 
 MINIMUM, INVARIANCE, DIRECTION = KINDS = ("minimum", "invariance", "direction")
 UP, DOWN, NOT_UP, NOT_DOWN = MOVES = ("up", "down", "not_up", "not_down")

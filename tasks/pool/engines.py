@@ -23,7 +23,7 @@ BUILTIN: dict[str, str] = {
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
     "slurm": "ringmaster.tasks.pool.slurm:SlurmOptions",
     "pbs": "ringmaster.tasks.pool.pbs:PbsOptions",
-    "ray": "ringmaster.tasks.pool.ray.options:RayOptions",
+    "ray": "ringmaster.tasks.pool.ray.ray_engine:RayOptions",
 }
 """By name, the dotted path of the engine's `EngineOptions`, or of what builds the engine from an `EngineContext`."""
 ENGINES = Registry(kind="engine", group="ringmaster.engines", builtin=BUILTIN)

@@ -45,7 +45,7 @@ from ringmaster.tasks.recording.rows import (
 from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain
-from ringmaster.techniques.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.checkpoints.checkpoint import fetch_model
 from ringmaster.techniques.metric import why_undefined
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import (

@@ -9,13 +9,13 @@ from typing import Annotated, Self, TypeVar
 from pydantic import Field, model_validator
 
 from ringmaster.errors import BatchFileError
+from ringmaster.files import is_file
 from ringmaster.tasks.batch import yaml_sections
 from ringmaster.tasks.batch.document import FileKind, Finding, Place
 from ringmaster.tasks.batch.references import Distinct, Metric, Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.files import is_file
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.metrics.latency import FAMILY
 

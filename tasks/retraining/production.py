@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.errors import BatchFileError
+from ringmaster.files import is_file
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
@@ -27,7 +28,6 @@ from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
-from ringmaster.tasks.files import is_file
 from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_named, load_policy
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueEntry

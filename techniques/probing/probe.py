@@ -31,7 +31,6 @@ from ringmaster.techniques.metric import (
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.probing.batches import LONGEST, cropped, made_up, ragged, rows_of
 from ringmaster.techniques.probing.faults import (
     explained,
     faults_of_labels,
@@ -39,7 +38,7 @@ from ringmaster.techniques.probing.faults import (
     shapes_of,
     why_tokens_are_foreign,
 )
-from ringmaster.techniques.probing.tiny import tiny_config
+from ringmaster.techniques.probing.tiny import LONGEST, cropped, made_up, ragged, rows_of, tiny_config
 from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
 from ringmaster.techniques.training.generation import (

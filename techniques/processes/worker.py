@@ -15,7 +15,7 @@ from ringmaster.codec import from_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox, checked_result
-from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_model
+from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import OutcomeStatus, RankFailed, RankResult
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder

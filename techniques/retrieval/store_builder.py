@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ringmaster.errors import CheckpointError
-from ringmaster.techniques.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces, store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
 from ringmaster.techniques.data.arrow_files import TOKENS, open_split, values_of
 from ringmaster.techniques.data.sources.passages import ids_and_texts

@@ -20,8 +20,13 @@ from torch import Tensor, nn
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointNotFound
 from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
-from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces, folder_of
-from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    WritePieces,
+    folder_of,
+    store_model,
+)
 from ringmaster.techniques.checkpoints.state import (
     HostCopies,
     Reader,

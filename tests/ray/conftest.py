@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringmaster.tasks.pool.ray import options
+from ringmaster.tasks.pool.ray import ADDRESS, DEVICES
 from ringmaster.techniques.processes.forkserver_client import ForkServer, ScratchFolder
 from tests.cluster.machines import end
 from tests.cluster.pool import Pool
@@ -65,8 +65,8 @@ class RayPool(Pool):
             "RINGMASTER_ENGINE": "ray",
             "RINGMASTER_MAX_NODES": str(len(MACHINES)),
             "RINGMASTER_NODE_IDLE_S": "600",
-            options.ADDRESS: machines.address,
-            options.DEVICES: "cpu:1",
+            ADDRESS: machines.address,
+            DEVICES: "cpu:1",
         }
 
     def start_executor(self):

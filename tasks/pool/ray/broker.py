@@ -22,7 +22,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.ray import actor
-from ringmaster.tasks.pool.ray.options import (
+from ringmaster.tasks.pool.ray.ray_engine import (
     DATABASE,
     PREFIX,
     NodeOrder,

@@ -20,7 +20,7 @@ import psutil
 
 from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.ray.agent_parent import end_with
-from ringmaster.tasks.pool.ray.options import HOST, LEAVE_S, PREFIX, head_environment, token_file
+from ringmaster.tasks.pool.ray.ray_engine import HOST, LEAVE_S, PREFIX, head_environment, token_file
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 

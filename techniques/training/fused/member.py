@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringmaster.techniques.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces, store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, named_state, piece_writer, restore_model
 from ringmaster.techniques.data import fetch
 from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, sites

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.checkpoints.checkpoint import fetch_model
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice, assert_well
 from tests.cluster.conftest import LOST_S, PATIENCE
 from tests.cluster.jobs import CONFIG, profiles_of, torch_job

@@ -15,8 +15,7 @@ from pyarrow import parquet
 from ringmaster.errors import CheckpointError, InputError, ModelNotFound, ObjectStoreUnavailable
 from ringmaster.flows.batch.run_folder import checkpoint_root_of
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_model
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, fetch_model, store_model
 from ringmaster.techniques.checkpoints.state import Reader, piece_writer
 from ringmaster.techniques.checkpoints.storage import check_root, place_of
 from ringmaster.techniques.data import prepare

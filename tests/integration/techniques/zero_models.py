@@ -5,7 +5,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.utils.data import Dataset
 
-from ringmaster.techniques.fsdp_static import FsdpStatic
+from ringmaster.techniques.fsdp import FsdpStatic
 from ringmaster.techniques.parallel import buckets
 from tests.integration.measuring import OneThread
 

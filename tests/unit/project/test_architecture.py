@@ -81,7 +81,7 @@ ALLOWED = {
 }
 # The folders and modules of tasks/ in layers, from below: each layer may import those below it and itself.
 LAYERS = (
-    ("background_worker", "cluster", "files", "process_identity"),
+    ("background_worker", "cluster", "process_identity"),
     ("device_monitor", "storage"),
     ("planning",),
     ("batch", "datasets"),

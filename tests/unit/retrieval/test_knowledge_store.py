@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_model
+from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from ringmaster.techniques.retrieval.knowledge_store import (
     IVF,
     KnowledgeStore,

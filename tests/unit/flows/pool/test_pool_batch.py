@@ -42,7 +42,7 @@ from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.techniques.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.checkpoints.checkpoint import fetch_model
 from ringmaster.techniques.preflight import Preflight
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played

@@ -6,8 +6,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.ray.options import cause
-from ringmaster.tasks.pool.ray.ray_engine import BrokerConnection, RayActors
+from ringmaster.tasks.pool.ray.ray_engine import BrokerConnection, RayActors, cause
 from ringmaster.tasks.pool.work_pool import FIRST_DELAY_S, WorkPoolProvider
 
 

@@ -13,7 +13,7 @@ from ringmaster.flows.services.service_definitions import PoolOptions, compose, 
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.engines import EngineOptions, NodeDeployment, WorkPoolOptions, engine_options
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions
-from ringmaster.tasks.pool.ray.options import RayOptions
+from ringmaster.tasks.pool.ray.ray_engine import RayOptions
 from ringmaster.tasks.pool.slurm import SlurmOptions
 
 HOME = Path("/srv/ringmaster")
