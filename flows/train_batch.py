@@ -121,8 +121,7 @@ def profile(run: BatchRun) -> Any:
 @task(name="make plan", task_run_name="make plan", cache_policy=NO_CACHE, persist_result=False)
 def make_plan(run: BatchRun, profiles: Any) -> Any:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
-    jobs: Any = run.begin(profiles)
-    return run.obtain_plan(jobs)
+    return run.make_plan(profiles)
 
 
 # No retries: the executor retries each job, and on a pool a flow run that is retried resumes the batch.

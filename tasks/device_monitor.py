@@ -413,7 +413,7 @@ class Telemetry:
             if sample.fault:
                 reasons[str(number)] = sample.fault
             elif self._strange[number] >= STRANGER_SAMPLES:
-                reasons[str(number)] = f"in use by process {pid}, which is none of ours"
+                reasons[str(number)] = f"in use by process {pid}, which does not belong to Ringmaster"
         for number_, reason in reasons.items():
             if self._reasons.get(number_) != reason:
                 logger.warning("device %s of %s %s", number_, self._name, reason)

@@ -14,12 +14,6 @@ from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
-    alone_in,
-    begun,
-    checkpoint_root_of,
-    folder_to_resume,
-    note_start,
-    stamped_folder,
     with_models,
 )
 from ringmaster.flows.output import announce
@@ -32,13 +26,11 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, detect
 from ringmaster.tasks.execution.engine import FileLeases, leases_of
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
-from ringmaster.tasks.execution.job_table import RunPaths
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, at_load, present_load
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import Lend
-from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
@@ -109,22 +101,6 @@ class NodeContext:
         """Returns a load of this machine, with the errors of earlier runs of the batch."""
         earlier = self.ledger.finished_batches(self.batch.name, most=NUM_EARLIER)
         return ForecastConditions(load=load, earlier=errors_in(earlier))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """The resources for running a batch.
-
-    node_context: the node context.
-    journal: the journal of the run.
-    recorder: the async recorder.
-    run_paths: the run's folders and checkpoint options.
-    """
-
-    node_context: NodeContext
-    journal: Journal
-    recorder: AsyncRecorder
-    run_paths: RunPaths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,47 +194,6 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             leases=leases,
             lend=lend,
             is_pool_node=node is not None,
-        )
-
-
-@contextmanager
-def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
-    """Opens the resources for running a batch; closes all of them on exit.
-
-    Raises InputError if devices, base models or a batch to resume do not exist.
-    """
-    home = settings.home()
-    resumed = folder_to_resume(batch, home) if options.resume else None
-    if options.resume and resumed is None:
-        current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
-    note_start(batch, home)
-    with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
-        folder = resumed or stamped_folder(home / "batches" / batch.name)
-        stack.enter_context(alone_in(folder))
-        journal = Journal.of_file(folder / "journal.db")
-        stack.callback(journal.close)
-        node_context = node_context.with_models(journal)
-        checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
-        journal.put("batch", batch.to_json())
-        begun(batch, home)
-        yield RunContext(
-            node_context=node_context,
-            journal=journal,
-            recorder=AsyncRecorder(
-                node_context.ledger,
-                journal,
-                batch=batch,
-                notice=current_view.get().notice,
-            ),
-            run_paths=RunPaths(
-                folder=folder,
-                cache_dir=node_context.environment.cache_dir,
-                import_paths=node_context.environment.import_paths,
-                weights=node_context.environment.weights,
-                checkpoint_every_s=options.checkpoint_every_s,
-                checkpoint_root=checkpoint_root,
-                keep_checkpoints=batch.keep_checkpoints,
-            ),
         )
 
 

@@ -1,4 +1,4 @@
-"""Flow runs in Prefect: names, ids, final states, cancellation, and calls that wait for a server that is away.
+"""Flow runs in Prefect: names, ids, final states, cancellation, tasks of segments, and calls that wait for its server.
 
 For runs without a pool, an embedded server, with a password and a check of the Host header. Prefect would start it with
 neither, and would end it at a normal exit only. This server also ends when the run's process dies.
@@ -12,12 +12,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from http import HTTPStatus
+from itertools import count
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import httpx
-from prefect import Flow, get_run_logger, runtime
+from prefect import Flow, get_run_logger, runtime, task
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import FlowRunCreate
 from prefect.client.schemas.objects import FlowRun, StateType
@@ -41,6 +44,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.processes.events import Outcome
 from ringmaster.text import MOST_IN_NAME, printable
 
 STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
@@ -332,3 +336,23 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
                 reported_s = time.monotonic()
                 announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
             time.sleep(LOOK_EVERY_S)
+
+
+_runs: dict[int, Callable[[], Outcome]] = {}  # by number: Prefect would serialise a function among the parameters
+_numbers = count()
+
+
+@task(name="segment", task_run_name="{label}", cache_policy=NO_CACHE, persist_result=False)
+def segment_task(label: str, number: int) -> Outcome:
+    """Runs a segment. It returns the gang's outcome as a value, even if the gang failed.
+
+    It has no retries of its own: the executor decides whether and how the job continues.
+    """
+    return _runs.pop(number)()
+
+
+def as_task(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
+    """Runs a function as a Prefect task of the current flow run. A `Spawn` of the local engine."""
+    _runs[number := next(_numbers)] = run
+    # A Prefect future has the two methods of a Future that an executor uses.
+    return cast("Future[Outcome]", segment_task.submit(label, number))

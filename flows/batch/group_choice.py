@@ -56,7 +56,9 @@ def choose_job_groups(
     """
     records = journal.jobs()
     left = [job for job in jobs if job.name not in records or records[job.name].status not in ENDED]
-    may_join = {job.name for job in left if (goals or {}).get(job.name) != 0 and not _is_alone(records.get(job.name))}
+    # A job trains alone since its group was divided, or since it left the group.
+    alone = {name for name, record in records.items() if record.details.get(PARTED) or record.details.get(LEFT)}
+    may_join = {job.name for job in left if (goals or {}).get(job.name) != 0} - alone
     groups = _candidates(profiled.groups, may_join)
     if not groups:
         journal.remove(FUSION)  # of a run before it was resumed: its bound is not one of what is left
@@ -108,8 +110,3 @@ def _candidates(groups: Mapping[str, Sequence[Profile]], names: Collection[str])
         if lead in names and left:
             result[lead] = left
     return result
-
-
-def _is_alone(record: JobRecord | None) -> bool:
-    """Returns whether a job trains alone since its group was divided, or since it left the group."""
-    return record is not None and bool(record.details.get(PARTED) or record.details.get(LEFT))

@@ -12,7 +12,8 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
-from ringmaster.flows.batch.context import RunContext, RunOptions, open_run_context, profiled_at
+from ringmaster.flows.batch.context import NodeContext, RunOptions, open_node_context, profiled_at
+from ringmaster.flows.batch.flow_runs import as_task
 from ringmaster.flows.batch.group_choice import ChosenGroups, choose_job_groups, goals_in
 from ringmaster.flows.batch.result import (
     MEASURED,
@@ -25,7 +26,16 @@ from ringmaster.flows.batch.result import (
     log_decision,
     report_refusals,
 )
-from ringmaster.flows.batch.run_folder import is_done_and_recorded, share_models
+from ringmaster.flows.batch.run_folder import (
+    alone_in,
+    begun,
+    checkpoint_root_of,
+    folder_to_resume,
+    is_done_and_recorded,
+    note_start,
+    share_models,
+    stamped_folder,
+)
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
@@ -38,12 +48,11 @@ from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents,
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import JobState, JobTable, clones_in
+from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths, clones_in
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.target_scheduler import TargetScheduler, variant_options
-from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
@@ -53,11 +62,10 @@ from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.pool.request_handler import RequestHandler
 from ringmaster.tasks.pool.submissions import ALONE, Submission
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
-from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
-from ringmaster.tasks.recording.async_recorder import JobsToRecord
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
-from ringmaster.tasks.storage.journal import JobStatus, begin
+from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord
+from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
@@ -75,37 +83,58 @@ def open_local_run(
 
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
-    with open_run_context(batch, options) as context, ExitStack() as stack:
-        yield LocalRun(context, options, sweep_scheduler=sweep_scheduler, stack=stack)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BegunJobs:
-    """The jobs of a batch that this machine is about to run.
-
-    profiled: their profiles at the machine's load.
-    engine: starts the segments.
-    cluster: the engine's devices.
-    failures: the jobs that have failed before there was a plan.
-    """
-
-    profiled: ProfilingResult
-    load: MachineLoad
-    engine: Engine
-    cluster: Cluster
-    failures: Sequence[JobEnded]
+    home = settings.home()
+    resumed = folder_to_resume(batch, home) if options.resume else None
+    if options.resume and resumed is None:
+        current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
+    note_start(batch, home)
+    with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
+        folder = resumed or stamped_folder(home / "batches" / batch.name)
+        stack.enter_context(alone_in(folder))
+        journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db")))
+        node_context = node_context.with_models(journal)
+        environment = node_context.environment
+        checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
+        journal.put("batch", batch.to_json())
+        begun(batch, home)
+        run_paths = RunPaths(
+            folder=folder,
+            cache_dir=environment.cache_dir,
+            import_paths=environment.import_paths,
+            weights=environment.weights,
+            checkpoint_every_s=options.checkpoint_every_s,
+            checkpoint_root=checkpoint_root,
+            keep_checkpoints=batch.keep_checkpoints,
+        )
+        recorder = AsyncRecorder(node_context.ledger, journal, batch=batch, notice=current_view.get().notice)
+        yield LocalRun(
+            node_context,
+            journal,
+            recorder=recorder,
+            run_paths=run_paths,
+            seed=options.seed,
+            sweep_scheduler=sweep_scheduler,
+            stack=stack,  # the last to be opened is closed first
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
     """What is about to be executed on this machine.
 
+    profiled: the profiles of the jobs at the machine's load.
+    engine: starts the segments.
+    cluster: the engine's devices.
+    failures: the jobs that have failed before there was a plan.
     job_table: the jobs as the executor takes them.
     plan: the plan of the jobs; None where nothing is left to be planned.
     surroundings: what predictions of ends take into account besides the plan.
     """
 
-    jobs: BegunJobs
+    profiled: ProfilingResult
+    engine: Engine
+    cluster: Cluster
+    failures: Sequence[JobEnded]
     job_table: JobTable
     plan: PlanUpdate | None
     surroundings: ForecastConditions
@@ -114,16 +143,28 @@ class LocalPlan:
 class LocalRun:
     """A run of a batch on this machine: the executor runs in this process.
 
-    context: its resources.
+    node_context: the resources for profiling, with the folders of the models that the jobs name.
+    recorder: writes the records of the run.
+    run_paths: the run's folders and checkpoint options.
+    seed: seed of the planner.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     stack: what is to be closed at the end of the run.
     """
 
     def __init__(
-        self, context: RunContext, options: RunOptions, *, sweep_scheduler: SweepScheduler | None, stack: ExitStack
+        self,
+        node_context: NodeContext,
+        journal: Journal,
+        *,
+        recorder: AsyncRecorder,
+        run_paths: RunPaths,
+        seed: int,
+        sweep_scheduler: SweepScheduler | None,
+        stack: ExitStack,
     ) -> None:
-        self._context, self._options, self._scheduler, self._stack = context, options, sweep_scheduler, stack
-        self.batch, self.journal, self._recorder = context.node_context.batch, context.journal, context.recorder
+        self._node_context, self.batch, self.journal = node_context, node_context.batch, journal
+        self._recorder, self._run_paths, self._seed = recorder, run_paths, seed
+        self._scheduler, self._stack = sweep_scheduler, stack
         self._steering: SweepScheduler | TargetScheduler | None = sweep_scheduler
         self._is_recorded = False
         self._listener_faults: Mapping[Listener, str] = {}
@@ -135,8 +176,8 @@ class LocalRun:
             name=self.batch.name,
             jobs=self.batch.jobs,
             profiles={},
-            folder=str(context.run_paths.folder),
-            cache_dir=str(context.run_paths.cache_dir),
+            folder=str(run_paths.folder),
+            cache_dir=str(run_paths.cache_dir),
             terms=self.batch.terms,
             started_s=float(started_s),
         )
@@ -149,7 +190,7 @@ class LocalRun:
 
     def profile(self) -> ProfilingResult:
         """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
-        node_context, began_s = self._context.node_context, time.monotonic()
+        node_context, began_s = self._node_context, time.monotonic()
         begun = self.journal.jobs()
         are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
         report_failure = failure_reporter(but=are_over)
@@ -184,30 +225,17 @@ class LocalRun:
             report_failure(name, why)
         return profiled
 
-    def begin(self, profiled: ProfilingResult) -> BegunJobs:
-        """Opens the engine that RINGMASTER_ENGINE names, by default this machine's, and records the jobs."""
-        node_context = self._context.node_context
-        load = node_context.load()
+    def make_plan(self, profiled: ProfilingResult) -> LocalPlan:
+        """Records the jobs, chooses the groups of them to train together, plans what is left, and shows the plan.
+
+        The segments will run on the engine that RINGMASTER_ENGINE names, by default this machine's. Raises ProblemError
+        if no plan meets the deadlines of a new batch.
+        """
+        load = self._node_context.load()
         profiled = profiled_at(profiled, load)
-        engine_context = EngineContext(
-            folder=self._context.run_paths.folder,
-            cluster=node_context.cluster,
-            launcher=node_context.server,
-            spawn=as_task,
-            telemetry=self._stack.enter_context(watching(node_context.cluster)),
-        )
-        with input_errors():
-            engine = self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), engine_context)))
+        engine = self._open_engine()
         cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
         failures = self._record_jobs(profiled, cluster)
-        return BegunJobs(profiled=profiled, load=load, engine=engine, cluster=cluster, failures=failures)
-
-    def obtain_plan(self, jobs: BegunJobs) -> LocalPlan:
-        """Chooses the groups of jobs to train together, plans what is left, and shows the plan.
-
-        Raises ProblemError if no plan meets the deadlines of a new batch.
-        """
-        profiled, cluster = jobs.profiled, jobs.cluster
         current_view.get().notice(f"planning {counted(len(profiled.jobs), 'job')}")
         groups = choose_job_groups(
             profiled,
@@ -219,27 +247,34 @@ class LocalRun:
             add_terms=self._add_terms,
             objective=self._terms.objective,
             work_s=PLANNING_WORK_S,
-            seed=self._options.seed,
+            seed=self._seed,
         )
         job_table = JobTable(self.journal)
         job_table.add(self._job_states(profiled, groups))
-        problem = problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)
-        if problem is None:
-            return LocalPlan(jobs=jobs, job_table=job_table, plan=None, surroundings=ForecastConditions())
-        surroundings, is_first = self._context.node_context.surroundings(jobs.load), not self.journal.plans()
-        plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
-        prediction = predict_plan(problem, plan, job_table.profiles, surroundings=surroundings)
-        self.journal.put(FIRST_PREDICTION, prediction.to_json())
-        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
-        is_measured = are_measured(job_table.profiles)
-        self.journal.put(MEASURED, is_measured)
-        show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
-        update = PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
-        return LocalPlan(jobs=jobs, job_table=job_table, plan=update, surroundings=surroundings)
+        update, surroundings = None, ForecastConditions()
+        if (problem := problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)) is not None:
+            surroundings, is_first = self._node_context.surroundings(load), not self.journal.plans()
+            plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
+            prediction = predict_plan(problem, plan, job_table.profiles, surroundings=surroundings)
+            self.journal.put(FIRST_PREDICTION, prediction.to_json())
+            self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
+            is_measured = are_measured(job_table.profiles)
+            self.journal.put(MEASURED, is_measured)
+            show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
+            update = PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        return LocalPlan(
+            profiled=profiled,
+            engine=engine,
+            cluster=cluster,
+            failures=failures,
+            job_table=job_table,
+            plan=update,
+            surroundings=surroundings,
+        )
 
     def execute(self, plan: LocalPlan) -> None:
         """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
-        node_context, engine, cluster = self._context.node_context, plan.jobs.engine, plan.jobs.cluster
+        node_context, engine, cluster = self._node_context, plan.engine, plan.cluster
         with ExitStack() as stack:
             replanner = Replanner(
                 name=self.batch.name,
@@ -285,7 +320,7 @@ class LocalRun:
 
     def result(self, plan: LocalPlan) -> BatchResult:
         """Returns the result so far."""
-        return self._result(plan.jobs.profiled)
+        return self._result(plan.profiled)
 
     def record(self, _: LocalPlan, result: BatchResult) -> BatchResult:
         """Records the result and waits until all is written; returns it with the URIs of the models."""
@@ -299,10 +334,21 @@ class LocalRun:
         )
         show_records(self._recorder, result)
         if is_done_and_recorded(self.journal):
-            share_models(self._context.run_paths.folder, home=settings.home())
+            share_models(self._run_paths.folder, home=settings.home())
         return result
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _open_engine(self) -> Engine:
+        engine_context = EngineContext(
+            folder=self._run_paths.folder,
+            cluster=self._node_context.cluster,
+            launcher=self._node_context.server,
+            spawn=as_task,
+            telemetry=self._stack.enter_context(watching(self._node_context.cluster)),
+        )
+        with input_errors():
+            return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), engine_context)))
 
     def _record_jobs(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
         """Records the jobs that are about to run; returns those that have failed already.
@@ -328,7 +374,7 @@ class LocalRun:
         if self._scheduler is not None:
             self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
         elif any(job.target is not None for job in profiled.jobs):
-            place, notice = self._context.run_paths, current_view.get().notice
+            place, notice = self._run_paths, current_view.get().notice
             self._steering = TargetScheduler(self.journal, jobs, profiled.profiles, place=place, notice=notice)
         for name, details in self._steering.details().items() if self._steering is not None else ():
             self.journal.write_job(name, details=details)
@@ -366,7 +412,7 @@ class LocalRun:
                 local_job=job,
                 job=job,
                 profiles=profiled.profiles.get(job.name, ()),
-                place=replace(self._context.run_paths, data=data),
+                place=replace(self._run_paths, data=data),
                 group_profiles=groups.profiles.get(job.name, ()),
                 variants=variant_options(job, profiled.profiles),
             )
@@ -380,13 +426,13 @@ class LocalRun:
         deadlines = DeadlineAlarms(
             self.batch.name, deadlines_s=self.batch.deadlines_s, started_s=self.journal.get("started_s")
         )
-        progress = ProgressArtifact(self.journal, totals={job.name: job.total_steps for job in plan.jobs.profiled.jobs})
+        progress = ProgressArtifact(self.journal, totals={job.name: job.total_steps for job in plan.profiled.jobs})
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name),
             look=lambda run_timeline: deadlines.report_late(run_timeline, sound),
         )
         decisions = DecisionArtifact()
-        for event in plan.jobs.failures:
+        for event in plan.failures:
             decisions.listen(event)
         with ExitStack() as stack:
             for artifact in (progress, gantt, decisions):
@@ -405,7 +451,7 @@ class LocalRun:
         return checked_plan(
             problem,
             work_s=PLANNING_WORK_S,
-            seed=self._options.seed,
+            seed=self._seed,
             objective=self._terms.objective,
             start=start,
         )

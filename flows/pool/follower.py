@@ -43,8 +43,8 @@ from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
-from ringmaster.tasks.recording.async_recorder import JobsToRecord, PoolRecorder
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
+from ringmaster.tasks.recording.async_recorder import PoolRecorder
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler

@@ -258,21 +258,17 @@ class PooledRun:
         profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         return PoolProfiles(profiled=profiled, weights=weights, checkpoint_root=checkpoint_root)
 
-    def begin(self, profiles: PoolProfiles | Submission) -> Submission:
-        """Submits the jobs to the pool, unless it has them already."""
+    def make_plan(self, profiles: PoolProfiles | Submission) -> BatchFollower:
+        """Submits the jobs, unless the pool has them already, and waits until its controller has a plan with them.
+
+        They may also end without one. Returns what follows the plan.
+        """
+        run = self._run
         submission = profiles if isinstance(profiles, Submission) else self._submit(profiles)
         if submission is not profiles:
             self._kept_node.close()
-            current_view.get().notice(f"{self._run.id} waits for its place in the pool's plan")
+            current_view.get().notice(f"{run.id} waits for its place in the pool's plan")
         begun(self.batch, settings.home())
-        return submission
-
-    def obtain_plan(self, submission: Submission) -> BatchFollower:
-        """Waits until the pool's controller has a plan with the jobs, or they have ended without one.
-
-        Returns what follows the plan.
-        """
-        run = self._run
         follower = self._stack.enter_context(
             followed_batch(
                 run,

@@ -313,7 +313,18 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
     jobs = {job.name: job for check in due.values() for job in _trainable_jobs(run, check)}
     began_s = time.monotonic()
     # If the run's deadline has passed, nothing is profiled either.
-    profiled = ProfilingResult(jobs=(), preflights={}, profiles={}) if run.is_late else _profiled(run, [*jobs.values()])
+    profiled = ProfilingResult(jobs=(), preflights={}, profiles={})
+    if not run.is_late:
+        profiled = profile_task(
+            [*jobs.values()],
+            environment=context.environment,
+            cluster=context.cluster,
+            known=context.known,
+            notice=current_view.get().notice,
+            lend=context.lend,
+            failed=failure_reporter(),
+            share=context.batch.profiling_share,
+        )
     profiling_s = time.monotonic() - began_s
     limits = RunLimits(
         left_s=run.left_s,
@@ -381,20 +392,6 @@ def _larger(run: RetrainingRun, model: ProductionModel, champion: ModelRecord) -
     while larger.kind in SMALLER and (above := [known[id] for id in larger.parents if id in known]):
         larger = above[0]
     return larger if larger.registered_name == model.registered_name else champion
-
-
-def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> ProfilingResult:
-    context = run.node_context
-    return profile_task(
-        jobs,
-        environment=context.environment,
-        cluster=context.cluster,
-        known=context.known,
-        notice=current_view.get().notice,
-        lend=context.lend,
-        failed=failure_reporter(),
-        share=context.batch.profiling_share,
-    )
 
 
 def _terms(limits: RunLimits, names: Sequence[str]) -> PlanningTerms:

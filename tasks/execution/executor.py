@@ -136,7 +136,10 @@ class Executor:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Runs jobs until nothing is left or `stop` is called. Returns False if jobs are left to be resumed."""
+        """Runs jobs until nothing is left or `stop` is called. Returns False if jobs are left to be resumed.
+
+        Raises the last error of the planner if nothing runs and it has failed repeatedly.
+        """
         if (steering := self._steering) is not None:
             perform = partial(self._listeners.guard, steering.listen)
             steering.attach(
@@ -152,7 +155,9 @@ class Executor:
                 if not self._stopping:
                     self._start()
                 self._turn()
-                self._give_up_planning()
+                failures = self._replanner.failures
+                if not self._plan_progress.running and len(failures) >= MOST_FAILED_PLANS:
+                    raise failures[-1]
         return not self._has_more()
 
     def serve(self, *, num_turns: int | None = None) -> None:
@@ -196,24 +201,16 @@ class Executor:
                     progress.drop(job)
                     plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
 
-    def _give_up_planning(self) -> None:
-        """Raises the last planning error if nothing runs and planning has failed repeatedly."""
-        failures = self._replanner.failures
-        if not self._plan_progress.running and len(failures) >= MOST_FAILED_PLANS:
-            raise failures[-1]
-
     @property
     def listener_faults(self) -> dict[Listener, str]:
         """What is missing, and why, since a listener raised an exception and was detached; by listener."""
         return self._listeners.faults
 
-    def _is_steered(self) -> bool:
+    def _has_more(self) -> bool:
+        if self._plan_progress.planned or (self._plan_manager.is_wanted and self.job_table.left()):
+            return True
         steering = self._steering
         return steering is not None and steering.listen not in self._listeners.faults and steering.is_open()
-
-    def _has_more(self) -> bool:
-        is_wanted = self._plan_manager.is_wanted and bool(self.job_table.left())
-        return is_wanted or bool(self._plan_progress.planned) or self._is_steered()
 
     def _turn(self) -> None:
         """Adjusts running segments, plans where that is due, and handles one message."""

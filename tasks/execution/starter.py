@@ -194,15 +194,13 @@ class Starter:
             names,
             first_step,
             number=number,
-            ordered_step=self._ordered_step(segment, profile, first_step=first_step),
+            # On an untrusted node, a gang ends after a few steps.
+            ordered_step=min(segment.last_step, first_step + self._job_table.entries[segment.job].job.verify_steps)
+            if profile.is_untrusted
+            else segment.last_step,
             step=first_step,
             first_steps=first_steps or {},
         )
-
-    def _ordered_step(self, segment: PlannedSegment, profile: Profile, *, first_step: int) -> int:
-        """Returns the step at which a gang is ordered to end: on an untrusted node, after a few steps."""
-        most = self._job_table.entries[segment.job].job.verify_steps
-        return min(segment.last_step, first_step + most) if profile.is_untrusted else segment.last_step
 
     def _startable(self) -> list[PlannedSegment]:
         steps = {name: record.step for name, record in self._job_table.records.items()}
@@ -355,8 +353,7 @@ class Starter:
                 order = replace(order, digested_steps=steps, keep_checkpoints=keep)
             return replace(order, known_step=record.step)
 
-        first_step = self._job_table.records[segment.job].step
-        order = order_of(segment.job, self._ordered_step(segment, profile, first_step=first_step))
+        order = order_of(segment.job, self._plan_progress.running[number].ordered_step)
         return replace(order, members=tuple(order_of(name, end) for name, end in members.items()))
 
 

@@ -26,8 +26,6 @@ from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines
 
-__all__ = ["AsyncRecorder", "JobsToRecord", "PoolRecorder", "RetriedWrites"]
-
 logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 5.0

@@ -165,28 +165,24 @@ class _Rank:
         events: list[Event] = []
         try:
             while (content := self.channel.poll()) is not None:
-                event = event_or_refusal(content)
-                self._note(event)
-                events.append(event)
+                events.append(event := event_or_refusal(content))
+                self._heard_s = time.monotonic()
+                match event:
+                    case RankStarted():
+                        self.pid = event.pid
+                    case PhaseStarted():
+                        self.phase, self.timeout_s = event.phase, event.timeout_s
+                    case RankFailed():
+                        self.failure = event
+                    case RefusedEvent():  # another try would end the same way
+                        self.failure = self.failure or RankFailed(kind=OutcomeStatus.INVALID, message=event.message)
+                    case RankResult():
+                        self.result = event.result
+                    case RankExited():
+                        self.exit_status, self.is_fenced, self.alive = event.status, event.fenced, False
         except ChannelClosed:
             self.alive = False
         return events
-
-    def _note(self, event: Event) -> None:
-        self._heard_s = time.monotonic()
-        match event:
-            case RankStarted():
-                self.pid = event.pid
-            case PhaseStarted():
-                self.phase, self.timeout_s = event.phase, event.timeout_s
-            case RankFailed():
-                self.failure = event
-            case RefusedEvent():  # another try would end the same way
-                self.failure = self.failure or RankFailed(kind=OutcomeStatus.INVALID, message=event.message)
-            case RankResult():
-                self.result = event.result
-            case RankExited():
-                self.exit_status, self.is_fenced, self.alive = event.status, event.fenced, False
 
     def tell(self, command: str) -> None:
         if self.alive:

@@ -184,7 +184,9 @@ def test_a_stranger_is_told_after_some_samples_and_our_own_never():
         bench.pass_s(STRANGER_SAMPLES - 1)
         assert bench.telemetry.health() == {}
         bench.pass_s(1)
-        assert bench.telemetry.health() == {"0": f"in use by process {os.getppid()}, which is none of ours"}
+        assert bench.telemetry.health() == {
+            "0": f"in use by process {os.getppid()}, which does not belong to Ringmaster"
+        }
         gpus[0].pids = []
         bench.pass_s(1)
         assert bench.telemetry.health() == {}

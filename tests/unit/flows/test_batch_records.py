@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from ringmaster.flows.batch import result as records
-from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.flows.batch.result import (
     BatchResult,
@@ -107,16 +106,19 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     journal = Journal.of_file(tmp_path / "journal.db")
     journal.write_job("b", status=JobStatus.DONE)
     began, heard = [], []
-    context = SimpleNamespace(
-        node_context=SimpleNamespace(batch=batch, cluster=cluster(1)),
-        journal=journal,
-        run_paths=SimpleNamespace(folder=tmp_path, cache_dir=tmp_path),
+    run = LocalRun(
+        SimpleNamespace(batch=batch, cluster=cluster(1)),
+        journal,
         recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
+        run_paths=SimpleNamespace(folder=tmp_path, cache_dir=tmp_path),
+        seed=0,
+        sweep_scheduler=None,
+        stack=ExitStack(),
     )
     profiled = ProfilingResult(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
-    LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._record_jobs(profiled, cluster(1))
+    run._record_jobs(profiled, cluster(1))
     assert heard == [JobEnded(job="a", status=JobStatus.FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()

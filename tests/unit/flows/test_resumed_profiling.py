@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.batch import local_run
-from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -43,8 +42,15 @@ class Runs:
     def profiled(self, *, sweep_scheduler=None):
         node_context = SimpleNamespace(batch=self.batch, cluster=cluster(1), environment=None, known=None, lend=None)
         run_paths = SimpleNamespace(folder=self.batch.folder, cache_dir=None)
-        context = SimpleNamespace(node_context=node_context, journal=self.journal, recorder=None, run_paths=run_paths)
-        run = LocalRun(context, RunOptions(resume=True), sweep_scheduler=sweep_scheduler, stack=ExitStack())
+        run = LocalRun(
+            node_context,
+            self.journal,
+            recorder=None,
+            run_paths=run_paths,
+            seed=0,
+            sweep_scheduler=sweep_scheduler,
+            stack=ExitStack(),
+        )
         return run.profile()
 
 

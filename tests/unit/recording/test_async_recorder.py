@@ -26,8 +26,8 @@ from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
-from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, JobsToRecord, PoolRecorder, RetriedWrites
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
+from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder, RetriedWrites
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore

@@ -58,7 +58,7 @@ def profiled_jobs(*, with_groups=True):
 @pytest.fixture
 def chosen(monkeypatch):
     def choose(*, minutes=None, budget=None, priorities=None, with_groups=True):
-        monkeypatch.setattr(select_models, "_profiled", lambda *_: profiled_jobs(with_groups=with_groups))
+        monkeypatch.setattr(select_models, "profile_task", lambda *_, **__: profiled_jobs(with_groups=with_groups))
         deadline = None if minutes is None else f"02:{minutes:02}"
         models = tuple(
             ProductionModel(registered_name=f"shop.{name}", job=job(name), priority=(priorities or {}).get(name, 0))
@@ -67,7 +67,13 @@ def chosen(monkeypatch):
         night = RetrainingEntry(starts="02:00", deadline=deadline, budget=budget)
         entry = ProductionEntry(name="shop", night=night)
         production = Production(entry=entry, models=models, devices="auto", folder=Path("/"))
-        bench = SimpleNamespace(cluster=CLUSTER, known=ProfileStore(), environment=SimpleNamespace(import_paths=()))
+        bench = SimpleNamespace(
+            batch=SimpleNamespace(profiling_share=0.05),
+            cluster=CLUSTER,
+            known=ProfileStore(),
+            environment=SimpleNamespace(import_paths=()),
+            lend=None,
+        )
         run = SimpleNamespace(
             production=production,
             node_context=bench,
