@@ -349,7 +349,13 @@ class RowSamples:
 
             def written() -> Iterator[Sample]:
                 """Writes all samples but those that are packed, which it yields."""
-                for split, table in chain.from_iterable(self._selected(each, labels) for each in parts):
+                known: dict[Any, Any] = {}  # the type of each column, and the row that has it first
+                for split, table, row in chain.from_iterable(self._selected(each, labels) for each in parts):
+                    for field in table.schema:
+                        same = field.name if field.name == LABELS else (split, field.name)
+                        type, first = known.setdefault(same, (field.type, row))
+                        if field.type != type:
+                            raise RowErrors([sample_error(*row, _other_form(field, type, first))])
                     lengths[split].append(lengths_of(table, uncut=self._kind.uncut))
                     if self._spec.packing and split == "training":
                         yield from _rows_of(table)
@@ -368,8 +374,8 @@ class RowSamples:
                 raise ValueError(f"{self._where} holds no row to {use} on. To fix: {remedy}")
         return lengths
 
-    def _selected(self, part: EncodedPart, labels: ClassLabels | None) -> Iterator[tuple[str, Table]]:
-        """Yields the samples of a part that are read, some at a time, each with its split."""
+    def _selected(self, part: EncodedPart, labels: ClassLabels | None) -> Iterator[tuple[str, Table, tuple[str, int]]]:
+        """Yields the samples of a part that are read, some at a time, with their split and the place of the first."""
         rows, place = np.flatnonzero(part.column("has_sample")), 0
         chosen, classes = {split: part.split(split) for split in SPLITS}, part.facts["classes"].combine_chunks()
         numbers: NDArray[np.int64] | None = None
@@ -383,7 +389,8 @@ class RowSamples:
                 table = _renumbered(table, classes.take(here), numbers, len(labels.names))
             for split in SPLITS:
                 if (mask := chosen[split][here]).any():
-                    yield split, table if mask.all() else table.filter(mask)
+                    first = part.place(int(here[mask][0]))
+                    yield split, table if mask.all() else table.filter(mask), first
 
     # Describing them
 
@@ -443,6 +450,17 @@ def sample_error(file: str, number: int, what: str) -> RowError:
     """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
     problem, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
     return RowError(f"{file}, row {number}:", problem, remedy or "check the row")
+
+
+def _other_form(field: Any, type: Any, first: tuple[str, int]) -> str:
+    """Returns what is wrong with a column whose rows had another type before, from the row `first` on."""
+    place, is_list = f"{first[0]}, row {first[1]}", field.type.num_fields > 0
+    if field.name == LABELS and is_list != (type.num_fields > 0):
+        return (
+            f"its label is {'a' if is_list else 'no'} list, and that of {place} is {'none' if is_list else 'one'}. "
+            'To fix: write all labels as lists, such as ["drama"], or none'
+        )
+    return f"its {field.name} is {field.type}, and that of {place} is {type}. To fix: give all rows one shape"
 
 
 def _has_labels(labels: Array, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:

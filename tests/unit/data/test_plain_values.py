@@ -74,6 +74,25 @@ def test_labels_of_which_some_are_lists_are_refused_with_their_row(tmp_path, opt
     assert "To fix: write all labels as lists" in fault
 
 
+@pytest.mark.parametrize("held_out_path", [None, "b.jsonl"])
+@pytest.mark.parametrize("options", [{}, {"labels": ["neg", "pos"]}])
+@pytest.mark.parametrize("is_list_first", [True, False])
+def test_labels_of_another_form_in_another_file_are_refused_with_their_row(
+    tmp_path, chat_tokenizer, options, is_list_first, held_out_path
+):
+    plain = [{"text": f"word {n}", "label": ["neg", "pos"][n % 2]} for n in range(6)]
+    lists = [{**row, "label": [row["label"]]} for row in plain]
+    first, second = jsonl(tmp_path / "a.jsonl", plain), jsonl(tmp_path / "b.jsonl", lists)
+    if is_list_first:
+        first, second = jsonl(tmp_path / "a.jsonl", lists), jsonl(tmp_path / "b.jsonl", plain)
+    separate = {"held_out_path": str(second)} if held_out_path else {}
+    path = first if held_out_path else tmp_path / "*.jsonl"
+    said = fault_of(path, kind="text-classification", options=options, tokenizer=chat_tokenizer, **separate)
+    assert "b.jsonl, row 1: its label is " + ("no list" if is_list_first else "a list") in said
+    assert "a.jsonl, row 1 is " + ("one" if is_list_first else "none") in said
+    assert "To fix: write all labels as lists" in said
+
+
 @pytest.mark.parametrize("num_marks", [1, 2, 3])
 def test_byte_order_marks_at_the_head_are_no_part_of_a_column(tmp_path, num_marks):
     head = "\ufeff" * num_marks

@@ -325,5 +325,7 @@ def test_samples_of_different_shapes_in_two_files_are_refused(tmp_path):
 
     for name, n in (("a", 2), ("b", 3)):
         (tmp_path / f"{name}.jsonl").write_text(lines([{"n": n}]))
-    with pytest.raises(ValueError, match=r"samples of kind learnt differ in shape.*To fix: give all rows one shape"):
+    with pytest.raises(
+        ValueError, match=r"b\.jsonl, row 1: its pixel_values.*a\.jsonl, row 1 .*give all rows one shape"
+    ):
         Arrays().prepare(DataSpec(path=str(tmp_path / "*.jsonl"), held_out=0), cache_dir=tmp_path / "cache")
