@@ -795,6 +795,11 @@ class Job:
         """Whether the job has steps; a job without steps only rewrites its parents' weights."""
         return self.num_steps != 0
 
+    @property
+    def adapter_drops_out(self) -> bool:
+        """Whether the adapter draws random numbers in training."""
+        return self.adapter is not None and self.adapter.dropout > 0
+
     def renamed(self, name: str, rename: Callable[[str], str]) -> "Job":
         """Returns the same job under the name `name`, with `rename` applied to the names of its parents."""
         base, value = self.base and rename(self.base), self.adaptation

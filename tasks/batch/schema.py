@@ -45,9 +45,9 @@ from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
+from ringmaster.techniques.data.row_kind import Retriever
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
-from ringmaster.techniques.retrieval.passage_reader import Retriever
 
 
 class Section(BaseModel):

@@ -204,17 +204,14 @@ class MlflowWriter:
                 self.flush()
                 for job in (event.segment.job, *event.members):
                     self._write_segments(job)
-                self._store_measured(event)
+                # For later runs of such jobs.
+                if event.profile is not None and event.outcome.status == OutcomeStatus.OUT_OF_MEMORY:
+                    self._measured.add_unfit(event.profile, message=event.outcome.message)
+                elif event.profile is not None:
+                    self._measured.add(event.profile, number=event.number)
             case JobEnded():
                 self.flush()
                 self._end_job(event)
-
-    def _store_measured(self, event: SegmentEnded) -> None:
-        """Stores what a segment has measured of its option, for later runs of such jobs."""
-        if event.profile is not None and event.outcome.status == OutcomeStatus.OUT_OF_MEMORY:
-            self._measured.add_unfit(event.profile, message=event.outcome.message)
-        elif event.profile is not None:
-            self._measured.add(event.profile, number=event.number)
 
     def _note_waiting(self, job: str, event: Event) -> None:
         """Notes on the page of a job's run that it waits for a disk or store, until it does no more."""

@@ -22,14 +22,18 @@ import transformers
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.files import write_value
 from ringmaster.techniques import registry
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
-from ringmaster.techniques.job import EvaluationSpec, Job, ScheduleSpec
+from ringmaster.techniques.job import COMPOSED, PRUNED, EvaluationSpec, Job, ScheduleSpec
+from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
 from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
+MASK_BYTES, FP32_BYTES = 1, 4  # bytes of a weight's mask entry, and of a number
 CUBLAS_BYTES = 64 << 20  # of workspaces that cuBLAS allocates for the matrix products of a process
 VERSION = 6  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)
@@ -324,3 +328,35 @@ def _few_do(workload: Workload, choice: Choice) -> bool:
     divides = technique.divides_layers and config.get("pp", 2) > 1
     # Patterns of frozen parameters may name a layer.
     return workload.facts.decoder is not None and not divides and not workload.job.freeze
+
+
+def copies_reference(job: Job) -> bool:
+    """Returns whether the job's loss compares with its initial weights, of which it then keeps a frozen copy."""
+    loss = loss_function_of(job.loss, job.loss_options)
+    has_base = job.adapter is not None and job.adapter.begins_as_base
+    return loss is not None and loss.compares and not has_base
+
+
+def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
+    """Returns bytes on each device of a whole teacher and its logits for `num_rows`, or of a mask for each weight.
+
+    Raises ValueError where the teacher is unknown, or has another vocabulary than the job.
+    """
+    adaptation = job.adaptation
+    if adaptation is None or not job.trains or adaptation.kind == COMPOSED:
+        return 0
+    from ringmaster.techniques.training.adaptation import teacher_model
+
+    student = model_facts(job.model, data=data)
+    if adaptation.kind == PRUNED:
+        return student.num_parameters * MASK_BYTES
+    teacher = model_facts(teacher_model(job, None), data=data)
+    if teacher.decoder is None or student.decoder is None:
+        return teacher.parameter_bytes
+    sizes = [facts.vocab_size for facts in (teacher.decoder, student.decoder)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"distillation: the teacher {adaptation.teacher} has a vocabulary of {sizes[0]} tokens, and the student "
+            f"one of {sizes[1]}. To fix: give both the same data.tokenizer and vocab_size"
+        )
+    return teacher.parameter_bytes + num_rows * teacher.decoder.seq_len * sizes[0] * FP32_BYTES

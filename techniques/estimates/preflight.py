@@ -17,10 +17,12 @@ from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.device_rates import start_gpu_children
+from ringmaster.techniques.estimates.memory import copies_reference
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.job import STRUCTURED, DataSpec, Job
+from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, STRUCTURED, VIRTUAL_TOKENS, DataSpec, Job
+from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
-from ringmaster.techniques.models.adaptation_support import drops_out, why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.models.facts import model_facts
@@ -192,7 +194,7 @@ def num_workers(job: Job, gangs: Sequence[GangShape]) -> int:
 
 def with_probe(facts: ModelFacts, result: TinyStepResult, job: Job) -> ModelFacts:
     """Returns the facts of a model with the results of a tiny step, which has no adapter."""
-    return replace(facts, whole_batch=result.undivided, has_dropout=result.sites.draws or drops_out(job))
+    return replace(facts, whole_batch=result.undivided, has_dropout=result.sites.draws or job.adapter_drops_out)
 
 
 def _check_training(job: Job, data: PreparedData) -> None:
@@ -250,3 +252,45 @@ def _needless(technique: Technique, result: Mapping[str, list[Candidate]], shape
 def _least_too_large(too_large: Sequence[tuple[Refusal, int]], shape: GangShape) -> str:
     least = min((num_bytes for _, num_bytes in too_large), default=0)
     return f"needs {least / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device at the least"
+
+
+def why_no_adaptation(technique: Technique, job: Job) -> str | None:
+    """Returns why a technique cannot make the adaptation that a job asks for, or None."""
+    if isinstance(technique, BlackBox):
+        return None  # their `supports` checks the adaptation
+    if not job.trains or job.store is not None:
+        return f"the job trains no step: {'encode' if job.store else 'rewrite'} is for it"
+    if copies_reference(job) and DISTILLED not in technique.adaptations:
+        return (
+            f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
+        )
+    if job.quantize_base is not None and not technique.takes_4_bits:
+        return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
+    if job.adapter is not None and job.adapter.dora and not technique.whole_layers:
+        return f"a DoRA needs the lengths of whole weights, which {technique.name} divides"
+    if job.adaptation is None or job.adaptation.kind in technique.adaptations:
+        return None
+    needed = {
+        DISTILLED: "a teacher in addition to the whole output of each row",
+        PRUNED: "gradients that are masked between their exchange and the optimizer",
+        COMPOSED: "layers that are called for each of several jobs in one step",
+    }[job.adaptation.kind]
+    return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
+
+
+def why_no_generation(technique: Technique, job: Job) -> str | None:
+    """Returns why a technique cannot write the texts on which a job's loss or metrics are computed, or None."""
+    if isinstance(technique, BlackBox):
+        return None
+    loss = loss_function_of(job.loss, job.loss_options)
+    writes_in_steps = loss is not None and loss.generation is not None
+    what = f"the loss {loss.name}" if loss and writes_in_steps else why_generating(job.evaluation.metrics)
+    if what is None:
+        return None
+    if not technique.generates:
+        return f"{what} generates with the whole model on each device, which {technique.name} has not"
+    if job.compile:
+        return f"{what} generates sequences that grow, for each of which layers would be compiled again"
+    if job.adapter is not None and job.adapter.kind in VIRTUAL_TOKENS:
+        return f"{what} generates with a cache of keys and values, to which a {job.adapter.kind} is not added"
+    return None

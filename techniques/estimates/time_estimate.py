@@ -18,6 +18,8 @@ from ringmaster.techniques.estimates.measured_steps import StepTimes, Widths, me
 from ringmaster.techniques.estimates.memory import (
     EstimateError,
     Workload,
+    adaptation_bytes,
+    copies_reference,
     data_parallel,
     estimate_alone,
     forecast_memory,
@@ -29,7 +31,6 @@ from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.models.adaptation_support import adaptation_bytes, copies_reference
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot

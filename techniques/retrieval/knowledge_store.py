@@ -34,12 +34,11 @@ from ringmaster.extras import require_extra
 from ringmaster.files import write_value
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrow_files import ArrowWriter, open_split, read_table, table_of, texts_column
-from ringmaster.techniques.data.row_kind import SampleContext
+from ringmaster.techniques.data.row_kind import MANIFEST, SampleContext
 from ringmaster.techniques.data.sources.passages import PASSAGES_FILE, ids_and_texts
 from ringmaster.techniques.job import FLAT, INDEXES, IVF, StoreSettings
 from ringmaster.techniques.models.model_folders import few
 from ringmaster.techniques.retrieval.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
-from ringmaster.techniques.retrieval.passage_reader import MANIFEST
 
 VECTORS, INDEX, ENCODER = "vectors.npy", "index.faiss", "encoder"
 SPARE = 8

@@ -48,7 +48,6 @@ from ringmaster.techniques.data import (
 )
 from ringmaster.techniques.job import OF_TRUST, Job, TrainingPhase, WarmStart
 from ringmaster.techniques.loss import REWARDS
-from ringmaster.techniques.models.adaptation_support import drops_out
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
@@ -315,7 +314,7 @@ class Trainer(JobTrainingState):
         self._plain = model
         self._sites = draws_of(self.job, data=self.prepared, cache_dir=Path(order.cache_dir))
         # Compiled layers draw from the compiler's generator. This needs no hash, as their batch is not divided.
-        self._draws_by_hash = (self._sites.draws or drops_out(self.job)) and not self.job.compile
+        self._draws_by_hash = (self._sites.draws or self.job.adapter_drops_out) and not self.job.compile
         if self._draws_by_hash:
             name_modules(model)
         self._loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from ringmaster.tasks.planning.kernels.compiled import kernel
+from ringmaster.tasks.planning.kernels import kernel
 
 LATE = 0.1  # cost of a device that is in use beyond the target, in device time
 PER_STEP = 70  # work of a trial beside that of placing jobs

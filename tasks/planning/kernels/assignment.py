@@ -10,8 +10,8 @@ from collections import namedtuple
 
 import numpy as np
 
+from ringmaster.tasks.planning.kernels import kernel
 from ringmaster.tasks.planning.kernels.annealing import shift
-from ringmaster.tasks.planning.kernels.compiled import kernel
 from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, OptionTable, config_lp
 from ringmaster.tasks.planning.kernels.sequences import in_order, of_group, polish, score_of, settle
 

@@ -13,7 +13,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from ringmaster.tasks.planning.kernels.compiled import kernel
+from ringmaster.tasks.planning.kernels import kernel
 
 OptionTable = namedtuple("OptionTable", "first last need rate liked slot spread")
 """Options of all jobs in flat arrays.

@@ -11,8 +11,8 @@ from collections import namedtuple
 
 import numpy as np
 
+from ringmaster.tasks.planning.kernels import kernel
 from ringmaster.tasks.planning.kernels.annealing import shift
-from ringmaster.tasks.planning.kernels.compiled import kernel
 
 NEVER = 1e18
 LATE = 20.0  # weight of lateness

@@ -12,7 +12,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from ringmaster.tasks.planning.kernels.compiled import kernel
+from ringmaster.tasks.planning.kernels import kernel
 from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, fits, place
 
 JobShares = namedtuple("JobShares", "job share release due within moved held home at pinned")

@@ -13,9 +13,8 @@ from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.models.adaptation_support import copies_reference, why_no_adaptation
+from ringmaster.techniques.estimates.memory import Workload, copies_reference, forecast_memory
+from ringmaster.techniques.estimates.preflight import preflight_job, why_no_adaptation
 from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ringmaster.techniques import AdaptationSpec, Job, registry
-from ringmaster.techniques.models.adaptation_support import why_no_adaptation
+from ringmaster.techniques.estimates.preflight import why_no_adaptation
 from ringmaster.techniques.processes.events import TrialMeasured
 from ringmaster.techniques.training.adaptation import is_two_of_four
 from tests.integration.workbench import (

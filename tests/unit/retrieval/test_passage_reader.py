@@ -8,10 +8,10 @@ import pytest
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.row_files import RowErrors
+from ringmaster.techniques.data.row_kind import Retriever
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.job import DataSpec, StoreSettings
 from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore, Passage, build_store
-from ringmaster.techniques.retrieval.passage_reader import Retriever
 from tests.unit.retrieval.encoders import save_encoder
 
 PASSAGES = [f"city{i} color{i}" for i in range(20)]

@@ -8,19 +8,18 @@ import pytest
 from numba import njit
 from numba.core.event import Listener, install_listener, trigger_event
 
-from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, rigid_search, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, kernels, rigid_search, solve
 from ringmaster.tasks.planning import rigid_search as exhaustive_search
 from ringmaster.tasks.planning.divisions import FusedSearch
-from ringmaster.tasks.planning.kernels import compiled
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.work import Clock, WorkBudget, clock
 from tests.unit.planning.draw import tiny
 
 TIME_LIMIT_S, COMPILING_S = 10.0, 60.0
-CALLED = "from ringmaster.tasks.planning.kernels.compiled import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
+CALLED = "from ringmaster.tasks.planning.kernels import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
 CALLER = """
 from called import called
-from ringmaster.tasks.planning.kernels.compiled import kernel
+from ringmaster.tasks.planning.kernels import kernel
 
 @kernel
 def caller(x):
@@ -43,7 +42,7 @@ class Seconds:
 
 @pytest.fixture
 def seconds(monkeypatch):
-    assert compiled  # importing this reports compilations to the clock
+    assert kernels  # importing this reports compilations to the clock
     by_hand = Seconds()
     monkeypatch.setattr(clock, "now_s", lambda: by_hand.now_s)
     return by_hand
