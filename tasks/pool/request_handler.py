@@ -234,9 +234,7 @@ class RequestHandler:
         table, changed_jobs, faults, jumps = self._executor.job_table, dict[str, Job](), list[str](), list[str]()
         for name in jobs:
             entry, record = table.entries[batch.qualified(name)], table.records[batch.qualified(name)]
-            job, start, root = entry.local_job, entry.job.warm_start, entry.place.checkpoint_dir(entry.local_job)
-            is_warm = start is not None and start.checkpoints != root
-            begun_at = start.step if is_warm and start is not None else 0
+            job, first = entry.local_job, entry.local_job.started_from
             readers = [
                 other.local_job.name
                 for other in table.entries.values()
@@ -253,12 +251,10 @@ class RequestHandler:
                 faults += [f"{name}: {fault}" for fault in wrong]
             elif num_steps <= record.step:
                 faults.append(f"{name} has taken {record.step} steps already")
-            elif is_warm and record.step <= begun_at:
-                faults.append(f"{name} is a warm clone without a checkpoint of its own yet: set it once it has one")
             else:
-                has_begun = record.step > begun_at or record.status == JobStatus.RUNNING
-                own = WarmStart(checkpoints=root, step=0) if has_begun else start
-                changed_jobs[name] = replace(with_steps(job, num_steps), warm_start=own)
+                has_begun = record.step > (first.step if first else 0) or record.status == JobStatus.RUNNING
+                own = WarmStart(checkpoints=entry.place.checkpoint_dir(job), step=0, first=first)
+                changed_jobs[name] = replace(with_steps(job, num_steps), warm_start=own if has_begun else first)
                 if jump := step_jump(job, changed_jobs[name], step=record.step):
                     jumps.append(f"{name}: {jump}")
         if faults:
@@ -287,9 +283,7 @@ class RequestHandler:
             job = with_settings(entry.local_job, settings, name=name)
         except ValueError as error:
             raise RequestRefused(f"these settings make no job: {error}") from error
-        begun = job.warm_start
-        if begun is not None and begun.checkpoints == entry.place.checkpoint_dir(entry.local_job):
-            job, begun = replace(job, warm_start=None), None  # its steps were set
+        job, begun = replace(job, warm_start=job.started_from), job.started_from
         batch_jobs, jump, origin = {each.name for each in batch.jobs}, "", "from its first step"
         step = 0 if begun is None else begun.step
         if is_warm:
