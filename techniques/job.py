@@ -551,12 +551,18 @@ class WarmStart:
 
     Attributes:
         checkpoints: the folder or URL of that job's checkpoints, or the name of a job of the batch, which ends at the
-            step. The job's own ones: from before it was changed.
+            step. The job's own ones, with the step 0: from before it was changed.
         step: the step of the checkpoint, after which this job trains on.
+        first: with the job's own ones, the checkpoint of another job with which it began.
     """
 
     checkpoints: str
     step: int
+    first: "WarmStart | None" = field(default=None, metadata=SINCE_LATER)
+
+    def renamed(self, rename: Callable[[str], str]) -> "WarmStart":
+        """Returns the start with `rename` applied to the names of jobs."""
+        return replace(self, checkpoints=rename(self.checkpoints), first=self.first and self.first.renamed(rename))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -780,8 +786,15 @@ class Job:
     @property
     def parents(self) -> tuple[str, ...]:
         """The names of all that the job reads: its `models`, where its warm start's checkpoints are, and the store."""
-        named = (*self.models, None if self.warm_start is None else self.warm_start.checkpoints, self.data.store)
+        start = self.started_from
+        named = (*self.models, None if start is None else start.checkpoints, self.data.store)
         return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def started_from(self) -> WarmStart | None:
+        """The checkpoint of another job with which the job begins, also where its own steps were set since."""
+        start = self.warm_start
+        return start if start is None or start.step else start.first
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -808,7 +821,7 @@ class Job:
             value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
         store = self.data.store
         data = self.data if store is None else self.data.reading(store=rename(store))
-        start = self.warm_start and replace(self.warm_start, checkpoints=rename(self.warm_start.checkpoints))
+        start = self.warm_start and self.warm_start.renamed(rename)
         return replace(self, name=name, base=base, adaptation=value, data=data, warm_start=start)
 
     def learning_rate(self, step: int) -> float:

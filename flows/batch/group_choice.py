@@ -10,7 +10,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups, without_groups
+from ringmaster.tasks.planning.fusion import as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -24,12 +24,10 @@ class ChosenGroups:
     """The chosen groups.
 
     profiles: by lead job, the profiles of its group.
-    fusion: the planner's choice; None if there are no candidates for groups.
     plan: the plan on which the choice is based, in which the lead job stands for its group.
     """
 
     profiles: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
-    fusion: Fusion | None = None
     plan: Plan | None = None
 
 
@@ -94,7 +92,7 @@ def choose_job_groups(
         lead: tuple(p for p in groups[lead] if {f.job for f in p.members} == set(members))
         for lead, members in fusion.groups.items()
     }
-    return ChosenGroups(profiles=chosen, fusion=fusion, plan=as_executed(problem, fusion.fused_plan)[1])
+    return ChosenGroups(profiles=chosen, plan=as_executed(problem, fusion.fused_plan)[1])
 
 
 def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:

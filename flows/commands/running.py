@@ -217,15 +217,18 @@ def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False)
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext():
-            if is_alone and batch is None:
-                from ringmaster.flows.services.first_processes import start_server
+            if is_alone:
+                from ringmaster.flows.services.first_processes import fork_server_for, start_server
 
                 start_server()
-            elif is_alone and batch is not None:
-                from ringmaster.flows.services.first_processes import start_first_processes
+            if is_alone and batch is not None:
+                from ringmaster.tasks.background_worker import in_a_thread
 
-                server = start_first_processes(batch)
+                server = fork_server_for(batch.jobs)
                 stack.callback(server.close)
+                in_a_thread(
+                    "fork server", server.start
+                )  # if it fails, its first user starts it again and gets the error
                 from ringmaster.flows.batch import context
 
                 preflight = None if is_resumed else context.start_preflight(batch, server=server, home=settings.home())

@@ -221,9 +221,9 @@ class _UndoPlanner:
         def parent_of(name: str) -> str:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
-        own, start = job.warm_start, self._start(training, removed)
+        own, start = job.started_from, self._start(training, removed)
         is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
-        is_new_below |= own is not None and own.step > 0 and start is None
+        is_new_below |= own is not None and start is None
         job = replace(job.renamed(node.repeating_job, parent_of), warm_start=start)
         sources = [name for name in parents if name not in training.job.parents]  # folders and names on the hub
         for source in (name for name in sources if self._home.find(parents[name]).id in removed):
@@ -269,8 +269,8 @@ class _UndoPlanner:
     def _start(self, training: RecordedTraining, removed: Mapping[str, LineageNode]) -> WarmStart | None:
         """Returns the checkpoint of another training from which a job goes on now; None for its own beginning."""
         node, job, parents = training.node, training.job, training.record.parents
-        start = job.warm_start
-        if start is None or not start.step:  # its steps were set while it ran
+        start = job.started_from
+        if start is None:
             return None
         if start.checkpoints in parents:  # a part of a training, of which each goes on from another
             before = self._home.find(parents[start.checkpoints])

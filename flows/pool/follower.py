@@ -302,20 +302,16 @@ class BatchFollower:
         return result
 
     def _show(self, event: ExecutionEvent) -> None:
-        if isinstance(event, PlanUpdate):
-            self._keep_first_plan(event)
+        # The first plan since the start is what the result is compared with; the pool plans all its batches.
+        if isinstance(event, PlanUpdate) and not self._journal.plans(since_s=float(self._journal.get("since_s"))):
+            plan = {"problem": event.problem.to_json(), "plan": event.plan.to_json()}
+            self._journal.write_plan(plan, why=event.why)
         self._listeners.notify(event)
         if isinstance(event, PlanUpdate) or time.monotonic() - self._looked_s >= EVERY_S:
             self._looked_s = time.monotonic()
             _, prediction = predictions_in({NEWEST_PREDICTION: self._journal.get(NEWEST_PREDICTION)})
             if prediction is not None:
                 self._listeners.notify(PredictionUpdate(batch="", prediction=prediction))
-
-    def _keep_first_plan(self, event: PlanUpdate) -> None:
-        """Stores the first plan since the start, to compare the result with; the pool plans all its batches."""
-        if not self._journal.plans(since_s=float(self._journal.get("since_s"))):
-            plan = {"problem": event.problem.to_json(), "plan": event.plan.to_json()}
-            self._journal.write_plan(plan, why=event.why)
 
 
 def _attach(scheduler: SweepScheduler | TargetScheduler, run: PoolRun, submission: Submission) -> None:

@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError, PromotionRefused
 from ringmaster.flows import settings
@@ -22,19 +25,27 @@ from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.retraining.shrinking import child_in_place_of
 from ringmaster.flows.retraining.train_models import keep_trained, row_of, train_children
-from ringmaster.model_lineage import ModelRecord
+from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
+from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
+from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.retraining.drift import references_of, scored_features
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, decide_by
 from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
-from ringmaster.tasks.retraining.promotion import KEPT, PROMOTED, ServingVersions, leave_waiting, read_decisions
+from ringmaster.tasks.retraining.promotion import (
+    KEPT,
+    PROMOTED,
+    MoveLog,
+    ServingVersions,
+    apply,
+    leave_waiting,
+    read_decisions,
+)
 from ringmaster.tasks.retraining.report import FAILED, LEFT, ModelResult
-from ringmaster.tasks.retraining.task import examine_task, promote_task
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 from ringmaster.techniques.scoring.scored_rows import TrainingData
@@ -396,3 +407,37 @@ def _left_out(
     return (
         f"{every - num_rows} of the {every} rows of compare_on are trained on too, and were left out of the comparison",
     )
+
+
+# -- the tasks in Prefect ----------------------------------------------------------------------------------------------
+
+
+@task(name="examine", task_run_name="examine {name}", retries=1, cache_policy=NO_CACHE, persist_result=False)
+def examine_task(name: str, model: Path, request: ExaminationRequest) -> ExaminationResult:
+    """Examines the model in a folder. name: of the model, for the name of the task's run."""
+    return examine(model, request)
+
+
+def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
+    """Whether a retry may help. It cannot if another promotion was faster."""
+    return not isinstance(state.result(raise_on_failure=False), PromotionRefused)
+
+
+# Moving aliases again changes nothing, so the task may be retried after any failure.
+@task(
+    name="promote",
+    task_run_name="promote {candidate.registered_name}",
+    retries=2,
+    retry_delay_seconds=[1, 5],
+    retry_condition_fn=_may_be_tried_again,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def promote_task(
+    candidate: ModelRecord, decision: PromotionDecision, *, ledger: Ledger, log: MoveLog, champion: int | None, who: str
+) -> None:
+    """Moves the aliases of a registered model by a decision, and records the decision.
+
+    A candidate that does not become champion raises an alarm.
+    """
+    apply(ledger, candidate, decision, log=log, champion=champion, who=who, sound=sound)

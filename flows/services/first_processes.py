@@ -21,8 +21,6 @@ from ringmaster.errors import InputError
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
-from ringmaster.tasks.background_worker import in_a_thread
-from ringmaster.tasks.batch import Batch
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 
@@ -32,17 +30,6 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNE
 """Environment variables with the URL of another database than the SQLite file in Prefect's home."""
 
 _servers: list[ServerProcess] = []  # started ahead of the first flow, which will use it
-
-
-def start_first_processes(batch: Batch) -> ForkServer:
-    """Starts Prefect's server and the fork server of a batch; waits for neither. Returns the latter, to be closed.
-
-    Raises InputError where Prefect's database cannot be used.
-    """
-    start_server()
-    fork_server = fork_server_for(batch.jobs)
-    in_a_thread("fork server", fork_server.start)  # if it fails, its first user starts it again, and gets the error
-    return fork_server
 
 
 def fork_server_for(jobs: Iterable[Job]) -> ForkServer:

@@ -383,7 +383,7 @@ class JobTable:
             entry = self.entries[name] = replace(entry, local_job=local_job, job=job, profiles=profiles)
             self.profiles[name] = list(profiles)
         # A job that could not be inspected has no number of steps, and will not run.
-        start = entry.job.warm_start
+        start = entry.job.started_from
         if start is not None and self.records[name].step < start.step:
             self.write(name, step=start.step)
         total = entry.job.num_steps or 0

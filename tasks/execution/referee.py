@@ -274,7 +274,7 @@ class SegmentReferee:
         for name in place.names():
             if name > folder_of(step):
                 place.remove(name)
-        start = entry.job.warm_start.step if entry.job.warm_start is not None else 0
+        start = entry.job.started_from.step if entry.job.started_from is not None else 0
         left = max((int(name.removeprefix("step-")) for name in place.names()), default=start)
         segments = [each for each in self._segments(job) if each.last_step <= left]
         status = JobStatus.WAITING if record.status == JobStatus.RUNNING else record.status

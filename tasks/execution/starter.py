@@ -412,7 +412,7 @@ def gang_order(
     if job.base is not None and parents[job.base] is None:
         parents[job.base] = place.weights.get(job.name)
     weights, store = parents[job.base] if job.base is not None else None, job.data.store
-    start = "" if job.warm_start is None else job.warm_start.checkpoints
+    start = "" if job.started_from is None else job.started_from.checkpoints
     urls = {
         str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
         for name, folder in parents.items()

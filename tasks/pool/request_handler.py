@@ -13,8 +13,16 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import CLONED, GOAL, SteeringRequest
-from ringmaster.tasks.pool import job_changes
 from ringmaster.tasks.pool.active_batches import PRIORITIES, TERMS, USUAL, ActiveBatch, Quarantine
+from ringmaster.tasks.pool.job_changes import (
+    clone_faults,
+    setting_faults,
+    start_root,
+    step_jump,
+    warm_step,
+    with_settings,
+    with_steps,
+)
 from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_unsubmitted, unsubmitted
@@ -194,7 +202,7 @@ class RequestHandler:
     def _set(self, content: Mapping[str, Any]) -> str:
         """Changes settings of jobs: their steps, and the terms of their plan."""
         settings = content.get("settings")
-        if not isinstance(settings, Mapping) or (faults := job_changes.setting_faults(settings)):
+        if not isinstance(settings, Mapping) or (faults := setting_faults(settings)):
             raise RequestRefused("; ".join(faults) if isinstance(settings, Mapping) else f"settings are {settings!r}")
         batch, jobs = self._jobs(content, verb="changed", fits=lambda record: record.status not in ENDED)
         is_dry, jumps = bool(content.get("is_dry")), list[str]()
@@ -226,9 +234,7 @@ class RequestHandler:
         table, changed_jobs, faults, jumps = self._executor.job_table, dict[str, Job](), list[str](), list[str]()
         for name in jobs:
             entry, record = table.entries[batch.qualified(name)], table.records[batch.qualified(name)]
-            job, start, root = entry.local_job, entry.job.warm_start, entry.place.checkpoint_dir(entry.local_job)
-            is_warm = start is not None and start.checkpoints != root
-            begun_at = start.step if is_warm and start is not None else 0
+            job, first = entry.local_job, entry.local_job.started_from
             readers = [
                 other.local_job.name
                 for other in table.entries.values()
@@ -241,17 +247,15 @@ class RequestHandler:
                 faults.append(f"{name} trains as far as its sweep, or the way to its target, lets it. {remedy}")
             elif readers:
                 faults.append(f"{', '.join(readers)} goes on from the last step of {name}")
-            elif wrong := job_changes.clone_faults(job, {"num_steps": num_steps}):
+            elif wrong := clone_faults(job, {"num_steps": num_steps}):
                 faults += [f"{name}: {fault}" for fault in wrong]
             elif num_steps <= record.step:
                 faults.append(f"{name} has taken {record.step} steps already")
-            elif is_warm and record.step <= begun_at:
-                faults.append(f"{name} is a warm clone without a checkpoint of its own yet: set it once it has one")
             else:
-                has_begun = record.step > begun_at or record.status == JobStatus.RUNNING
-                own = WarmStart(checkpoints=root, step=0) if has_begun else start
-                changed_jobs[name] = replace(job_changes.with_steps(job, num_steps), warm_start=own)
-                if jump := job_changes.step_jump(job, changed_jobs[name], step=record.step):
+                has_begun = record.step > (first.step if first else 0) or record.status == JobStatus.RUNNING
+                own = WarmStart(checkpoints=entry.place.checkpoint_dir(job), step=0, first=first)
+                changed_jobs[name] = replace(with_steps(job, num_steps), warm_start=own if has_begun else first)
+                if jump := step_jump(job, changed_jobs[name], step=record.step):
                     jumps.append(f"{name}: {jump}")
         if faults:
             raise RequestRefused("; ".join(faults))
@@ -276,21 +280,19 @@ class RequestHandler:
         if record is not None or not name:
             raise RequestRefused(f"batch {batch.name} has a job {name!r} already. To fix: choose another --name")
         try:
-            job = job_changes.with_settings(entry.local_job, settings, name=name)
+            job = with_settings(entry.local_job, settings, name=name)
         except ValueError as error:
             raise RequestRefused(f"these settings make no job: {error}") from error
-        begun = job.warm_start
-        if begun is not None and begun.checkpoints == entry.place.checkpoint_dir(entry.local_job):
-            job, begun = replace(job, warm_start=None), None  # its steps were set
+        job, begun = replace(job, warm_start=job.started_from), job.started_from
         batch_jobs, jump, origin = {each.name for each in batch.jobs}, "", "from its first step"
         step = 0 if begun is None else begun.step
         if is_warm:
-            step = job_changes.warm_step(entry, at_step=content.get("at_step"))
+            step = warm_step(entry, at_step=content.get("at_step"))
         if job.trains and job.total_steps <= step:
             raise RequestRefused(f"num_steps must be more than the {step} of the checkpoint, got {job.total_steps}")
         if is_warm:
-            jump, origin = job_changes.step_jump(entry.local_job, job, step=step), f"from its checkpoint of step {step}"
-            start = job_changes.start_root(entry, name)
+            jump, origin = step_jump(entry.local_job, job, step=step), f"from its checkpoint of step {step}"
+            start = start_root(entry, name)
             job = replace(job, warm_start=WarmStart(checkpoints=str(start), step=step))
             if not is_dry:
                 try:

@@ -76,7 +76,7 @@ class Ancestry:
 
     def _started_from(self, job: Job) -> str | None:
         """Returns the model of which a checkpoint, that no job of the batch is named for, is the job's first state."""
-        start = job.warm_start
+        start = job.started_from
         if start is None or start.checkpoints in self.jobs:
             return None
         if (source := self.cloned_from(job.name)) is not None:  # its model may be recorded later

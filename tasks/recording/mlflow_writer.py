@@ -48,7 +48,14 @@ from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model
 from ringmaster.techniques.metric import why_undefined
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes import events
+from ringmaster.techniques.processes.events import (
+    REACHED,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    JobReady,
+    OutcomeStatus,
+)
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
@@ -197,24 +204,21 @@ class MlflowWriter:
                 self.flush()
                 for job in (event.segment.job, *event.members):
                     self._write_segments(job)
-                self._store_measured(event)
+                # For later runs of such jobs.
+                if event.profile is not None and event.outcome.status == OutcomeStatus.OUT_OF_MEMORY:
+                    self._measured.add_unfit(event.profile, message=event.outcome.message)
+                elif event.profile is not None:
+                    self._measured.add(event.profile, number=event.number)
             case JobEnded():
                 self.flush()
                 self._end_job(event)
 
-    def _store_measured(self, event: SegmentEnded) -> None:
-        """Stores what a segment has measured of its option, for later runs of such jobs."""
-        if event.profile is not None and event.outcome.status == events.OutcomeStatus.OUT_OF_MEMORY:
-            self._measured.add_unfit(event.profile, message=event.outcome.message)
-        elif event.profile is not None:
-            self._measured.add(event.profile, number=event.number)
-
-    def _note_waiting(self, job: str, event: events.Event) -> None:
+    def _note_waiting(self, job: str, event: Event) -> None:
         """Notes on the page of a job's run that it waits for a disk or store, until it does no more."""
-        if isinstance(event, events.CheckpointFailed) and event.waits:
+        if isinstance(event, CheckpointFailed) and event.waits:
             self._waiting.add(job)
             self.ledger.set_note(self._job_run(job), f"**Waits**: {markdown(event.message)}")
-        elif job in self._waiting and isinstance(event, (events.CheckpointSaved, events.JobReady)):
+        elif job in self._waiting and isinstance(event, (CheckpointSaved, JobReady)):
             self.ledger.set_note(self._job_run(job), "")
             self._waiting.discard(job)
 
@@ -398,11 +402,7 @@ class MlflowWriter:
                 **({"num_parameters": num_parameters} if num_parameters else {}),
                 **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
                 "num_steps": event.details["step"],
-                **{
-                    key: event.details[key]
-                    for key in (PHASES, CHOICE, events.REACHED)
-                    if event.details.get(key) is not None
-                },
+                **{key: event.details[key] for key in (PHASES, CHOICE, REACHED) if event.details.get(key) is not None},
             },
             metrics=event.details["metrics"],
             description="\n\n".join(

@@ -97,7 +97,7 @@ class GangOrder:
     @property
     def warm_start(self) -> WarmStart | None:
         """The checkpoint of another job from which the job goes on, with the place of that job's checkpoints."""
-        start = self.job.warm_start
+        start = self.job.started_from
         return start and replace(start, checkpoints=self.warm_start_from or start.checkpoints)
 
     @property

@@ -192,8 +192,9 @@ class JobTrainingState:
         store, start = self.store(root), self.order.warm_start
         is_own = start is None or known_step > start.step
         checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
-        is_changed = start is not None and str(start.checkpoints) == str(root)  # it was steered: `jobs set`
-        if checkpoint is None and start is not None and not is_changed:
+        given = self.job.warm_start
+        is_changed = given is not None and str(given.checkpoints) == str(root)  # it was steered: `jobs set`
+        if checkpoint is None and start is not None:
             return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
         if (

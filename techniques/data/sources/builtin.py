@@ -348,23 +348,35 @@ def load_splits(spec: DataSpec) -> list[Any]:
         )
     if not len(loaded[spec.split]):
         raise ValueError(f"dataset {spec.dataset!r}, split {spec.split!r} is empty")
-    return [_undecoded(loaded[name]) for name in wanted]
+    for name in wanted:
+        features = loaded[name].info.features
+        features.update({column: _undecoded(feature) for column, feature in features.items()})
+    return [loaded[name] for name in wanted]
 
 
-def _undecoded(split: Any) -> Any:
-    """A split with its images as files, which `datasets` would decode in any format that PIL knows."""
+def _undecoded(feature: Any) -> Any:
+    """A feature with its images as files, which `datasets` would decode in any format that PIL knows."""
     import datasets
 
-    for column, feature in split.features.items():
-        if isinstance(feature, datasets.Image):
-            split = split.cast_column(column, replace(feature, decode=False))
-    return split
+    if isinstance(feature, dict):
+        return {name: _undecoded(each) for name, each in feature.items()}
+    if isinstance(feature, datasets.Image):
+        return replace(feature, decode=False)
+    inner = getattr(feature, "feature", None)  # of a list
+    return feature if inner is None else replace(feature, feature=_undecoded(inner))
 
 
 def _image_or_value(value: Any, place: str) -> Any:
-    """An image, decoded, of what `datasets` stores of it; other values as they are."""
-    is_image = isinstance(value, dict) and value.keys() == {"bytes", "path"}
-    return read_image(value, what=f"{place}: the image") if is_image else value
+    """An image, decoded, of what `datasets` stores of it, also inside lists and mappings; other values as they are."""
+    if isinstance(value, list):
+        return (
+            [_image_or_value(each, place) for each in value] if value and isinstance(value[0], list | dict) else value
+        )
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"bytes", "path"}:
+        return read_image(value, what=f"{place}: the image")
+    return {name: _image_or_value(each, place) for name, each in value.items()}
 
 
 def rows_of_splits(

@@ -119,6 +119,20 @@ def test_clones_of_a_job_that_goes_on_are_bit_equal_to_offline_continuations_alt
         assert is_bit_equal(rest.weights, whole.weights), clone
 
 
+def test_a_job_whose_steps_are_changed_before_it_has_a_checkpoint_begins_where_it_would_have(bench, tmp_path):
+    job = bench.job(num_steps=8)
+    bench.train(job, SINGLE, tmp_path / "source", last_step=3)
+    clone = replace(job, name="clone", num_steps=6, warm_start=start_of(tmp_path / "source", 3))
+    whole = bench.train(clone, SINGLE, tmp_path / "whole")
+    root = bench.order(clone, SINGLE, tmp_path / "clone").checkpoint_dir
+    changed = replace(clone, warm_start=WarmStart(checkpoints=str(root), step=0, first=clone.warm_start))
+
+    rest = bench.train(changed, SINGLE, tmp_path / "clone", known_step=3)
+
+    assert rest.outcome.result["first_step"] == 3
+    assert is_bit_equal(rest.weights, whole.weights)
+
+
 def test_a_job_whose_steps_are_changed_goes_on_from_its_own_checkpoint(bench, tmp_path):
     job = bench.job(num_steps=8, schedule=replace(bench.job().schedule, name="cosine"))
     bench.train(job, SINGLE, tmp_path / "job", last_step=3)

@@ -3,6 +3,7 @@ import pytest
 from PIL import Image
 
 from ringmaster.techniques.data import fetch, open_data, prepare
+from ringmaster.techniques.data.sources.builtin import load_splits
 from ringmaster.techniques.job import DataSpec
 
 
@@ -51,6 +52,37 @@ def test_named_splits_are_taken_as_they_are(saved, text, tmp_path):
     prepared = prepare(spec, cache_dir=tmp_path)
     assert prepared.num_samples > 1
     assert prepared.num_held_out > 1
+
+
+def files_of(picture, tmp_path, **options):
+    picture.save(tmp_path / "x.png", **options)
+    return {"bytes": (tmp_path / "x.png").read_bytes(), "path": None}
+
+
+def nested(part):
+    """A data set of two splits whose rows have a list of images, and a mapping with one."""
+    import datasets
+
+    features = datasets.Features(views=datasets.List(datasets.Image()), shown={"as": datasets.Image()})
+    rows = {"views": [[part, part], [part, part]], "shown": [{"as": part}] * 2}
+    return {"train": rows, "test": rows}, features
+
+
+def test_images_inside_lists_are_read_as_other_images_are(saved, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 3  # it is shown upside down
+    stored = np.arange(6 * 6 * 3, dtype=np.uint8).reshape(6, 6, 3)
+    folder = saved(*nested(files_of(Image.fromarray(stored), tmp_path, exif=exif)))
+    training, _ = open_data(DataSpec(dataset=folder, held_out_split="test"), cache_dir=tmp_path)
+    np.testing.assert_array_equal(training[0]["views"].numpy(), [stored[::-1, ::-1]] * 2)
+    for split in load_splits(DataSpec(dataset=folder)):
+        assert isinstance(split[0]["views"][0], dict) and isinstance(split[0]["shown"]["as"], dict)
+
+
+def test_what_is_no_image_inside_a_list_is_refused_with_its_place(saved, tmp_path):
+    folder = saved(*nested({"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n", "path": None}))
+    with pytest.raises(ValueError, match=r"column '(views|shown)': the image .*To fix: "):
+        prepare(DataSpec(dataset=folder), cache_dir=tmp_path)
 
 
 def test_images_become_pixels_with_labels(saved, tmp_path):

@@ -78,7 +78,7 @@ def test_what_is_no_quicker_together_is_not(journal):
 
 
 def test_without_candidates_nothing_is_planned_nor_kept(journal):
-    assert choose(journal).fusion is None
+    assert choose(journal).plan is None
     assert journal.get(FUSION) is None
 
 

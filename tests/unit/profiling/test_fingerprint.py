@@ -91,6 +91,7 @@ def other(value, hint):
         return {**value, "x": 1}
     assert value is None
     by_kind = {"tuple[str": ("x",), "tuple[int": (1,), "Mapping": {"x": "y"}, "str": "x", "int": 3, "float": 0.5}
+    by_kind["WarmStart"] = WarmStart(checkpoints="x", step=3)
     return next(made for kind, made in by_kind.items() if kind in str(hint))
 
 

@@ -76,6 +76,25 @@ def test_a_clone_of_a_job_that_went_on_from_a_checkpoint_begins_there_too(databa
     )
 
 
+def test_a_job_whose_steps_are_set_keeps_the_checkpoint_that_it_began_with(database, pool):
+    gangs = Gangs(Worker(database, num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    batch = submission(jobs=("a", "b"))
+    a, b = (replace(each, schedule=ScheduleSpec(num_steps=40)) for each in batch.jobs)
+    jobs = replace(a, num_steps=4), replace(b, warm_start=WarmStart(checkpoints="a", step=4))
+    pool.submit(replace(batch, jobs=jobs))
+    table = pool.executor.job_table
+    table.write("b1/b", step=6)
+    for num_steps in (20, 30):
+        assert pool.ask(RequestKind.SET, batch="b1", jobs=["b"], settings={"steps": num_steps}).answer["message"]
+        job = table.entries["b1/b"].job
+        assert job.warm_start.step == 0 and job.warm_start.first == WarmStart(checkpoints="b1/a", step=4)
+        assert job.total_steps == num_steps and table.after["b1/b"] == ("b1/a",)
+    pool.ask(RequestKind.CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
+    assert table.entries["b1/c"].job.warm_start == WarmStart(checkpoints="b1/a", step=4)
+    assert table.records["b1/c"].step == 4
+
+
 def test_the_steps_of_jobs_that_are_let_train_up_to_a_goal_cannot_be_set_and_a_clone_has_its_own(database, pool):
     gangs = Gangs(Worker(database, num_devices=2))
     pool.pass_seconds(1, *gangs.workers)
