@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, InputError, LedgerError, input_errors
@@ -121,9 +122,13 @@ class Reproduction:
     # -- before anything trains ----------------------------------------------------------------------------------------
 
     def find_parents(self, make: Callable[[LineageNode], Path | None]) -> None:
-        """Finds the files of the parents. make: makes a parent again whose files are nowhere to be found."""
+        """Finds the files of the parents. make: makes a parent again whose files are nowhere to be found.
+
+        The job then reads a folder that is lost (`from_pretrained`) where the lineage has it now.
+        """
         for name, uri in self.training.record.parents.items():
-            if name not in self._job.parents:
+            is_lost = Path(name).is_absolute() and not Path(name).is_dir()
+            if name not in self._job.parents and not is_lost:
                 continue
             node = self.home.find(uri)
             try:
@@ -131,8 +136,10 @@ class Reproduction:
             except ValueError:  # InputError, TensorStoreError
                 self._notice(f"{node.label}, from which it came, is nowhere to be found, and is made again first")
                 folder = make(node)
-            if folder is not None:
+            if folder is not None and name in self._job.parents:
                 self._weights[name] = folder
+            elif folder is not None:
+                self._job = from_json(Job, _with_text(to_json(self._job), name, str(folder)))
 
     def inspect(self) -> list[str]:
         """Prepares the data; returns what differs between the recorded training and one that starts here now.
@@ -155,7 +162,7 @@ class Reproduction:
 
     def contradictions(self) -> list[str]:
         """Returns where the record contradicts the chain of the model's states."""
-        trained, recorded = flat_params(to_json(self._job)), flat_params(to_json(self.training.record.job))
+        trained, recorded = flat_params(to_json(self.training.job)), flat_params(to_json(self.training.record.job))
         fields = sorted(name for name in {*trained, *recorded} if trained.get(name) != recorded.get(name))
         values = ", ".join(f"{name} is {recorded.get(name)!r} and was {trained.get(name)!r}" for name in fields)
         return [f"the recorded job was changed after the training: {values}"] if fields else []
@@ -472,6 +479,15 @@ def reproduce(
             drawn = random.Random(options.seed).sample(list(links), number)
             return work.report(work.audit(sorted(drawn, key=lambda link: link.step)), causes)
         return work.report_of_whole(work.repeat(), causes)
+
+
+def _with_text(value: Any, before: str, after: str) -> Any:
+    """Returns plain values with each text `before` replaced by `after`."""
+    if isinstance(value, dict):
+        return {key: _with_text(each, before, after) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_text(each, before, after) for each in value]
+    return after if value == before else value
 
 
 def _changed(recorded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:

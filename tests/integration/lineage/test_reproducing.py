@@ -16,6 +16,7 @@ from ringmaster.flows import cli
 from ringmaster.flows.lineage import reproducing
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
+from ringmaster.model_lineage.importing import record_base
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest
@@ -132,6 +133,23 @@ def test_an_adapter_with_dropout_is_made_again_after_its_base_that_is_lost(bench
     lose_files(made, base.name)
 
     assert made.reproduced().is_equal
+
+
+def test_a_folder_that_is_lost_is_brought_back_from_the_store(bench, home, tmp_path):
+    first = job_of(bench, write_rows(tmp_path / "rows.jsonl"), name="first")
+    train(bench, tmp_path, first, layouts=(SINGLE,))
+    folder = tmp_path / "batches" / "first" / "model"
+    model, data = replace(first.model, from_pretrained=str(folder)), replace(first.data, tokenizer=str(folder))
+    job = replace(first, name="tuned", model=model, data=data)
+    assert bench.train(job, SINGLE, home / "batches" / "tuned").outcome.status == "done"
+    lineage = LineageHome(folder=home, is_fresh=True)
+    imported = record_base(lineage.ledger, str(folder), store=lineage.store)
+    made = record(bench, home, job, home / "batches" / "tuned", {}, parents={str(folder): imported})
+    shutil.rmtree(folder)
+
+    report = made.reproduced()
+
+    assert report.is_equal, report.sentences()
 
 
 def lose_files(made, name):

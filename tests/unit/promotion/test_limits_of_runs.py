@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from ringmaster.flows.retraining import compare_models
 from ringmaster.flows.retraining.compare_models import ComparedCandidate, judge
@@ -36,8 +37,12 @@ def test_a_run_measures_the_metrics_that_its_policy_limits(monkeypatch):
         candidate_dir=Path(),
         champion_dir=None,
     )
-    place = {"ledger": None, "environment": TrialEnvironment(server=None, devices=(), cache_dir=Path()), "device": None}
-    decision = judge([candidate], POLICY, **place)["prices"].decision
+    node_context = SimpleNamespace(environment=TrialEnvironment(server=None, devices=(), cache_dir=Path()))
+
+    def decide(policy):
+        run = SimpleNamespace(production=SimpleNamespace(policy=policy), node_context=node_context, ledger=None)
+        return judge(run, [candidate], device=None)["prices"].decision
+
+    decision = decide(POLICY)
     assert decision.promote and decision.figures == {P99: 0.02}
-    strict = replace(POLICY, limits={P99: (0.0, 0.019)})
-    assert not judge([candidate], strict, **place)["prices"].decision.promote
+    assert not decide(replace(POLICY, limits={P99: (0.0, 0.019)})).promote
