@@ -23,13 +23,7 @@ from uuid import UUID
 import anyio
 import anyio.abc
 import httpx
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import InfrastructureNotAvailable, InfrastructureNotFound, ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
@@ -286,10 +280,10 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
         result: list[FlowRun] = []
         while True:
             page = await self.client.read_flow_runs(
-                flow_run_filter=FlowRunFilter(
-                    state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNENDED)))
+                flow_run_filter=filters.FlowRunFilter(
+                    state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=list(UNENDED)))
                 ),
-                work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[self.work_pool.name])),
+                work_pool_filter=filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[self.work_pool.name])),
                 limit=RUNS_AT_ONCE,
                 offset=len(result),
             )

@@ -29,15 +29,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterState,
-    FlowRunFilterStateName,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import AwaitingRetry, Cancelled, Cancelling
@@ -302,10 +294,10 @@ def answer_late_runs(
     clock: returns the time of day.
     """
     waiting = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended"])),
+        flow_run_filter=filters.FlowRunFilter(
+            state=filters.FlowRunFilterState(name=filters.FlowRunFilterStateName(any_=["Suspended"])),
         ),
-        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[ASKING_DEPLOYMENT])),
+        deployment_filter=filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=[ASKING_DEPLOYMENT])),
     )
     late = [run for run in waiting if run.state and clock() - run.state.timestamp > timedelta(seconds=_within_s(run))]
     for run in late:
@@ -479,7 +471,7 @@ def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[
             wanted[UUID(request.answer["flow_run"])] = request.id
     ids, result = [*wanted], dict[int, FlowRun]()
     for first in range(0, len(ids), RUNS_AT_ONCE):
-        page = FlowRunFilter(id=FlowRunFilterId(any_=ids[first : first + RUNS_AT_ONCE]))
+        page = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=ids[first : first + RUNS_AT_ONCE]))
         for run in client.read_flow_runs(flow_run_filter=page, limit=RUNS_AT_ONCE):
             result[wanted[run.id]] = run
     return result
@@ -515,7 +507,9 @@ def revive_crashed_runs(
 
 def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
     result = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
-        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
+        flow_run_filter=filters.FlowRunFilter(
+            state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=[state]))
+        ),
+        deployment_filter=filters.DeploymentFilter(name=filters.DeploymentFilterName(any_=list(DEPLOYMENTS))),
     )
     return [run for run in result if OF_COMMAND not in run.tags]  # what a person interrupts is not begun again

@@ -16,15 +16,8 @@ from ringmaster.errors import InputError, NodeAlreadyServed, ReleaseMismatch, in
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr, logs_to
+from ringmaster.flows.pool import own_node
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
-from ringmaster.flows.pool.own_node import (
-    NodeOptions,
-    check_calibration,
-    cluster_of,
-    fork_server_of,
-    hold_devices,
-    node_name,
-)
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
@@ -57,7 +50,7 @@ def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
         worker.stop()
 
 
-def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
+def serve_node(options: own_node.NodeOptions, *, notice: Notice) -> bool:
     """Serves until SIGTERM or SIGINT; returns False if another worker has taken the node over.
 
     Raises InputError if another worker holds the devices, ReleaseMismatch if the pool is of another release, at the
@@ -69,7 +62,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     wait_for(f"{options.pool.prefect_api}/health", notice)
     database.read(check_release)
     if not options.devices[0].is_trusted:
-        check_calibration(options.cluster, database)
+        own_node.check_calibration(options.cluster, database)
     timeouts = Timeouts.of_environment()
     folder = options.home / "nodes" / options.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +80,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
         allocation=options.allocation,
     )
     try:
-        server.start_when_needed(link=fork_server_of(options.home, options.name))
+        server.start_when_needed(link=own_node.fork_server_of(options.home, options.name))
         stopping = threading.Event()
         # From now on the node must leave in order: the pool would otherwise notice its absence only after a minute.
         with stop_signals(stopping.set):
@@ -101,7 +94,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
 
 
 def _serve(
-    host: NodeAgent, options: NodeOptions, notice: Notice, stopping: threading.Event, database: Database
+    host: NodeAgent, options: own_node.NodeOptions, notice: Notice, stopping: threading.Event, database: Database
 ) -> None:
     """Serves until `stopping` is set or the agent has ended; then the gangs write checkpoints and the node leaves."""
     queues = [queue_of(options.name), *((DEFAULT_QUEUE, REQUESTS_QUEUE) if options.serves_flows else ())]
@@ -155,8 +148,8 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
 
 
 @input_errors(NodeAlreadyServed)
-def _hold(options: NodeOptions, notice: Notice) -> None:
-    hold_devices(
+def _hold(options: own_node.NodeOptions, notice: Notice) -> None:
+    own_node.hold_devices(
         leases_of(options.home, options.cluster),
         tuple(options.cluster.lease_names().values()),
         worker=options.name,
@@ -217,11 +210,11 @@ def serve_node_run(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
     address = settings.pool()
     if address is None:
         raise InputError(["this flow serves a node of a pool, and no pool is named. To fix: `ringmaster up`"])
-    options = NodeOptions(
+    options = own_node.NodeOptions(
         home=settings.home(),
         pool=address,
-        name=node_name(os.environ.get(settings.OWN_NODE)),
-        cluster=cluster_of(devices),
+        name=own_node.node_name(os.environ.get(settings.OWN_NODE)),
+        cluster=own_node.cluster_of(devices),
         allocation=os.environ.get(ALLOCATION) or str(flow_run.id),
         drain_s=drain_s,
     )

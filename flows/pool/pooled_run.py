@@ -20,6 +20,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchCancelled
 from ringmaster.flows import interrupts, settings
+from ringmaster.flows.batch import run_folder
 from ringmaster.flows.batch.artifacts import show_records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
@@ -32,15 +33,6 @@ from ringmaster.flows.batch.flow_runs import (
 )
 from ringmaster.flows.batch.group_choice import choose_job_groups
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
-from ringmaster.flows.batch.run_folder import (
-    alone_in,
-    begun,
-    checkpoint_root_of,
-    is_done_and_recorded,
-    note_start,
-    share_models,
-    with_models,
-)
 from ringmaster.flows.pool.follower import (
     IS_OVER,
     BatchFollower,
@@ -115,9 +107,9 @@ def open_pooled_run(
         database.read(check_release)
         stack.enter_context(followed(database, root_run()))
         key, folder = place_of_run(batch, database, home=home, resume=options.resume)
-        note_start(batch, home)
+        run_folder.note_start(batch, home)
         # An earlier process that followed the run, and was considered dead, may still be about to end.
-        stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
+        stack.enter_context(run_folder.alone_in(folder, waits=is_started_by_prefect()))
         ledger = open_ledger(address.mlflow_uri)
         pool_run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=ledger)
         stack.enter_context(cancelled_from_outside(pool_run))
@@ -245,8 +237,8 @@ class PooledRun:
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()
         journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
-        checkpoint_root = checkpoint_root_of(journal, resume=False)
-        batch, weights = with_models(batch, ledger, journal, settings.home())
+        checkpoint_root = run_folder.checkpoint_root_of(journal, resume=False)
+        batch, weights = run_folder.with_models(batch, ledger, journal, settings.home())
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
         report_refusals(profiled)
         journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - began_s})
@@ -268,7 +260,7 @@ class PooledRun:
         if submission is not profiles:
             self._kept_node.close()
             current_view.get().notice(f"{run.id} waits for its place in the pool's plan")
-        begun(self.batch, settings.home())
+        run_folder.begun(self.batch, settings.home())
         follower = self._stack.enter_context(
             followed_batch(
                 run,
@@ -310,8 +302,8 @@ class PooledRun:
             timeout_s=math.inf if is_started_by_prefect() else None,
         )
         show_records(follower.recorder, result)
-        if is_done_and_recorded(self.journal):
-            share_models(self._run.folder, home=settings.home())
+        if run_folder.is_done_and_recorded(self.journal):
+            run_folder.share_models(self._run.folder, home=settings.home())
         return result
 
     def _profiling(self) -> Mapping[str, Any]:

@@ -16,14 +16,7 @@ from uuid import UUID
 import httpx
 from prefect import Task
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
@@ -95,13 +88,17 @@ class PrefectNodeRuns:
 
     def live(self) -> Sequence[NodeRun]:
         """Returns the runs that have not ended, oldest first."""
-        state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(LIVE))))
+        state = filters.FlowRunFilter(
+            state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=list(LIVE)))
+        )
         with self._prefect() as client:
             result: list[FlowRun] = []
             while True:
                 page = client.read_flow_runs(
                     flow_run_filter=state,
-                    deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[NODE_DEPLOYMENT])),
+                    deployment_filter=filters.DeploymentFilter(
+                        name=filters.DeploymentFilterName(any_=[NODE_DEPLOYMENT])
+                    ),
                     limit=RUNS_AT_ONCE,
                     offset=len(result),
                 )
@@ -267,8 +264,10 @@ class SegmentRuns:
         """Returns the runs that a person has cancelled or retried, and those that were started by hand."""
         states = [StateType.CANCELLING, StateType.SCHEDULED]
         return client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states))),
-            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])),
+            flow_run_filter=filters.FlowRunFilter(
+                state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=states))
+            ),
+            deployment_filter=filters.DeploymentFilter(id=filters.DeploymentFilterId(any_=[deployment])),
         )
 
     def _obey(self, client: SyncPrefectClient, run: FlowRun) -> None:

@@ -24,18 +24,7 @@ from tempfile import TemporaryDirectory
 
 from ringmaster.errors import TensorObjectError, TensorStoreError
 from ringmaster.files import write_atomically
-from ringmaster.model_lineage.tensors.model_files import (
-    MappedTensorFile,
-    ModelFile,
-    ModelTensor,
-    StoredModel,
-    TensorPart,
-    files_in,
-    files_of,
-    full_name,
-    plain_layout,
-    read_layout,
-)
+from ringmaster.model_lineage.tensors import model_files
 from ringmaster.model_lineage.tensors.objects import Objects, digest_of
 
 NUM_THREADS = min(8, 2 * (os.cpu_count() or 1))  # hashing, zstd and numpy release the GIL, and syncing waits
@@ -94,7 +83,7 @@ class TensorStore:
         owner: str | None = None,
         only: Callable[[str], bool] | None = None,
         finds_parent: bool = False,
-    ) -> StoredModel:
+    ) -> model_files.StoredModel:
         """Stores the model in a folder; tensors that a parent has too are stored as differences if that is smaller.
 
         parent: the id of a model in the store.
@@ -117,11 +106,15 @@ class TensorStore:
             raise
 
     def _added(
-        self, layouts: Mapping[str, MappedTensorFile], related: Mapping[str, ModelTensor], *, owner: str | None
-    ) -> StoredModel:
+        self,
+        layouts: Mapping[str, model_files.MappedTensorFile],
+        related: Mapping[str, model_files.ModelTensor],
+        *,
+        owner: str | None,
+    ) -> model_files.StoredModel:
         with self.writing(), ThreadPoolExecutor(NUM_THREADS) as pool:
             files = tuple(self._add_file(name, layout, related, pool) for name, layout in layouts.items())
-            model = StoredModel(id=id_of(files), files=files)
+            model = model_files.StoredModel(id=id_of(files), files=files)
             if owner is not None:
                 self.own(model.id, owner)
             if not self._path(model.id).exists():
@@ -157,7 +150,7 @@ class TensorStore:
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             self._write(file, target, pool)
 
-    def _write(self, file: ModelFile, target: Path, pool: ThreadPoolExecutor) -> None:
+    def _write(self, file: model_files.ModelFile, target: Path, pool: ThreadPoolExecutor) -> None:
         with target.open("wb") as out:
             pending: deque[Future[memoryview]] = deque()  # few are in memory at a time
             for digest in file.digests:
@@ -169,7 +162,7 @@ class TensorStore:
             out.flush()
             os.fsync(out.fileno())
 
-    def model(self, id: str) -> StoredModel:
+    def model(self, id: str) -> model_files.StoredModel:
         """Returns a stored model. Raises TensorStoreError if there is none of that id, or if its list is damaged."""
         try:
             content = self._path(id).read_bytes()
@@ -178,7 +171,7 @@ class TensorStore:
         try:
             if digest_of(content)[:32] != id:
                 raise ValueError("its content has another digest")
-            return StoredModel(id=id, files=files_in(json.loads(content)))
+            return model_files.StoredModel(id=id, files=model_files.files_in(json.loads(content)))
         except (ValueError, RecursionError) as error:
             raise TensorStoreError(f"the list of model {id} is damaged: {error}. {self._remedy}") from error
 
@@ -329,16 +322,22 @@ class TensorStore:
         return faults + [f"{file} is gone: the store does not have its model. {self._remedy}" for file in lost]
 
     def _add_file(
-        self, name: str, layout: MappedTensorFile, related: Mapping[str, ModelTensor], pool: ThreadPoolExecutor
-    ) -> ModelFile:
-        def add(tensor: TensorPart) -> str:
-            like = related.get(full_name(name, tensor.name)) or related.get(tensor.name)
+        self,
+        name: str,
+        layout: model_files.MappedTensorFile,
+        related: Mapping[str, model_files.ModelTensor],
+        pool: ThreadPoolExecutor,
+    ) -> model_files.ModelFile:
+        def add(tensor: model_files.TensorPart) -> str:
+            like = related.get(model_files.full_name(name, tensor.name)) or related.get(tensor.name)
             return self._add_tensor(layout, tensor, like=like)
 
         tensors = pool.map(add, layout.tensors)
         return _described(name, layout, [self.objects.put(layout.header, item_bytes=1), *tensors])
 
-    def _newest_like(self, layouts: Mapping[str, MappedTensorFile]) -> Mapping[str, ModelTensor]:
+    def _newest_like(
+        self, layouts: Mapping[str, model_files.MappedTensorFile]
+    ) -> Mapping[str, model_files.ModelTensor]:
         """Returns the tensors of the newest model that has most of the tensors in files, by names and shapes."""
         own = {(each.name, each.dtype, each.shape) for layout in layouts.values() for each in layout.tensors}
         newest = sorted((self.folder / "models").glob("*.json"), key=lambda path: path.stat().st_mtime)
@@ -350,7 +349,13 @@ class TensorStore:
                     return tensors
         return {}
 
-    def _add_tensor(self, layout: MappedTensorFile, tensor: TensorPart, *, like: ModelTensor | None) -> str:
+    def _add_tensor(
+        self,
+        layout: model_files.MappedTensorFile,
+        tensor: model_files.TensorPart,
+        *,
+        like: model_files.ModelTensor | None,
+    ) -> str:
         parent = like.digest if like and (like.dtype, like.shape) == (tensor.dtype, tensor.shape) else None
         try:
             return self.objects.put(layout.bytes_of(tensor), item_bytes=tensor.item_bytes, parent=parent)
@@ -409,31 +414,33 @@ class TensorStore:
             yield
 
 
-def id_of(files: Sequence[ModelFile]) -> str:
+def id_of(files: Sequence[model_files.ModelFile]) -> str:
     """Returns the id of the model of some files."""
     return digest_of(_listed(files))[:32]
 
 
-def _listed(files: Sequence[ModelFile]) -> bytes:
+def _listed(files: Sequence[model_files.ModelFile]) -> bytes:
     return json.dumps([asdict(file) for file in files], sort_keys=True).encode()
 
 
-def _described(name: str, layout: MappedTensorFile, digests: Iterable[str]) -> ModelFile:
+def _described(name: str, layout: model_files.MappedTensorFile, digests: Iterable[str]) -> model_files.ModelFile:
     """Returns a file of a model. digests: of its header and its tensors, in order."""
     head, *others = digests
     tensors = (
-        ModelTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
+        model_files.ModelTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
         for tensor, digest in zip(layout.tensors, others, strict=True)
     )
-    return ModelFile(path=name, head=head, tensors=tuple(tensors))
+    return model_files.ModelFile(path=name, head=head, tensors=tuple(tensors))
 
 
-def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, MappedTensorFile]:
+def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, model_files.MappedTensorFile]:
     """Returns the validated layouts of a model's files by name; a file without tensors is its own header."""
     try:
         result = {
-            name: read_layout(path, named=str(model_dir / name)) if name.endswith(WEIGHTS) else plain_layout(path)
-            for name, path in files_of(model_dir)
+            name: model_files.read_layout(path, named=str(model_dir / name))
+            if name.endswith(WEIGHTS)
+            else model_files.plain_layout(path)
+            for name, path in model_files.files_of(model_dir)
             if only(name)
         }
     except ValueError as error:

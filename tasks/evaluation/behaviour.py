@@ -15,18 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringmaster.tasks.evaluation import suite
 from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scores, ScoringResult
-from ringmaster.tasks.evaluation.suite import (
-    DOWN,
-    INVARIANCE,
-    MINIMUM,
-    NOT_DOWN,
-    NOT_UP,
-    UP,
-    BehaviourEntry,
-    ChangeEntry,
-    slots_of,
-)
 from ringmaster.techniques.data.row_files import check_expansion
 
 MAX_EXAMPLES = 5
@@ -74,14 +64,14 @@ class TextCases:
     labels: tuple[int, ...] | None = None
 
 
-def text_cases(test: BehaviourEntry) -> TextCases:
+def text_cases(test: suite.BehaviourEntry) -> TextCases:
     """Returns the cases of a test of texts: the literal ones, or at most `max_cases` fillings of its template."""
     labels = None if test.labels is None else tuple(test.labels)
     if test.template is None:
         texts = tuple(test.texts or ())
         over = test.over if isinstance(test.over, list) else [test.over] * len(texts) if test.over else None
     else:
-        slots = slots_of(test.template + (test.over if isinstance(test.over, str) else ""))
+        slots = suite.slots_of(test.template + (test.over if isinstance(test.over, str) else ""))
         every = [
             dict(zip(slots, words, strict=True)) for words in itertools.product(*(test.lexicons[s] for s in slots))
         ]
@@ -94,12 +84,14 @@ def text_cases(test: BehaviourEntry) -> TextCases:
     if test.change is None:
         return TextCases(texts=texts, others=None if over is None else tuple(over), labels=labels)
     changed = tuple(changed_text(text, test.change, seed=test.seed) for text in texts)
-    if test.kind != MINIMUM:
+    if test.kind != suite.MINIMUM:
         return TextCases(texts=texts, others=changed)
     return TextCases(texts=changed, others=None if over is None else tuple(over), labels=labels)
 
 
-def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | None) -> dict[str, list[TestResult]]:
+def run_texts(
+    tests: Sequence[suite.BehaviourEntry], *, score: Score, encode: str | None
+) -> dict[str, list[TestResult]]:
     """Runs all tests of texts and returns their results by model. The texts of all tests are scored at once."""
     cases = {test.name: text_cases(test) for test in tests}
     texts = list(dict.fromkeys(t for case in cases.values() for t in (*case.texts, *(case.others or ()))))
@@ -124,7 +116,7 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
 
 
 def run_images(
-    tests: Sequence[BehaviourEntry], *, models: Sequence[str], images: Mapping[str, Any] | None, score: Score
+    tests: Sequence[suite.BehaviourEntry], *, models: Sequence[str], images: Mapping[str, Any] | None, score: Score
 ) -> dict[str, list[TestResult]]:
     """Runs all tests of images and returns their results by model.
 
@@ -144,7 +136,7 @@ def run_images(
         else:
             if changed is not None:
                 two = score(Cases(columns={**columns, "pixel_values": changed}))
-            if changed is not None and test.kind == MINIMUM:
+            if changed is not None and test.kind == suite.MINIMUM:
                 assert two is not None
                 one, two = two, None
             else:
@@ -155,7 +147,7 @@ def run_images(
     return result
 
 
-def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dict[str, Any]:
+def _columns_of(test: suite.BehaviourEntry, held_out: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the images that a test requests. Raises ValueError if there are none."""
     if test.images is None:
         if held_out is None or "pixel_values" not in held_out:
@@ -175,7 +167,12 @@ def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dic
 
 
 def judge(
-    test: BehaviourEntry, one: Scores, two: Scores | None, *, labels: Sequence[int] | None, descriptions: Sequence[str]
+    test: suite.BehaviourEntry,
+    one: Scores,
+    two: Scores | None,
+    *,
+    labels: Sequence[int] | None,
+    descriptions: Sequence[str],
 ) -> TestResult:
     """Returns the result of a test.
 
@@ -217,29 +214,29 @@ def taken(scores: Scores, rows: Sequence[int]) -> Scores:
 
 
 def _failing(
-    test: BehaviourEntry, one: Scores, two: Scores | None, labels: Sequence[int] | None
+    test: suite.BehaviourEntry, one: Scores, two: Scores | None, labels: Sequence[int] | None
 ) -> tuple[Any, list[str]]:
     """Returns which cases fail, [rows], and a description of each case's outcome. A score that is NaN fails."""
     if one.kind == CAUSAL:
         assert two is not None, "a test of a language model compares"
         a, b = _log_probabilities(one, test), _log_probabilities(two, test)
         how = [f"log-probability {x:.3g} and {y:.3g}" for x, y in zip(a, b, strict=True)]
-        if test.kind == MINIMUM:
+        if test.kind == suite.MINIMUM:
             return ~(a > b), how
-        if test.kind == INVARIANCE:
+        if test.kind == suite.INVARIANCE:
             return ~(np.abs(b - a) <= (test.tolerance or 0.0)), how
         return ~_moved(test, b - a), how
     p, value = one.probabilities, one.predictions
     assert p is not None and value is not None, "a classifier says both"
     broken = ~np.isfinite(p).all(1)
-    if test.kind == MINIMUM:
+    if test.kind == suite.MINIMUM:
         wanted = np.asarray(labels)
         how = [f"predicted {x}, not {y}" for x, y in zip(value, wanted, strict=True)]
         return (value != wanted) | broken, how
     assert two is not None and two.probabilities is not None and two.predictions is not None
     q = two.probabilities
     broken |= ~np.isfinite(q).all(1)
-    if test.kind == INVARIANCE:
+    if test.kind == suite.INVARIANCE:
         how = [f"predicted {x}, then {y}" for x, y in zip(value, two.predictions, strict=True)]
         if test.tolerance is None:
             return (value != two.predictions) | broken, how
@@ -251,18 +248,18 @@ def _failing(
     return ~_moved(test, q[:, label] - p[:, label]) | broken, how
 
 
-def _moved(test: BehaviourEntry, change: Any) -> Any:
+def _moved(test: suite.BehaviourEntry, change: Any) -> Any:
     assert test.direction is not None
     by = test.direction.by
     return {
-        UP: (change > 0) & (change >= by),
-        DOWN: (change < 0) & (change <= -by),
-        NOT_UP: change <= by,
-        NOT_DOWN: change >= -by,
+        suite.UP: (change > 0) & (change >= by),
+        suite.DOWN: (change < 0) & (change <= -by),
+        suite.NOT_UP: change <= by,
+        suite.NOT_DOWN: change >= -by,
     }[test.direction.moves]
 
 
-def _log_probabilities(scores: Scores, test: BehaviourEntry) -> Any:
+def _log_probabilities(scores: Scores, test: suite.BehaviourEntry) -> Any:
     assert scores.log_probabilities is not None
     if not test.per_token:
         return scores.log_probabilities
@@ -271,20 +268,20 @@ def _log_probabilities(scores: Scores, test: BehaviourEntry) -> Any:
 
 
 def _of_images(
-    test: BehaviourEntry, model: str, one: ScoringResult, two: ScoringResult | None, *, labels: Any
+    test: suite.BehaviourEntry, model: str, one: ScoringResult, two: ScoringResult | None, *, labels: Any
 ) -> TestResult:
     faults = [s.faults.get(model) for s in (one, two) if s is not None]
-    if test.kind == MINIMUM and labels is None:
+    if test.kind == suite.MINIMUM and labels is None:
         faults.append("the images have no labels")
     if fault := next((fault for fault in faults if fault), None):
         return replace(_unrun(test), fault=fault)
     scores = one.scores[model]
     lines = [f"{'held-out image' if test.images is None else 'image'} {i}" for i in range(scores.num_rows)]
-    known = [int(label) for label in labels[: scores.num_rows]] if test.kind == MINIMUM else None
+    known = [int(label) for label in labels[: scores.num_rows]] if test.kind == suite.MINIMUM else None
     return judge(test, scores, None if two is None else two.scores[model], labels=known, descriptions=lines)
 
 
-def _unrun(test: BehaviourEntry) -> TestResult:
+def _unrun(test: suite.BehaviourEntry) -> TestResult:
     return TestResult(test=test.name, kind=test.kind, max_failures=test.max_failures)
 
 
@@ -295,7 +292,7 @@ def _filled(template: str, words: Mapping[str, str]) -> str:
 Images = npt.NDArray[np.float32]
 
 
-def changed_text(text: str, change: ChangeEntry, *, seed: int) -> str:
+def changed_text(text: str, change: suite.ChangeEntry, *, seed: int) -> str:
     """Returns a text after a change. seed: with the text, the seed of random typos."""
     if change.typo is not None:
         text = _with_typos(text, change.typo, random.Random(f"{seed} {text}"))
@@ -306,7 +303,7 @@ def changed_text(text: str, change: ChangeEntry, *, seed: int) -> str:
     return f"{change.prepend or ''}{text}{change.append or ''}"
 
 
-def changed_images(images: Images, change: ChangeEntry, *, seed: int) -> Images:
+def changed_images(images: Images, change: suite.ChangeEntry, *, seed: int) -> Images:
     """Returns images [rows, channels, height, width] after a change; uncovered areas get the smallest pixel value."""
     result = images.astype(np.float32)
     for key in IMAGE_CHANGES:

@@ -14,17 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from ringmaster.tasks.planning.bounds import job_costs
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
 from ringmaster.tasks.planning.bounds.completions import likely_ends_s
-from ringmaster.tasks.planning.bounds.job_costs import (
-    NarrowedProblem,
-    earliest_ends_s,
-    folded,
-    narrowed,
-    shortest_of,
-    useful_options,
-    whole_of,
-)
 from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
@@ -134,7 +126,10 @@ class EventLp:
 
     def _add_job(self, job: PlanningJob) -> None:
         work = self.lp.row(1.0, math.inf)
-        options = [(job.options[k], whole_of(job, k, self.problem.switch_cost_s)) for k in useful_options(job)]
+        options = [
+            (job.options[k], job_costs.whole_of(job, k, self.problem.switch_cost_s))
+            for k in job_costs.useful_options(job)
+        ]
         for p in self._periods_of(job):
             time = self.lp.row(-math.inf, 0.0)
             self.lp.columns[self.lengths[p]].append((time, -1.0))
@@ -271,7 +266,7 @@ def _of_one_factor(of: Coefficients, *, others: Collection[str]) -> list[frozens
 
 def _middles(problem: Problem, bound_s: float) -> dict[str, float]:
     """Returns the middle between the earliest end of each job, and the latest if all jobs end by the bound."""
-    earliest, shortest = earliest_ends_s(problem), shortest_of(problem)
+    earliest, shortest = job_costs.earliest_ends_s(problem), job_costs.shortest_of(problem)
     latest = {job.id: bound_s for job in problem.jobs}
     for job in reversed(problem.in_order):
         for other in job.after:
@@ -363,7 +358,7 @@ def plan_by_events(
     return best
 
 
-def within_fair_memory(problem: Problem) -> NarrowedProblem | None:
+def within_fair_memory(problem: Problem) -> job_costs.NarrowedProblem | None:
     """Returns the problem with those options that take no more host memory than their share of a node's devices.
 
     Any such options fit a node together if their devices do. Returns None where a job would have no option left.
@@ -372,7 +367,7 @@ def within_fair_memory(problem: Problem) -> NarrowedProblem | None:
         (node.host_memory_bytes / node.num_devices for node in problem.nodes if node.host_memory_bytes is not None),
         default=math.inf,
     )
-    safe = narrowed(problem, lambda _, option: option.host_memory_bytes <= per_device * option.slot)
+    safe = job_costs.narrowed(problem, lambda _, option: option.host_memory_bytes <= per_device * option.slot)
     if safe is None:
         return None
     nodes = tuple(replace(node, host_memory_bytes=None) for node in problem.nodes)
@@ -400,7 +395,7 @@ def _planned(ordered: OrderFound, problem: Problem, *, least_s: float, seed: int
         part = Problem(f"{problem.name}-{p}", nodes, tuple(jobs), problem.switch_cost_s)
         bound = pattern_bound(part)
         with work.part(1 / (len(shares) - p)) as own:
-            rows = plan_preemptive(folded(part), bound, seed=seed, least_run_s=least_s, work=own)
+            rows = plan_preemptive(job_costs.folded(part), bound, seed=seed, least_run_s=least_s, work=own)
         if rows is None:
             return []
         length_s = max(row.end_s for row in rows)
@@ -421,7 +416,7 @@ def _planned(ordered: OrderFound, problem: Problem, *, least_s: float, seed: int
 
 def _gathered(periods: Periods, problem: Problem) -> list[dict[str, float]]:
     """Returns the shares of jobs by period; those shorter than a switch go to the period with most of the job."""
-    shares, shortest = [dict(of) for of in periods.shares], shortest_of(problem)
+    shares, shortest = [dict(of) for of in periods.shares], job_costs.shortest_of(problem)
     for job in problem.jobs:
         own_shares = {p: of[job.id] for p, of in enumerate(shares) if job.id in of}
         if not own_shares:  # so short that rounding has left nothing of it

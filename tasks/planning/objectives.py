@@ -18,14 +18,7 @@ from functools import cache
 from ringmaster.codec import SINCE_LATER
 from ringmaster.errors import ProblemError
 from ringmaster.registry import Registry
-from ringmaster.tasks.planning.bounds.bounds import (
-    Bound,
-    ValueBound,
-    by_area,
-    certified_ends_bound,
-    cost_bound,
-    ends_certificate,
-)
+from ringmaster.tasks.planning.bounds import bounds
 from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, latest_bound
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -110,18 +103,22 @@ class Objective(ABC):
         held = ((node, s.duration_s * len(ids)) for s in plan.segments for node, ids in s.devices)
         return self.coefficients(problem).value(ends_of(plan, problem), held)
 
-    def lower_bound(self, problem: Problem, bound: Bound) -> float:
+    def lower_bound(self, problem: Problem, bound: bounds.Bound) -> float:
         """Returns a value that no plan is below, without a solver: the sum of the least values of the three parts.
 
         bound: on the end of the last job.
         """
-        ends, certificates = self.coefficients(problem).ends, [by_area(problem)]
+        ends, certificates = self.coefficients(problem).ends, [bounds.by_area(problem)]
         if bound.certificate is not None and bound.certificate.has_slot_prices:
             certificates.append(bound.certificate)
-        least = max(certified_ends_bound(certificate, problem, ends) for certificate in certificates) if ends else 0.0
+        least = (
+            max(bounds.certified_ends_bound(certificate, problem, ends) for certificate in certificates)
+            if ends
+            else 0.0
+        )
         return self._with_other_parts(least, problem, bound.seconds, bound.certificate)
 
-    def best_bound(self, problem: Problem, bound: Bound) -> ValueBound:
+    def best_bound(self, problem: Problem, bound: bounds.Bound) -> bounds.ValueBound:
         """Returns the best lower bound on the value, with the certificate of the part that is a sum of weight x end.
 
         Where no end is in that sum, the certificate is that of the part that is a maximum of factor x end.
@@ -129,17 +126,17 @@ class Objective(ABC):
         bound: on the end of the last job.
         """
         of = self.coefficients(problem)
-        certificate = ends_certificate(problem, of.ends, bound) if of.ends else None
+        certificate = bounds.ends_certificate(problem, of.ends, bound) if of.ends else None
         if of.latest and not of.ends:
             certificate = best_latest_bound(problem, of.latest, bound).certificate
         proved = self.certified_bound(certificate, problem, bound_s=bound.seconds)
         least = self.lower_bound(problem, bound)  # a subclass may prove more in another way
-        return ValueBound(proved, certificate) if proved >= least else ValueBound(least, None)
+        return bounds.ValueBound(proved, certificate) if proved >= least else bounds.ValueBound(least, None)
 
     def certified_bound(self, certificate: Certificate | None, problem: Problem, *, bound_s: float) -> float:
         """Returns the lower bound on the value that a certificate proves, together with a bound on the last end."""
         ends = self.coefficients(problem).ends
-        least = certified_ends_bound(certificate, problem, ends) if ends and certificate else 0.0
+        least = bounds.certified_ends_bound(certificate, problem, ends) if ends and certificate else 0.0
         return self._with_other_parts(least, problem, bound_s, None if ends else certificate)
 
     def _with_other_parts(
@@ -152,13 +149,15 @@ class Objective(ABC):
         of = self.coefficients(problem)
         if of.latest:
             least += latest_bound(problem, of.latest, bound_s=bound_s, certificate=certificate)
-        return least + (cost_bound(problem, of.prices) if of.prices else 0.0)
+        return least + (bounds.cost_bound(problem, of.prices) if of.prices else 0.0)
 
     def rank(self, plan: Plan, problem: Problem) -> tuple[float, float, float]:
         """Returns a sort key, lower is better: total lateness in seconds, then the value, then the makespan."""
         return lateness_s(plan, problem), self.value(plan, problem), plan.makespan_s
 
-    def valued(self, plan: Plan, problem: Problem, bound: Bound, *, best: ValueBound | None = None) -> Plan:
+    def valued(
+        self, plan: Plan, problem: Problem, bound: bounds.Bound, *, best: bounds.ValueBound | None = None
+    ) -> Plan:
         """Returns a plan with its value by this objective, and the lower bound of it with its certificate.
 
         bound: on the end of the last job.
@@ -252,11 +251,13 @@ class Makespan(Objective):
         """Returns the makespan of the plan."""
         return plan.makespan_s
 
-    def lower_bound(self, problem: Problem, bound: Bound) -> float:
+    def lower_bound(self, problem: Problem, bound: bounds.Bound) -> float:
         """Returns the bound on the end of the last job."""
         return bound.seconds
 
-    def valued(self, plan: Plan, problem: Problem, bound: Bound, *, best: ValueBound | None = None) -> Plan:
+    def valued(
+        self, plan: Plan, problem: Problem, bound: bounds.Bound, *, best: bounds.ValueBound | None = None
+    ) -> Plan:
         """Returns the plan as it is."""
         return plan
 

@@ -12,16 +12,7 @@ from numpy.typing import NDArray
 
 from ringmaster.tasks.planning.bounds.bounds import by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import pack_of, useful_options, whole_of, without_overheads
-from ringmaster.tasks.planning.kernels.annealing import (
-    DONE,
-    ROOM,
-    anneal,
-    extend,
-    fill_node,
-    first_ends,
-    look_ahead,
-    unions,
-)
+from ringmaster.tasks.planning.kernels import annealing
 from ringmaster.tasks.planning.node_groups import Floats, Ints
 from ringmaster.tasks.planning.plans.list_scheduling import Order, segments_of
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
@@ -167,7 +158,7 @@ class _Table:
         for begin in range(0, steps, SLICE):
             if work.is_late() or state[0] <= good or state[2] >= state[3]:
                 break
-            anneal(
+            annealing.anneal(
                 self.first, self.last, self.need, self.length, self.kind, self.size, self.heads, sequences, counts,
                 option, *best, state, settings, begin, min(steps, begin + SLICE), steps, good,
                 1_000_003 * seed,
@@ -200,7 +191,7 @@ class _Table:
         free, end = np.zeros(size.max()), 0.0
         for v in range(size.size):
             need = self.need[self.kind[v]]
-            fill_node(sequences[v], counts[v], option, need, self.length, size[v], self.heads[v], free)
+            annealing.fill_node(sequences[v], counts[v], option, need, self.length, size[v], self.heads[v], free)
             end = max(end, float(free[size[v] - 1]))
         return sequences, counts, end
 
@@ -276,25 +267,25 @@ class Contents:
         within = wanted.copy()
         must = np.where(wanted, np.arange(wanted.size), wanted.size - 1)
         floor = np.where(wanted, worth - tolerance, np.inf)
-        look_ahead(within, floor, must)
+        annealing.look_ahead(within, floor, must)
         self.states = np.empty((MAX_STATES, self.size), np.int32)
         self.parent, self.how = np.empty((2, MAX_STATES), np.int32)
         begin, count = np.zeros((2, wanted.size), np.int64)
         self.states[0], count[0] = 0, 1
         spans = zip(self.first, self.last, strict=True)
         cheapest = np.array([a + np.argmin(self.excess[a:b]) if b > a else 0 for a, b in spans], np.int32)
-        progress, status = np.array([0, 1, 0], np.int64), ROOM
+        progress, status = np.array([0, 1, 0], np.int64), annealing.ROOM
         max_work = int(min(max_work, budget.left_s / PER_STEP_S))
-        while status == ROOM and not budget.is_late():
-            status = extend(
+        while status == annealing.ROOM and not budget.is_late():
+            status = annealing.extend(
                 self.first, self.last, self.need, self.length, self.excess, cheapest, self.size, GRID, SHIFT,
                 step, worth, floor, within, must, self.states, self.parent, self.how, begin, count, progress,
                 SLICE_STEPS, max_work,
             )  # fmt: skip
         budget.charge(PER_STEP_S * progress[2])
-        if status != DONE:
+        if status != annealing.DONE:
             raise SpentError
-        self.state_of = first_ends(self.states, begin, count, self.size)
+        self.state_of = annealing.first_ends(self.states, begin, count, self.size)
         done = wanted & (self.state_of >= 0)
         self.ends = np.where(done, self.states[self.state_of, self.size - 1], NEVER).astype(np.int32)
         return int(progress[2])
@@ -444,7 +435,7 @@ class ExhaustiveSearch:
             else:
                 contents = known.get(kinds[v]) or self._contents(v)
                 known[kinds[v]] = contents
-            reached, how = unions(reached, contents.ends, NEVER)
+            reached, how = annealing.unions(reached, contents.ends, NEVER)
             steps.append((v, contents, how))
         if reached[-1] == NEVER:
             return None, self.limit_s

@@ -12,15 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.execution.events import (
-    DeviceWait,
-    ExecutionEvent,
-    JobEnded,
-    PlanUpdate,
-    PredictionUpdate,
-    SegmentEnded,
-    SegmentStarted,
-)
+from ringmaster.tasks.execution import events
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.execution.starter import OptionKey, option_key
 from ringmaster.tasks.execution.target_scheduler import variant_options
@@ -231,28 +223,28 @@ def split(name: str) -> tuple[str, str]:
     return batch, job
 
 
-def batch_of(event: ExecutionEvent) -> str | None:
+def batch_of(event: events.ExecutionEvent) -> str | None:
     """Returns the batch that an event is about; None for an event that is about all batches."""
-    if isinstance(event, PredictionUpdate):
+    if isinstance(event, events.PredictionUpdate):
         return event.batch
-    if isinstance(event, (PlanUpdate, DeviceWait)):
+    if isinstance(event, (events.PlanUpdate, events.DeviceWait)):
         return None
-    return split(event.segment.job if isinstance(event, (SegmentStarted, SegmentEnded)) else event.job)[0]
+    return split(event.segment.job if isinstance(event, (events.SegmentStarted, events.SegmentEnded)) else event.job)[0]
 
 
-def as_logged(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
+def as_logged(event: events.ExecutionEvent, batch: str) -> events.ExecutionEvent | None:
     """Returns an event as one batch sees it, with the batch's own job names; None if it does not concern the batch."""
-    if isinstance(event, PlanUpdate):
+    if isinstance(event, events.PlanUpdate):
         return _planned(event, batch)
-    if isinstance(event, (SegmentStarted, SegmentEnded)):
+    if isinstance(event, (events.SegmentStarted, events.SegmentEnded)):
         members = tuple(split(member)[1] for member in event.members)
         return replace(event, segment=replace(event.segment, job=split(event.segment.job)[1]), members=members)
-    if isinstance(event, JobEnded):
+    if isinstance(event, events.JobEnded):
         return replace(event, job=split(event.job)[1], message=event.message.replace(f"{batch}/", ""))
     return event
 
 
-def _planned(event: PlanUpdate, batch: str) -> PlanUpdate | None:
+def _planned(event: events.PlanUpdate, batch: str) -> events.PlanUpdate | None:
     """Returns the part of a plan that is about one batch. It has bounds only if the plan has no other jobs."""
     problem, plan = event.problem, event.plan
     own = {job.id: split(job.id)[1] for job in problem.jobs if split(job.id)[0] == batch}
@@ -275,7 +267,7 @@ def _planned(event: PlanUpdate, batch: str) -> PlanUpdate | None:
         certificates = plan.certificate, plan.value_certificate
         own_certificate, of_value = (each and each.renamed(own) for each in certificates)
         part = replace(plan, segments=segments, certificate=own_certificate, value_certificate=of_value)
-    return PlanUpdate(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
+    return events.PlanUpdate(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
 
 
 class Quarantine:

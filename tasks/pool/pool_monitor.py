@@ -22,19 +22,8 @@ from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, SilenceClock, is_loan, read_nodes
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus
+from ringmaster.tasks.storage import schema
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import (
-    BATCHES,
-    EVENT_LOG,
-    EXECUTOR,
-    FACTS,
-    JOBS,
-    LEASES,
-    PLANS,
-    REQUESTS,
-    SEGMENTS,
-    json_field,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -148,17 +137,24 @@ class StateReader:
         )
 
     def _active(self, connection: Connection) -> dict[str, tuple[str, str]]:
-        ids = connection.execute(select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED)).scalars().all()
+        ids = (
+            connection.execute(select(schema.BATCHES.c.id).where(schema.BATCHES.c.status == BatchStatus.SUBMITTED))
+            .scalars()
+            .all()
+        )
         unknown = [id for id in ids if id not in self._batches]
-        name, flow_run = (BATCHES.c.content[key].as_string() for key in ("name", "flow_run"))
-        rows = connection.execute(select(BATCHES.c.id, name, flow_run).where(BATCHES.c.id.in_(unknown))).all()
+        name, flow_run = (schema.BATCHES.c.content[key].as_string() for key in ("name", "flow_run"))
+        rows = connection.execute(
+            select(schema.BATCHES.c.id, name, flow_run).where(schema.BATCHES.c.id.in_(unknown))
+        ).all()
         result = {**self._batches, **{id: (name, flow_run or "") for id, name, flow_run in rows}}
         return {id: result[id] for id in ids}
 
     def _stages(self, connection: Connection) -> dict[BatchStage, int]:
-        query = select(REQUESTS.c.status, REQUESTS.c.answer)
+        query = select(schema.REQUESTS.c.status, schema.REQUESTS.c.answer)
         requested = query.where(
-            REQUESTS.c.kind == RequestKind.TRAIN, REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
+            schema.REQUESTS.c.kind == RequestKind.TRAIN,
+            schema.REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED)),
         )
         rows = connection.execute(requested).all()
         flow_runs = {flow_run for _, flow_run in self._batches.values()}
@@ -170,16 +166,18 @@ class StateReader:
         }
 
     def _jobs(self, connection: Connection) -> dict[tuple[str, str], int]:
-        query = select(JOBS.c.batch, JOBS.c.status, func.count()).where(JOBS.c.batch.in_(list(self._batches)))
+        query = select(schema.JOBS.c.batch, schema.JOBS.c.status, func.count()).where(
+            schema.JOBS.c.batch.in_(list(self._batches))
+        )
         result = Counter[tuple[str, str]]()
-        for batch, status, number in connection.execute(query.group_by(JOBS.c.batch, JOBS.c.status)):
+        for batch, status, number in connection.execute(query.group_by(schema.JOBS.c.batch, schema.JOBS.c.status)):
             result[self._batches[batch][0], status] += number  # batches of one name count together
         return dict(result)
 
     def _ends(self, connection: Connection) -> dict[tuple[str, str, str], float]:
-        query = select(FACTS.c.batch, FACTS.c.value).where(FACTS.c.key == NEWEST_PREDICTION)
+        query = select(schema.FACTS.c.batch, schema.FACTS.c.value).where(schema.FACTS.c.key == NEWEST_PREDICTION)
         result: dict[tuple[str, str, str], float] = {}
-        for batch, value in connection.execute(query.where(FACTS.c.batch.in_(list(self._batches)))):
+        for batch, value in connection.execute(query.where(schema.FACTS.c.batch.in_(list(self._batches)))):
             _, prediction = predictions_in({NEWEST_PREDICTION: value[0]})
             if prediction is None:
                 continue
@@ -190,23 +188,27 @@ class StateReader:
         return result
 
     def _newest_plan(self, connection: Connection) -> PlanState | None:
-        newest = connection.execute(select(func.max(PLANS.c.id)).where(PLANS.c.batch == "")).scalar()
+        newest = connection.execute(select(func.max(schema.PLANS.c.id)).where(schema.PLANS.c.batch == "")).scalar()
         if newest is None or (self._plan is not None and self._plan.id == newest):
             return self._plan if newest is not None else None
-        row = connection.execute(select(PLANS.c.made_s, PLANS.c.content).where(PLANS.c.id == newest)).one()
+        row = connection.execute(
+            select(schema.PLANS.c.made_s, schema.PLANS.c.content).where(schema.PLANS.c.id == newest)
+        ).one()
         plan = Plan.from_json(row.content["plan"])
         return PlanState(id=int(newest), made_s=row.made_s, makespan_s=plan.makespan_s, gap=plan.gap)
 
 
 def _leader(connection: Connection) -> LeaderState | None:
-    row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.epoch, EXECUTOR.c.beats)).one_or_none()
+    row = connection.execute(
+        select(schema.EXECUTOR.c.owner, schema.EXECUTOR.c.epoch, schema.EXECUTOR.c.beats)
+    ).one_or_none()
     if row is None:
         return None
     return LeaderState(is_there=bool(row.owner), epoch=int(row.epoch), heartbeat=(int(row.epoch), int(row.beats)))
 
 
 def _nodes(connection: Connection) -> tuple[NodeReading, ...]:
-    rows = connection.execute(select(LEASES.c.device, LEASES.c.holder)).all()
+    rows = connection.execute(select(schema.LEASES.c.device, schema.LEASES.c.holder)).all()
     held = {row.device: row.holder for row in rows}
     return tuple(_node(record, held) for record in read_nodes(connection))
 
@@ -284,23 +286,30 @@ class PoolCounts:
 def begin(connection: Connection) -> PoolCounts:
     """Returns counts of zero, to which `count` adds what happens from now on."""
     last_plan, last_segment, last_event = (
-        int(connection.execute(select(func.max(table.c.id))).scalar() or 0) for table in (PLANS, SEGMENTS, EVENT_LOG)
+        int(connection.execute(select(func.max(table.c.id))).scalar() or 0)
+        for table in (schema.PLANS, schema.SEGMENTS, schema.EVENT_LOG)
     )
-    running = connection.execute(select(SEGMENTS.c.id).where(SEGMENTS.c.ended_s.is_(None))).scalars().all()
+    running = (
+        connection.execute(select(schema.SEGMENTS.c.id).where(schema.SEGMENTS.c.ended_s.is_(None))).scalars().all()
+    )
     return PoolCounts(last_plan=last_plan, last_segment=last_segment, last_event=last_event, running=frozenset(running))
 
 
 def count(connection: Connection, before: PoolCounts) -> PoolCounts:
     """Returns `before` with what has happened since."""
     plans = connection.execute(
-        select(PLANS.c.id, PLANS.c.why).where(PLANS.c.batch == "", PLANS.c.id > before.last_plan)
+        select(schema.PLANS.c.id, schema.PLANS.c.why).where(
+            schema.PLANS.c.batch == "", schema.PLANS.c.id > before.last_plan
+        )
     ).all()
-    status = json_field(SEGMENTS.c.outcome, "status").label("status")
-    news = or_(SEGMENTS.c.id > before.last_segment, SEGMENTS.c.id.in_(before.running))
-    segments = connection.execute(select(SEGMENTS.c.id, SEGMENTS.c.ended_s, status).where(news)).all()
-    last_event = max(before.last_event, connection.execute(select(func.max(EVENT_LOG.c.id))).scalar() or 0)
-    ends = select(json_field(EVENT_LOG.c.content, "status")).where(EVENT_LOG.c.kind == JobEnded.__name__)
-    ends = ends.where(EVENT_LOG.c.id > before.last_event, EVENT_LOG.c.id <= last_event)
+    status = schema.json_field(schema.SEGMENTS.c.outcome, "status").label("status")
+    news = or_(schema.SEGMENTS.c.id > before.last_segment, schema.SEGMENTS.c.id.in_(before.running))
+    segments = connection.execute(select(schema.SEGMENTS.c.id, schema.SEGMENTS.c.ended_s, status).where(news)).all()
+    last_event = max(before.last_event, connection.execute(select(func.max(schema.EVENT_LOG.c.id))).scalar() or 0)
+    ends = select(schema.json_field(schema.EVENT_LOG.c.content, "status")).where(
+        schema.EVENT_LOG.c.kind == JobEnded.__name__
+    )
+    ends = ends.where(schema.EVENT_LOG.c.id > before.last_event, schema.EVENT_LOG.c.id <= last_event)
     return PoolCounts(
         plans=Counter(before.plans) + Counter(reason_of(row.why) for row in plans),
         segments=Counter(before.segments) + Counter(row.status for row in segments if row.ended_s is not None),

@@ -34,18 +34,7 @@ from functools import cached_property
 
 from ringmaster.codec import digest
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.profiling.group_layouts import (
-    AGAIN,
-    MOST_TOGETHER,
-    ONE_DEVICE,
-    SHARDED,
-    Group,
-    GroupLayout,
-    SoloProfile,
-    candidate_groups,
-    even_parts,
-    sample,
-)
+from ringmaster.tasks.profiling import group_layouts
 from ringmaster.tasks.profiling.profile_store import fingerprint
 from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result, num_evaluations
 from ringmaster.tasks.profiling.trials import Trial
@@ -111,9 +100,9 @@ class GroupScaling:
     step: LinearFit
     startup: LinearFit
     peak: LinearFit
-    layout: GroupLayout = ONE_DEVICE
+    layout: group_layouts.GroupLayout = group_layouts.ONE_DEVICE
 
-    def profile(self, group: Group, *, is_measured: bool, at_once: int | None = None) -> Profile:
+    def profile(self, group: group_layouts.Group, *, is_measured: bool, at_once: int | None = None) -> Profile:
         """Returns the profile of a group; the seconds that do not depend on its members are those of the lead job.
 
         at_once: the number of jobs that are trained at a time. A job that joins later takes as long as one that is
@@ -150,10 +139,10 @@ class GroupScaling:
 
 
 def scaling_of(
-    members: Group,
-    measured: Sequence[tuple[Group, Profile]],
+    members: group_layouts.Group,
+    measured: Sequence[tuple[group_layouts.Group, Profile]],
     *,
-    layout: GroupLayout = ONE_DEVICE,
+    layout: group_layouts.GroupLayout = group_layouts.ONE_DEVICE,
     kappa: float = 1.0,
 ) -> GroupScaling:
     """Fits the lines of a class of jobs on gangs of a layout.
@@ -176,17 +165,17 @@ def scaling_of(
     )
 
 
-def step_s_alone(group: Group) -> float:
+def step_s_alone(group: group_layouts.Group) -> float:
     """Returns the seconds of one step of each job alone, one after another."""
     return sum(solo.profile.step_s for solo in group)
 
 
-def own_bytes(group: Sequence[SoloProfile]) -> int:
+def own_bytes(group: Sequence[group_layouts.SoloProfile]) -> int:
     """Returns the bytes that the jobs need beside the base."""
     return sum(solo.own_bytes for solo in group)
 
 
-def _peak_bytes(solo: SoloProfile, layout: GroupLayout) -> int:
+def _peak_bytes(solo: group_layouts.SoloProfile, layout: group_layouts.GroupLayout) -> int:
     """Returns the peak bytes of a group of one job.
 
     A profile whose step divides the batch further, or stores the base otherwise, does not show this peak.
@@ -194,7 +183,7 @@ def _peak_bytes(solo: SoloProfile, layout: GroupLayout) -> int:
     if layout.is_of(solo.profile.config, solo.job):
         return solo.profile.peak_bytes
     needed = solo.base_bytes + solo.own_bytes
-    needs_less = layout.base == SHARDED or layout.recompute == AGAIN
+    needs_less = layout.base == group_layouts.SHARDED or layout.recompute == group_layouts.AGAIN
     return needed if needs_less else max(solo.profile.peak_bytes, needed)
 
 
@@ -208,12 +197,12 @@ class GroupSearch:
     plainer: searches in plainer layouts for some of the same jobs, the plainest first.
     """
 
-    members: Group
+    members: group_layouts.Group
     num_devices: int
     device_kind: str
     memory_bytes: int
     is_gpu: bool
-    layout: GroupLayout = ONE_DEVICE
+    layout: group_layouts.GroupLayout = group_layouts.ONE_DEVICE
     plainer: Sequence[GroupSearch] = ()
     results: dict[str, Result] = field(default_factory=dict)
 
@@ -223,13 +212,13 @@ class GroupSearch:
         return next((search for search in self.plainer if search.tried), self)
 
     @cached_property
-    def tried(self) -> dict[str, Group]:
+    def tried(self) -> dict[str, group_layouts.Group]:
         """The groups that may be tried, by fingerprint. Their sizes also occur in the classes of other batches."""
-        largest = 2 ** (min(len(self.members), MOST_TOGETHER).bit_length() - 1)
+        largest = 2 ** (min(len(self.members), group_layouts.MOST_TOGETHER).bit_length() - 1)
         sizes = [min(FIRST_SIZE, largest), 2, largest]  # the most informative first, as often only that one is tried
         if any(search.tried for search in self.plainer):
             sizes = sizes[:1]
-        groups = (sample(self.members, size) for size in dict.fromkeys(sizes))
+        groups = (group_layouts.sample(self.members, size) for size in dict.fromkeys(sizes))
         return {self._key(group).fingerprint: group for group in groups if self._may_fit(group)}
 
     @property
@@ -249,9 +238,9 @@ class GroupSearch:
         return [self.trial(group) for group in left[: max(most - num_known, 0)]]
 
     @cached_property
-    def known(self) -> dict[str, Group]:
+    def known(self) -> dict[str, group_layouts.Group]:
         """The groups that may have been measured, by fingerprint: by a trial, or while a batch trained them."""
-        groups = candidate_groups(self.members, num_devices=self.num_slots) if self.tried else ()
+        groups = group_layouts.candidate_groups(self.members, num_devices=self.num_slots) if self.tried else ()
         return {self._key(group).fingerprint: group for group in groups} | self.tried
 
     def take(self, results: Mapping[str, Result]) -> None:
@@ -280,7 +269,10 @@ class GroupSearch:
 
     def fair_s(self, names: Collection[str] | None = None) -> float:
         """Returns the seconds for which the class, or its named jobs, occupies all devices if divided evenly."""
-        return sum(self._runtime_s(part) for part in even_parts(self._among(names), self.num_slots)) / self.num_slots
+        return (
+            sum(self._runtime_s(part) for part in group_layouts.even_parts(self._among(names), self.num_slots))
+            / self.num_slots
+        )
 
     def has_any(self, groups: Mapping[str, Sequence[Profile]]) -> bool:
         """Returns whether any of these profiles, by lead job, is of a group of this class in this layout."""
@@ -290,7 +282,9 @@ class GroupSearch:
             for p in own_profiles
         )
 
-    def sorted_out(self, names: Collection[str] | None = None) -> tuple[list[tuple[str, Profile]], list[Group]]:
+    def sorted_out(
+        self, names: Collection[str] | None = None
+    ) -> tuple[list[tuple[str, Profile]], list[group_layouts.Group]]:
         """Returns profiles of the groups worth planning, by lead job, and the groups that do not fit at once.
 
         In a group that does not fit, as many jobs as fit are trained at a time, in the plainest layout that holds more
@@ -301,8 +295,8 @@ class GroupSearch:
         sizes = {len(group) for group, _ in self._measured()}
         fair_s = self.first.fair_s(names)
         offered: list[tuple[str, Profile]] = []
-        too_large: list[Group] = []
-        for group in candidate_groups(self._among(names), num_devices=self.num_slots):
+        too_large: list[group_layouts.Group] = []
+        for group in group_layouts.candidate_groups(self._among(names), num_devices=self.num_slots):
             at_once = self._num_that_fit(group)
             if at_once < len(group):
                 too_large.append(group)
@@ -314,10 +308,10 @@ class GroupSearch:
                 offered.append((group[0].job.name, profile))
         return offered, too_large
 
-    def _among(self, names: Collection[str] | None) -> Group:
+    def _among(self, names: Collection[str] | None) -> group_layouts.Group:
         return self.members if names is None else tuple(solo for solo in self.members if solo.job.name in names)
 
-    def _is_worth_it(self, group: Group, fair_s: float) -> bool:
+    def _is_worth_it(self, group: group_layouts.Group, fair_s: float) -> bool:
         """Returns whether a group is faster than its jobs one after another, and no plainer layout suffices."""
         runtime_s = self._runtime_s(group)
         if runtime_s >= sum(solo.runtime_s for solo in group):
@@ -331,7 +325,7 @@ class GroupSearch:
         group = self._among(jobs)
         return self._runtime_s(group) if len(group) == len(jobs) and self._fits(group) else None
 
-    def _runtime_s(self, group: Group) -> float:
+    def _runtime_s(self, group: group_layouts.Group) -> float:
         """Returns the seconds of a job alone, or of all steps of a group."""
         lead = group[0].job
         if len(group) == 1:
@@ -339,11 +333,11 @@ class GroupSearch:
         profile = self.laws.profile(group, is_measured=False, at_once=self._num_that_fit(group) or None)
         return profile.runtime_s(num_steps=lead.total_steps, num_evaluations=num_evaluations(lead))
 
-    def _measured(self) -> list[tuple[Group, Profile]]:
+    def _measured(self) -> list[tuple[group_layouts.Group, Profile]]:
         every = ((group, self.results.get(name)) for name, group in self.known.items())
         return [(group, result) for group, result in every if isinstance(result, Profile)]
 
-    def _num_that_fit(self, group: Group) -> int:
+    def _num_that_fit(self, group: group_layouts.Group) -> int:
         """Returns how many jobs of a group fit at once, for any choice of them."""
         if self._fits(group):
             return len(group)
@@ -351,17 +345,17 @@ class GroupSearch:
         sizes = range(len(group) - 1, 0, -1)
         return next((size for size in sizes if self._fits(tuple(largest_first[:size]))), 0)
 
-    def _may_fit(self, group: Group) -> bool:
+    def _may_fit(self, group: group_layouts.Group) -> bool:
         return group[0].base_bytes + own_bytes(group) <= self.memory_bytes
 
-    def _fits(self, group: Group) -> bool:
+    def _fits(self, group: group_layouts.Group) -> bool:
         """Returns whether a group fits, as far as known. On a CPU slot only the memory that the jobs need counts."""
         unfit = [own_bytes(self.known[name]) for name, r in self.results.items() if isinstance(r, FailedTrial)]
         if unfit and own_bytes(group) >= min(unfit):
             return False
         return self._may_fit(group) and (not self.is_gpu or self.laws.peak.at(own_bytes(group)) <= self.memory_bytes)
 
-    def _key(self, group: Group) -> ProfileKey:
+    def _key(self, group: group_layouts.Group) -> ProfileKey:
         """Returns the key under which the profile of a group is stored."""
         speed_class = digest(sorted(solo.key for solo in group))
         name = fingerprint(
@@ -374,7 +368,7 @@ class GroupSearch:
         )
         return ProfileKey(fingerprint=name, speed_class=speed_class, device_kind=self.device_kind)
 
-    def trial(self, group: Group) -> Trial:
+    def trial(self, group: group_layouts.Group) -> Trial:
         """Returns the trial that measures a group."""
         lead, *others = group
         return Trial(
@@ -394,7 +388,7 @@ class GroupSearch:
 
 
 def group_searches(
-    classes: Mapping[GroupLayout, Sequence[Group]], *, cluster: Cluster, num_nodes: int
+    classes: Mapping[group_layouts.GroupLayout, Sequence[group_layouts.Group]], *, cluster: Cluster, num_nodes: int
 ) -> list[GroupSearch]:
     """Returns a search for each class of jobs in each layout, the plainest layouts first.
 

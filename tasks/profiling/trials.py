@@ -30,14 +30,7 @@ from ringmaster.tasks.profiling.search import (
 from ringmaster.tasks.profiling.speed_beliefs import QuietTimes, without_load
 from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.preflight import Candidate, Preflight
-from ringmaster.techniques.processes.events import (
-    Event,
-    JobReady,
-    Outcome,
-    OutcomeStatus,
-    ReferenceTimed,
-    TrialMeasured,
-)
+from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
@@ -155,11 +148,11 @@ class _TrialWave:
     def __init__(self, runs: Sequence[_RunningTrial], quiet_times: QuietTimes, *, limit_s: float) -> None:
         self._runs, self._quiet_times, self._limit_s = runs, quiet_times, limit_s
         self._began_s = time.monotonic()
-        self._heard: queue.Queue[tuple[int, Event | Outcome]] = queue.Queue()
+        self._heard: queue.Queue[tuple[int, events.Event | events.Outcome]] = queue.Queue()
         self._ready: set[int] = set()
-        self._measured: dict[int, TrialMeasured] = {}
-        self._timed: dict[int, list[ReferenceTimed]] = {}
-        self._ended: dict[int, Outcome] = {}
+        self._measured: dict[int, events.TrialMeasured] = {}
+        self._timed: dict[int, list[events.ReferenceTimed]] = {}
+        self._ended: dict[int, events.Outcome] = {}
         self._killed: set[int] = set()  # as they took too long
 
     def conduct(self) -> list[Result]:
@@ -197,13 +190,13 @@ class _TrialWave:
                     self._runs[number].gang.kill()
                 limit_s = math.inf  # they end now
                 continue
-            if isinstance(heard, Outcome):
+            if isinstance(heard, events.Outcome):
                 self._ended[index] = heard
-            elif isinstance(heard, JobReady):
+            elif isinstance(heard, events.JobReady):
                 self._ready.add(index)
-            elif isinstance(heard, TrialMeasured):
+            elif isinstance(heard, events.TrialMeasured):
                 self._measured[index] = heard
-            elif isinstance(heard, ReferenceTimed):
+            elif isinstance(heard, events.ReferenceTimed):
                 self._timed.setdefault(index, []).append(heard)
 
     def _result(self, index: int) -> Result:
@@ -223,12 +216,14 @@ class _TrialWave:
         if index in self._killed:
             return FailedTrial(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
         outcome = self._ended[index]
-        is_refused = outcome.status == OutcomeStatus.INVALID and KERNELS in self._runs[index].trial.candidate.config
+        is_refused = (
+            outcome.status == events.OutcomeStatus.INVALID and KERNELS in self._runs[index].trial.candidate.config
+        )
         return FailedTrial(kind=REFUSED if is_refused else _kind(outcome), message=outcome.message)
 
 
-def _kind(outcome: Outcome) -> str:
-    if outcome.status == OutcomeStatus.OUT_OF_MEMORY:
+def _kind(outcome: events.Outcome) -> str:
+    if outcome.status == events.OutcomeStatus.OUT_OF_MEMORY:
         return OUT_OF_MEMORY
     return KILLED if outcome.was_killed else FAILED
 

@@ -18,16 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmaster.techniques.data import row_files
 from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, matching
-from ringmaster.techniques.data.row_files import (
-    FileText,
-    RowError,
-    checked,
-    format_of,
-    hash_bytes,
-    rows_and_errors,
-    to_json_text,
-)
 from ringmaster.techniques.data_source import DataSource, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -106,18 +98,18 @@ def data_files(spec: DataSpec) -> tuple[list[DataFile], list[DataFile]]:
 def rows_of_file(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     """Yields the rows of one file, whatever the window, as `rows_of_files` does."""
     path, is_split = file.path, file.held_out is None
-    if format_of(path, spec.format) == "text":
-        text = FileText(path)
+    if row_files.format_of(path, spec.format) == "text":
+        text = row_files.FileText(path)
         row = Row(file=path, number=1, value=text, content=reading.content(text, path), held_out=file.held_out is True)
         training, held_out = split_text(text, share=spec.held_out if is_split else 0.0)
         yield replace(row, content=training)
         if held_out is not None:
             yield replace(row, content=held_out, held_out=True)
         return
-    for number, (value, content) in checked(_contents(file, spec, reading)):
+    for number, (value, content) in row_files.checked(_contents(file, spec, reading)):
         is_chosen = file.held_out is True
         if is_split:
-            key = content if isinstance(content, str) else to_json_text(content)
+            key = content if isinstance(content, str) else row_files.to_json_text(content)
             is_chosen = is_held_out(key, share=spec.held_out)
         yield Row(file=path, number=number, value=value, content=content, held_out=is_chosen)
 
@@ -140,7 +132,7 @@ def files_of(spec: DataSpec) -> list[MatchedFiles]:
     for pattern, files in zip(patterns, result, strict=True):
         for name in files.names:
             try:
-                format_of(name, spec.format)
+                row_files.format_of(name, spec.format)
             except ValueError as error:
                 raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
     return result
@@ -152,8 +144,8 @@ def _contents(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[t
     columns = None if spec.name is not None else reading.columns
     if columns is not None and spec.time_column is not None:  # of which the window reads the time
         columns = (*columns, spec.time_column)
-    for number, value in rows_and_errors(file.path, format=spec.format, columns=columns, part=file.part):
-        if isinstance(value, RowError):
+    for number, value in row_files.rows_and_errors(file.path, format=spec.format, columns=columns, part=file.part):
+        if isinstance(value, row_files.RowError):
             yield number, value
             continue
         place = f"{file.path}, line {number}"
@@ -161,7 +153,7 @@ def _contents(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[t
             yield number, (value, reading.content(value, place))
         except ValueError as error:
             what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
-            yield number, RowError(place, what, remedy or "check the row")
+            yield number, row_files.RowError(place, what, remedy or "check the row")
 
 
 def is_held_out(key: str, *, share: float) -> bool:
@@ -181,7 +173,7 @@ def held_out_keys(keys: Sequence[str], *, share: float) -> frozenset[str]:
     return frozenset(ranked[:count])
 
 
-def split_text(text: FileText, *, share: float) -> tuple[FileText, FileText | None]:
+def split_text(text: row_files.FileText, *, share: float) -> tuple[row_files.FileText, row_files.FileText | None]:
     """Returns the training part of a whole file and its held-out `share`, which begins with a line; None if empty."""
     if not share:
         return text, None
@@ -280,7 +272,7 @@ class SplitRows:
         files: dict[str, int] = {}
         hashes, held_out, of_file, numbers = bytearray(), array("b"), array("I"), array("Q")
         for row in rows:
-            hashes += hash_bytes(identity(row))
+            hashes += row_files.hash_bytes(identity(row))
             held_out.append(row.held_out)
             of_file.append(files.setdefault(row.file, len(files)))
             numbers.append(row.number)

@@ -18,43 +18,7 @@ from numpy.typing import NDArray
 
 from ringmaster.codec import to_json
 from ringmaster.errors import DataError
-from ringmaster.techniques.data.arrow_files import (
-    LABELS,
-    MASK,
-    SPLITS,
-    TOKENS,
-    Array,
-    ArrowWriter,
-    Table,
-    column_of,
-    read_tables,
-    rows_by_column,
-    split_file,
-    table_of,
-    texts_column,
-    values_of,
-)
-from ringmaster.techniques.data.class_labels import (
-    ClassLabels,
-    DiscoveredClasses,
-    check_no_indicators,
-    check_number,
-    constant_fault,
-    distinct_labels,
-    in_order,
-    notes_on,
-    without_variants,
-)
-from ringmaster.techniques.data.encoded_rows import (
-    ROWS,
-    SAMPLES,
-    EncodedPart,
-    RowsPart,
-    content_of,
-    encoded_parts,
-    parts_of_files,
-    row_facts,
-)
+from ringmaster.techniques.data import arrow_files, class_labels, encoded_rows
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.row_kind import (
@@ -120,15 +84,15 @@ class RowSamples:
 
     def write(self) -> PreparedData:
         """Writes the samples, and the manifest of named data; returns the description."""
-        spec, parts = self._spec, iter([RowsPart(rows=self._rows)])
+        spec, parts = self._spec, iter([encoded_rows.RowsPart(rows=self._rows)])
         if self._cache_dir is not None:
             reading = RowReading(columns=self._columns.names, content=self._columns.content)
-            parts = parts_of_files(spec, reading)
-        with encoded_parts(
+            parts = encoded_rows.parts_of_files(spec, reading)
+        with encoded_rows.encoded_parts(
             parts, spec, self._encode, folder=self._folder, cache_dir=self._cache_dir, settings=self._settings()
         ) as selected:
             self._check_rows(selected)
-            labels = None if self._label_column is None else ClassLabels(self._labels)
+            labels = None if self._label_column is None else class_labels.ClassLabels(self._labels)
             if self._finds_classes:
                 labels = self._learnt_classes(selected)
             lengths = self._write_selected(selected, labels)
@@ -167,7 +131,7 @@ class RowSamples:
             "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version],
             "columns": self._columns.columns,
             "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
-            "tokenizer": content_of(tokenizer) if tokenizer.exists() else None,
+            "tokenizer": encoded_rows.content_of(tokenizer) if tokenizer.exists() else None,
             **({} if self._context.retriever is None else {"store": self._context.retriever.digest}),
         }
 
@@ -178,15 +142,18 @@ class RowSamples:
 
     # Encoding rows
 
-    def _encode(self, folder: Path, part: RowsPart) -> None:
+    def _encode(self, folder: Path, part: encoded_rows.RowsPart) -> None:
         """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
-        found = DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
+        found = class_labels.DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
         classes = found if self._finds_classes else None
-        context = replace(self._context, labels=classes or ClassLabels(self._labels))
+        context = replace(self._context, labels=classes or class_labels.ClassLabels(self._labels))
         faults: list[RowError] = []
         num_searched = 0
         rows, unreadable = part.rows(), None
-        with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples, ArrowWriter(folder / ROWS) as known:
+        with (
+            arrow_files.ArrowWriter(folder / encoded_rows.SAMPLES, refused=self._refused) as samples,
+            arrow_files.ArrowWriter(folder / encoded_rows.ROWS) as known,
+        ):
             while unreadable is None:
                 chunk: list[Row] = []
                 try:
@@ -197,7 +164,7 @@ class RowSamples:
                 if table.num_rows:
                     samples.write(table)
                 # At once: a million lists of classes would slow down Python's collector.
-                known.write(table_of({**row_facts(chunk, part, self._spec), **facts}))
+                known.write(arrow_files.table_of({**encoded_rows.row_facts(chunk, part, self._spec), **facts}))
                 if not part.is_windowed:
                     pairs = zip(chunk, wrong, strict=True)
                     faults += [sample_error(row.file, row.number, what) for row, what in pairs if what is not None]
@@ -209,8 +176,8 @@ class RowSamples:
         (folder / ABOUT).write_text(json.dumps({"classes": () if classes is None else classes.names}))
 
     def _samples(
-        self, rows: Sequence[Row], context: SampleContext, classes: DiscoveredClasses | None
-    ) -> tuple[Table, Sequence[str | None], dict[str, Any]]:
+        self, rows: Sequence[Row], context: SampleContext, classes: class_labels.DiscoveredClasses | None
+    ) -> tuple[arrow_files.Table, Sequence[str | None], dict[str, Any]]:
         """Returns the samples of rows, what is wrong with each row, and what else is known of each, as columns."""
         kind = self._kind
         by_role = kind.with_passages(
@@ -241,8 +208,8 @@ class RowSamples:
         facts = {
             "num_cut": num_cut,
             "has_sample": has_sample.astype(np.uint8),
-            "fault": texts_column(faults),
-            "classes": column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
+            "fault": arrow_files.texts_column(faults),
+            "classes": arrow_files.column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
         }
         return table if is_learnt.all() else table.filter(is_learnt), faults, facts
 
@@ -254,7 +221,9 @@ class RowSamples:
             self._context.tokenizer.prefetch(texts)
         self._progress.add(sum(map(len, texts)), num_texts=len(by_role))
 
-    def _table(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Table, NDArray[np.bool_], NDArray[np.bool_]]:
+    def _table(
+        self, samples: Sequence[Mapping[str, Any]]
+    ) -> tuple[arrow_files.Table, NDArray[np.bool_], NDArray[np.bool_]]:
         """Returns samples as a table, which of them were cut, and in which a language model has labels to learn.
 
         Raises ValueError where names or shapes differ.
@@ -266,13 +235,13 @@ class RowSamples:
             for name in samples[0] if samples else ():
                 rows = [np.asarray(sample[name]) for sample in samples]
                 first = rows[0]
-                has_mask |= name == MASK
-                if self._finds_classes and name == LABELS and first.dtype.kind == "f":
+                has_mask |= name == arrow_files.MASK
+                if self._finds_classes and name == arrow_files.LABELS and first.dtype.kind == "f":
                     continue  # indicators of the classes that were found so far: they are made of those of all rows
                 is_list = first.ndim > 0 and (first.dtype.kind in "biu" or first.size == 0)  # [] has floats
                 if not is_list or name not in self._kind.padding:
                     dtype = None if first.ndim else first.dtype
-                    columns[name] = column_of(np.stack(rows, dtype=dtype, casting="unsafe"))
+                    columns[name] = arrow_files.column_of(np.stack(rows, dtype=dtype, casting="unsafe"))
                     continue
                 lengths = np.fromiter((row.shape[-1] for row in rows), np.int64, count=len(rows))
                 if name not in self._kind.uncut and first.dtype.kind != "f" and lengths.max() > self._max_length:
@@ -283,21 +252,21 @@ class RowSamples:
                 # 32 bits for tokens, which Python makes numbers of 64, and for empty lists.
                 is_small = first.dtype.kind in "iu" and first.dtype.itemsize < 4
                 values = np.concatenate(flat, dtype=first.dtype if is_small else np.int32, casting="unsafe")
-                if self._kind.is_causal and name == LABELS:  # without one, a batch has no mean loss
+                if self._kind.is_causal and name == arrow_files.LABELS:  # without one, a batch has no mean loss
                     is_learnt = _has_labels(values, lengths)
-                columns[name] = column_of(values, lengths)
+                columns[name] = arrow_files.column_of(values, lengths)
             if len(samples) and (others := set().union(*samples) - samples[0].keys()):
                 raise KeyError(min(others))
         except (ValueError, KeyError, IndexError) as error:
             raise self._refused(error) from error
-        if not has_mask and TOKENS in columns:  # all tokens of a sample are read
-            values, lengths_of_rows = values_of(columns[TOKENS])
-            columns[MASK] = column_of(np.ones(values.shape, np.uint8), lengths_of_rows)
-        return table_of(columns), is_cut, is_learnt
+        if not has_mask and arrow_files.TOKENS in columns:  # all tokens of a sample are read
+            values, lengths_of_rows = arrow_files.values_of(columns[arrow_files.TOKENS])
+            columns[arrow_files.MASK] = arrow_files.column_of(np.ones(values.shape, np.uint8), lengths_of_rows)
+        return arrow_files.table_of(columns), is_cut, is_learnt
 
     # Choosing samples
 
-    def _check_rows(self, parts: Sequence[EncodedPart]) -> None:
+    def _check_rows(self, parts: Sequence[encoded_rows.EncodedPart]) -> None:
         """Raises RowErrors, with the first few, where no sample can be made of rows that are wanted."""
         wrong: list[RowError] = []
         for each in parts:
@@ -310,7 +279,7 @@ class RowSamples:
         if wrong:
             raise RowErrors(wrong[:MAX_FAULTS])
 
-    def _learnt_classes(self, parts: Sequence[EncodedPart]) -> ClassLabels:
+    def _learnt_classes(self, parts: Sequence[encoded_rows.EncodedPart]) -> class_labels.ClassLabels:
         """The classes in the rows that are read; only in those to train on, where others are held out separately.
 
         A class that training does not know is a mistake there. Raises ValueError where there are none, or too many.
@@ -321,7 +290,7 @@ class RowSamples:
         for each in parts:
             defining = each.split("training") if is_separate else each.wanted
             has_rows |= bool(defining.any())
-            numbers, _ = values_of(each.facts["classes"].filter(defining))
+            numbers, _ = arrow_files.values_of(each.facts["classes"].filter(defining))
             known = _classes_of(each)
             names |= {known[number] for number in np.unique(numbers)}
         if has_rows and not names:
@@ -329,22 +298,26 @@ class RowSamples:
                 f"{self._where}: no row has a class in column {column!r}. To fix: name another label_column, "
                 "or list the classes as data.labels"
             )
-        check_number(len(names), column=column)
-        labels = in_order(without_variants(names))  # a variant is then the unknown label of a row
+        class_labels.check_number(len(names), column=column)
+        labels = class_labels.in_order(
+            class_labels.without_variants(names)
+        )  # a variant is then the unknown label of a row
         unknown = (fault for each in parts for fault in _unknown_classes(each, labels))
         if faults := list(islice(unknown, MAX_FAULTS)):
             raise RowErrors(faults)
         return labels
 
     def _write_selected(
-        self, parts: Sequence[EncodedPart], labels: ClassLabels | None
+        self, parts: Sequence[encoded_rows.EncodedPart], labels: class_labels.ClassLabels | None
     ) -> dict[str, list[NDArray[np.int64]]]:
         """Writes the samples; returns the lengths of those of each split. Raises ValueError where one has none."""
-        lengths: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
+        lengths: dict[str, list[NDArray[np.int64]]] = {split: [] for split in arrow_files.SPLITS}
         with ExitStack() as files:
             writers = {
-                split: files.enter_context(ArrowWriter(split_file(self._folder, split), refused=self._refused))
-                for split in SPLITS
+                split: files.enter_context(
+                    arrow_files.ArrowWriter(arrow_files.split_file(self._folder, split), refused=self._refused)
+                )
+                for split in arrow_files.SPLITS
             }
 
             def written() -> Iterator[Sample]:
@@ -352,7 +325,7 @@ class RowSamples:
                 known: dict[Any, Any] = {}  # the type of each column, and the row that has it first
                 for split, table, row in chain.from_iterable(self._selected(each, labels) for each in parts):
                     for field in table.schema:
-                        same = field.name if field.name == LABELS else (split, field.name)
+                        same = field.name if field.name == arrow_files.LABELS else (split, field.name)
                         type, first = known.setdefault(same, (field.type, row))
                         if field.type != type:
                             raise RowErrors([sample_error(*row, _other_form(field, type, first))])
@@ -374,20 +347,25 @@ class RowSamples:
                 raise ValueError(f"{self._where} holds no row to {use} on. To fix: {remedy}")
         return lengths
 
-    def _selected(self, part: EncodedPart, labels: ClassLabels | None) -> Iterator[tuple[str, Table, tuple[str, int]]]:
+    def _selected(
+        self, part: encoded_rows.EncodedPart, labels: class_labels.ClassLabels | None
+    ) -> Iterator[tuple[str, arrow_files.Table, tuple[str, int]]]:
         """Yields the samples of a part that are read, some at a time, with their split and the place of the first."""
         rows, place = np.flatnonzero(part.column("has_sample")), 0
-        chosen, classes = {split: part.split(split) for split in SPLITS}, part.facts["classes"].combine_chunks()
+        chosen, classes = (
+            {split: part.split(split) for split in arrow_files.SPLITS},
+            part.facts["classes"].combine_chunks(),
+        )
         numbers: NDArray[np.int64] | None = None
         if self._finds_classes and labels is not None:
             final = {name: number for number, name in enumerate(labels.names)}
             # That of a class which no row in the window has does not matter.
             numbers = np.array([final.get(name, 0) for name in _classes_of(part)] or [0], dtype=np.int64)
-        for table in read_tables(part.folder / SAMPLES):
+        for table in arrow_files.read_tables(part.folder / encoded_rows.SAMPLES):
             here, place = rows[place : place + table.num_rows], place + table.num_rows
             if numbers is not None and labels is not None and part.wanted[here].any():
                 table = _renumbered(table, classes.take(here), numbers, len(labels.names))
-            for split in SPLITS:
+            for split in arrow_files.SPLITS:
                 if (mask := chosen[split][here]).any():
                     first = part.place(int(here[mask][0]))
                     yield split, table if mask.all() else table.filter(mask), first
@@ -395,13 +373,13 @@ class RowSamples:
     # Describing them
 
     def _described(
-        self, labels: ClassLabels | None, lengths: Mapping[str, Sequence[NDArray[np.int64]]]
+        self, labels: class_labels.ClassLabels | None, lengths: Mapping[str, Sequence[NDArray[np.int64]]]
     ) -> PreparedData:
         spec, kind, tokenizer = self._spec, self._kind, self._context._tokenizer
         longest = max(int(each.max(initial=0)) for each in chain.from_iterable(lengths.values()))
         width = self._max_length if spec.packing else spec.seq_len or longest
-        padding = {**kind.padding, TOKENS: 0 if tokenizer is None else tokenizer.pad_id}
-        stored = next(read_tables(split_file(self._folder, "training")))
+        padding = {**kind.padding, arrow_files.TOKENS: 0 if tokenizer is None else tokenizer.pad_id}
+        stored = next(arrow_files.read_tables(arrow_files.split_file(self._folder, "training")))
         samples = PaddedSamples(stored, collate=kind.collate, width=width, padding=padding, uncut=kind.uncut)
         prepared = described(
             self._folder,
@@ -414,11 +392,11 @@ class RowSamples:
         trained = np.concatenate(lengths["training"])
         some = np.unique(np.linspace(0, len(trained) - 1, min(len(trained), SAMPLES_OF_LENGTHS)).astype(np.int64))
         typical = np.quantile(trained[some], (0.5, 0.95), method="higher")
-        if self._finds_classes and labels is not None and tensors.get(LABELS) == (2,):
-            check_no_indicators(labels, column=self._label_column or LABELS)
+        if self._finds_classes and labels is not None and tensors.get(arrow_files.LABELS) == (2,):
+            class_labels.check_no_indicators(labels, column=self._label_column or arrow_files.LABELS)
         prepared = replace(
             prepared,
-            kind="other" if len(tensors.get(TOKENS, ())) > 1 else prepared.kind,  # of pairs
+            kind="other" if len(tensors.get(arrow_files.TOKENS, ())) > 1 else prepared.kind,  # of pairs
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
             labels=() if labels is None else labels.names,
             tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
@@ -427,21 +405,21 @@ class RowSamples:
         )
         return kind.described(self._with_label_faults(prepared, labels))
 
-    def _with_label_faults(self, prepared: PreparedData, labels: ClassLabels | None) -> PreparedData:
+    def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
         faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
         if (column := self._columns.columns.get(LABEL)) is not None:
-            result = distinct_labels(self._folder, "training")
+            result = class_labels.distinct_labels(self._folder, "training")
             classes = {int(number) for label in result for number in label} if labels is not None else set[int]()
             if len(result) == 1:
                 names = [labels.names[number] for number in classes] if labels is not None else map(str, *result)
-                faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
+                faults.append(class_labels.constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
-                notes += notes_on(labels, trained=classes, are_learnt=self._finds_classes)
+                notes += class_labels.notes_on(labels, trained=classes, are_learnt=self._finds_classes)
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
 
-def _num_left_out(part: EncodedPart) -> int:
+def _num_left_out(part: encoded_rows.EncodedPart) -> int:
     """How many rows of a part are read, and have no label that is left."""
     return int((part.wanted & (part.column("has_sample") == 0)).sum())
 
@@ -455,7 +433,7 @@ def sample_error(file: str, number: int, what: str) -> RowError:
 def _other_form(field: Any, type: Any, first: tuple[str, int]) -> str:
     """Returns what is wrong with a column whose rows had another type before, from the row `first` on."""
     place, is_list = f"{first[0]}, row {first[1]}", field.type.num_fields > 0
-    if field.name == LABELS and is_list != (type.num_fields > 0):
+    if field.name == arrow_files.LABELS and is_list != (type.num_fields > 0):
         return (
             f"its label is {'a' if is_list else 'no'} list, and that of {place} is {'none' if is_list else 'one'}. "
             'To fix: write all labels as lists, such as ["drama"], or none'
@@ -463,7 +441,7 @@ def _other_form(field: Any, type: Any, first: tuple[str, int]) -> str:
     return f"its {field.name} is {field.type}, and that of {place} is {type}. To fix: give all rows one shape"
 
 
-def _has_labels(labels: Array, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _has_labels(labels: arrow_files.Array, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether rows of labels [all lengths, ...] have one that counts, in each of their sequences: [rows]."""
     num_before = np.concatenate([np.zeros_like(labels[:1], np.int64), np.cumsum(labels != IGNORED, axis=0)])
     ends = np.cumsum(lengths)
@@ -471,16 +449,16 @@ def _has_labels(labels: Array, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray((counts > 0).reshape(len(lengths), -1).all(-1))
 
 
-def _classes_of(part: EncodedPart) -> tuple[str, ...]:
+def _classes_of(part: encoded_rows.EncodedPart) -> tuple[str, ...]:
     """The classes that were found in a part, in the order of their numbers there."""
     return tuple(json.loads((part.folder / ABOUT).read_text())["classes"])
 
 
-def _unknown_classes(part: EncodedPart, labels: ClassLabels) -> Iterator[RowError]:
+def _unknown_classes(part: encoded_rows.EncodedPart, labels: class_labels.ClassLabels) -> Iterator[RowError]:
     """Yields the rows of a part with a class that is none of `labels`."""
     names = _classes_of(part)
     unknown = [number for number, name in enumerate(names) if name not in labels.names]
-    numbers, lengths = values_of(part.facts["classes"])
+    numbers, lengths = arrow_files.values_of(part.facts["classes"])
     assert lengths is not None
     places = np.repeat(np.arange(len(part)), lengths)
     wrong = np.isin(numbers, unknown) & part.wanted[places] if unknown else np.zeros(len(numbers), bool)
@@ -492,25 +470,29 @@ def _unknown_classes(part: EncodedPart, labels: ClassLabels) -> Iterator[RowErro
             yield sample_error(*part.place(row), str(error))
 
 
-def _renumbered(table: Table, classes: Any, numbers: NDArray[np.int64], num_classes: int) -> Table:
+def _renumbered(
+    table: arrow_files.Table, classes: Any, numbers: NDArray[np.int64], num_classes: int
+) -> arrow_files.Table:
     """Samples whose labels have the final numbers of classes; labels below 0 do not count and stay as they are.
 
     classes: the classes of each row. Where rows have several, the labels are indicators, which are made of these.
     """
-    if LABELS not in table.column_names:
-        result, lengths = values_of(classes)
+    if arrow_files.LABELS not in table.column_names:
+        result, lengths = arrow_files.values_of(classes)
         assert lengths is not None
         indicators = np.zeros((len(lengths), num_classes), np.float32)
         indicators[np.repeat(np.arange(len(lengths)), lengths), numbers[result]] = 1
-        return table.append_column(LABELS, column_of(indicators))
-    values, lengths = values_of(table[LABELS])
+        return table.append_column(arrow_files.LABELS, arrow_files.column_of(indicators))
+    values, lengths = arrow_files.values_of(table[arrow_files.LABELS])
     final = np.where(values < 0, values, numbers[np.maximum(values, 0)]).astype(values.dtype)
-    return table.set_column(table.column_names.index(LABELS), LABELS, column_of(final, lengths))
+    return table.set_column(
+        table.column_names.index(arrow_files.LABELS), arrow_files.LABELS, arrow_files.column_of(final, lengths)
+    )
 
 
-def _rows_of(table: Table) -> list[Sample]:
+def _rows_of(table: arrow_files.Table) -> list[Sample]:
     """Each row of a table of ragged columns."""
-    columns = rows_by_column(table)
+    columns = arrow_files.rows_by_column(table)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -533,9 +515,9 @@ class RowSource(RowKind):
         columns = self.columns(spec)
         yield from rows_of_files(spec, RowReading(columns=columns.names, content=columns.content))
 
-    def samples(self, table: Table, prepared: PreparedData) -> Dataset:
+    def samples(self, table: arrow_files.Table, prepared: PreparedData) -> Dataset:
         """Returns the samples in the rows of a table, which are padded."""
-        padding = {**self.padding, TOKENS: prepared.pad_token_id or 0}
+        padding = {**self.padding, arrow_files.TOKENS: prepared.pad_token_id or 0}
         return PaddedSamples(
             table, collate=self.collate, width=prepared.seq_len or 1, padding=padding, uncut=self.uncut
         )

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.data.arrow_files import (
-    LABELS,
-    POSITIONS,
-    TOKENS,
-    Array,
-    Indices,
-    Table,
-    TableRows,
-    is_ragged,
-    padded,
-    values_of,
-)
+from ringmaster.techniques.data import arrow_files
 from ringmaster.techniques.data_source import Dataset
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.metric import IGNORED
@@ -33,23 +22,23 @@ if TYPE_CHECKING:
     import torch
 
 
-Collate = Callable[[Mapping[str, Array]], "dict[str, torch.Tensor]"]
-Sample = Mapping[str, Array]
+Collate = Callable[[Mapping[str, arrow_files.Array]], "dict[str, torch.Tensor]"]
+Sample = Mapping[str, arrow_files.Array]
 
 
 @runtime_checkable
 class BatchedDataset(Protocol):
     """A data set that returns many samples at once, stacked; a user's own data set may do so too."""
 
-    def rows(self, indices: Indices, /) -> dict[str, torch.Tensor]:
+    def rows(self, indices: arrow_files.Indices, /) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, each column stacked along dimension 0."""
 
 
 class ArraySamples:
     """Samples in the rows of a table. collate: makes a batch of the columns of some rows."""
 
-    def __init__(self, table: Table, *, collate: Collate) -> None:
-        self._rows, self._collate, self._num_samples = TableRows(table), collate, int(table.num_rows)
+    def __init__(self, table: arrow_files.Table, *, collate: Collate) -> None:
+        self._rows, self._collate, self._num_samples = arrow_files.TableRows(table), collate, int(table.num_rows)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -59,10 +48,10 @@ class ArraySamples:
             raise IndexError(f"sample {index} of {len(self)}")
         return {name: column[0] for name, column in self.rows([index % len(self)]).items()}
 
-    def rows(self, indices: Indices, /) -> dict[str, torch.Tensor]:
+    def rows(self, indices: arrow_files.Indices, /) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, stacked: {name: [len(indices), ...]}."""
         table = self._rows(indices)
-        return self._collate({name: np.array(values_of(table[name])[0]) for name in table.column_names})
+        return self._collate({name: np.array(arrow_files.values_of(table[name])[0]) for name in table.column_names})
 
 
 class PaddedSamples(ArraySamples):
@@ -74,7 +63,7 @@ class PaddedSamples(ArraySamples):
 
     def __init__(
         self,
-        table: Table,
+        table: arrow_files.Table,
         *,
         collate: Collate,
         width: int,
@@ -88,33 +77,33 @@ class PaddedSamples(ArraySamples):
         """Returns the length of each sample, the longest of its columns: [samples]."""
         return lengths_of(self._table, uncut=self._uncut)
 
-    def longest(self, indices: Indices) -> int:
+    def longest(self, indices: arrow_files.Indices) -> int:
         """Returns the length of the longest of some samples."""
         return int(lengths_of(self._rows(indices), uncut=self._uncut).max(initial=0))
 
-    def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
+    def rows(self, indices: arrow_files.Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, stacked, with ragged columns padded to `width`."""
-        table, plain, ragged = self._rows(indices), dict[str, Array](), dict[str, Array]()
+        table, plain, ragged = self._rows(indices), dict[str, arrow_files.Array](), dict[str, arrow_files.Array]()
         for name in table.column_names:
-            values, lengths = values_of(table[name])
+            values, lengths = arrow_files.values_of(table[name])
             if lengths is None:
                 plain[name] = np.array(values)
             else:
                 widest = int(lengths.max(initial=1)) if name in self._uncut else width or self.width
-                ragged[name] = padded(values, lengths, width=widest, fill=self._padding.get(name, 0))
+                ragged[name] = arrow_files.padded(values, lengths, width=widest, fill=self._padding.get(name, 0))
         return self._collate({**plain, **ragged})
 
 
-def lengths_of(table: Table, *, uncut: Collection[str] = ()) -> NDArray[np.int64]:
+def lengths_of(table: arrow_files.Table, *, uncut: Collection[str] = ()) -> NDArray[np.int64]:
     """Returns the length of each row, the longest of its ragged columns without those of `uncut`: [rows]."""
     result = np.zeros(table.num_rows, dtype=np.int64)
-    for name in (field.name for field in table.schema if is_ragged(field) and field.name not in uncut):
+    for name in (field.name for field in table.schema if arrow_files.is_ragged(field) and field.name not in uncut):
         lengths = [np.diff(np.from_dlpack(rows.offsets)) for rows in table[name].chunks]
         result = np.maximum(result, np.concatenate([result[:0], *lengths]))
     return result
 
 
-def as_tensors(columns: Mapping[str, Array], *, copies_labels: bool = True) -> dict[str, torch.Tensor]:
+def as_tensors(columns: Mapping[str, arrow_files.Array], *, copies_labels: bool = True) -> dict[str, torch.Tensor]:
     """Returns columns as tensors.
 
     Integers become int64. A column `pixel_values` of bytes becomes float32 in -1..1.
@@ -138,14 +127,14 @@ class PaddedDataset(BatchedDataset, Protocol):
     def lengths(self) -> NDArray[np.int64]:
         """Returns the length of each sample, [samples]."""
 
-    def longest(self, indices: Indices, /) -> int:
+    def longest(self, indices: arrow_files.Indices, /) -> int:
         """Returns the length of the longest of some samples."""
 
-    def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
+    def rows(self, indices: arrow_files.Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, padded to `width`; None for the data set's own."""
 
 
-def width_of(dataset: Dataset, indices: Indices, *, multiple_of: int) -> int | None:
+def width_of(dataset: Dataset, indices: arrow_files.Indices, *, multiple_of: int) -> int | None:
     """Returns the width to which the samples of a batch are padded: the longest one's, rounded up.
 
     It is at most the data set's own width, whatever `multiple_of` is. None where samples are not padded.
@@ -167,7 +156,7 @@ def num_tokens_of(batch: Mapping[str, torch.Tensor]) -> int:
 
 def fetch(
     dataset: Dataset,
-    indices: Indices,
+    indices: arrow_files.Indices,
     *,
     before_each: Callable[[int], object] | None = None,
     width: int | None = None,
@@ -191,7 +180,7 @@ def fetch(
     return cast("dict[str, torch.Tensor]", default_collate(samples))
 
 
-def _values(name: str, rows: Array) -> Array:
+def _values(name: str, rows: arrow_files.Array) -> arrow_files.Array:
     if name == "pixel_values" and rows.dtype == np.uint8:
         return rows.astype(np.float32) / np.float32(127.5) - np.float32(1)
     if rows.dtype.kind in "iu":
@@ -317,12 +306,14 @@ def packed(samples: Iterable[Sample], *, width: int) -> Iterator[list[Sample]]:
     waiting: list[Sample] = []
     num_tokens = 0
     for sample in samples:
-        if (others := sorted(sample.keys() - {TOKENS, LABELS})) or sample[TOKENS].ndim != 1:
+        if (others := sorted(sample.keys() - {arrow_files.TOKENS, arrow_files.LABELS})) or sample[
+            arrow_files.TOKENS
+        ].ndim != 1:
             raise ValueError(
                 f"samples with {', '.join(others) or 'several rows'} cannot be packed. To fix: set packing to false"
             )
         waiting.append({name: values[:width] for name, values in sample.items()})
-        num_tokens += len(waiting[-1][TOKENS])
+        num_tokens += len(waiting[-1][arrow_files.TOKENS])
         if num_tokens >= ROWS_AT_ONCE * width:
             yield _packed_rows(waiting, width)
             waiting, num_tokens = [], 0
@@ -332,17 +323,17 @@ def packed(samples: Iterable[Sample], *, width: int) -> Iterator[list[Sample]]:
 
 def _packed_rows(samples: Sequence[Sample], width: int) -> list[Sample]:
     rows: list[Sample] = []
-    for row in first_fit([len(sample[TOKENS]) for sample in samples], width):
-        tokens = [samples[i][TOKENS] for i in row]
-        labels = [np.array(samples[i].get(LABELS, samples[i][TOKENS])) for i in row]
+    for row in first_fit([len(sample[arrow_files.TOKENS]) for sample in samples], width):
+        tokens = [samples[i][arrow_files.TOKENS] for i in row]
+        labels = [np.array(samples[i].get(arrow_files.LABELS, samples[i][arrow_files.TOKENS])) for i in row]
         for each in labels:
             each[:1] = IGNORED
         positions = [np.arange(len(each)) for each in tokens]
         rows.append(
             {
-                TOKENS: np.concatenate(tokens),
-                LABELS: np.concatenate(labels),
-                POSITIONS: np.concatenate(positions),
+                arrow_files.TOKENS: np.concatenate(tokens),
+                arrow_files.LABELS: np.concatenate(labels),
+                arrow_files.POSITIONS: np.concatenate(positions),
             }
         )
     return rows

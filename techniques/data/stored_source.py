@@ -19,29 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.techniques import data_source
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.data.arrow_files import (
-    LABELS,
-    SPLITS,
-    TOKENS,
-    Array,
-    Table,
-    fingerprint,
-    num_values,
-    open_split,
-)
+from ringmaster.techniques.data import arrow_files
 from ringmaster.techniques.data.file_patterns import local_copies, stamp
 from ringmaster.techniques.data.file_rows import check_not_empty, data_files, files_of, with_leaks
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
-from ringmaster.techniques.data_source import (
-    Dataset,
-    DataSource,
-    PreparedData,
-    check_same,
-    sample_tensors,
-    shape_fields,
-)
 from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
@@ -55,8 +39,14 @@ FORMAT = 3
 
 
 def prepare_once(
-    write: Callable[[Path], PreparedData], *, name: str, location: str, state: Any, settings: Any, cache_dir: Path
-) -> PreparedData:
+    write: Callable[[Path], data_source.PreparedData],
+    *,
+    name: str,
+    location: str,
+    state: Any,
+    settings: Any,
+    cache_dir: Path,
+) -> data_source.PreparedData:
     """Returns what `write` has written into a folder of the cache: at an earlier time, or else now.
 
     name: for people. location: the path or URI of what is prepared. state, settings: values on which it depends.
@@ -70,11 +60,11 @@ def prepare_once(
         (aside / DESCRIPTION).write_text(json.dumps(to_json(described), indent=1))
 
     publish_once(folder, write_with_description)
-    prepared = from_json(PreparedData, json.loads((folder / DESCRIPTION).read_text()))
+    prepared = from_json(data_source.PreparedData, json.loads((folder / DESCRIPTION).read_text()))
     return replace(prepared, folder=str(folder))
 
 
-class StoredSource(DataSource):
+class StoredSource(data_source.DataSource):
     """Writes columns once for each state of the data; batches are read from the memory-mapped files.
 
     copies_labels: whether tokens without labels are their own labels, as a language model has them.
@@ -97,13 +87,13 @@ class StoredSource(DataSource):
         return str(folder.absolute()), [(path.relative_to(folder).as_posix(), *stamp(path)) for path in files]
 
     @abstractmethod
-    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
         """Writes the samples of local files, or of others, into a folder, and the manifest of data with a name.
 
         where: what messages call the data. Returns the description of the samples.
         """
 
-    def write_origin(self, folder: Path, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+    def write_origin(self, folder: Path, spec: DataSpec, *, cache_dir: Path) -> data_source.PreparedData:
         """Writes the samples of what a spec names. Files at URLs are copied into `cache_dir` first."""
         if spec.path is None:
             return self.write(folder, spec, where=f"dataset {spec.dataset!r}", cache_dir=cache_dir)
@@ -118,11 +108,11 @@ class StoredSource(DataSource):
             return with_leaks(prepared, spec, self)
         return prepared
 
-    def samples(self, table: Table, prepared: PreparedData) -> Dataset:
+    def samples(self, table: arrow_files.Table, prepared: data_source.PreparedData) -> data_source.Dataset:
         """Returns the samples in the rows of a table."""
         return ArraySamples(table, collate=self.collate)
 
-    def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    def collate(self, columns: Mapping[str, arrow_files.Array]) -> dict[str, torch.Tensor]:
         """Returns the batch of some rows of the stored columns, {name: [rows, ...]}.
 
         A row of the batch must not depend on the other rows: ranks and micro-batches divide them in any way. By
@@ -130,7 +120,7 @@ class StoredSource(DataSource):
         """
         return as_tensors(columns, copies_labels=self.copies_labels)
 
-    def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+    def prepare(self, spec: DataSpec, *, cache_dir: Path) -> data_source.PreparedData:
         """Returns the prepared data: from the cache where it is there, or else written now."""
         location, state = self.origin(spec)
         return prepare_once(
@@ -142,14 +132,18 @@ class StoredSource(DataSource):
             cache_dir=cache_dir,
         )
 
-    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
+    def open(
+        self, spec: DataSpec, *, cache_dir: Path, prepared: data_source.PreparedData | None
+    ) -> tuple[data_source.Dataset, data_source.Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""
         if prepared is None or not Path(prepared.folder, DESCRIPTION).is_file():
             result = self.prepare(spec, cache_dir=cache_dir)
             if prepared is not None:
-                check_same(result, prepared)
+                data_source.check_same(result, prepared)
             prepared = result
-        training, held_out = (self.samples(open_split(Path(prepared.folder), split), prepared) for split in SPLITS)
+        training, held_out = (
+            self.samples(arrow_files.open_split(Path(prepared.folder), split), prepared) for split in arrow_files.SPLITS
+        )
         return training, held_out
 
 
@@ -160,31 +154,31 @@ def described(
     num_labels: int | None = None,
     vocab_size: int | None = None,
     end_of_text_id: int | None = None,
-) -> PreparedData:
+) -> data_source.PreparedData:
     """Returns the description of the columns that were written into `folder`.
 
     Where they are not given, the numbers of labels and of token ids are one more than the largest.
 
     samples: those to train on, whose tensors are described where they are not the columns as they are.
     """
-    training, held_out = (open_split(folder, split) for split in SPLITS)
+    training, held_out = (arrow_files.open_split(folder, split) for split in arrow_files.SPLITS)
     batch = (samples or ArraySamples(training, collate=as_tensors)).rows(range(min(training.num_rows, 1)))
     shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
-    if num_labels is None and shapes.get(LABELS) == ():
-        num_labels = num_values(folder, LABELS)
-    if vocab_size is None and TOKENS in shapes:
-        vocab_size = num_values(folder, TOKENS)
-    return PreparedData(
+    if num_labels is None and shapes.get(arrow_files.LABELS) == ():
+        num_labels = arrow_files.num_values(folder, arrow_files.LABELS)
+    if vocab_size is None and arrow_files.TOKENS in shapes:
+        vocab_size = arrow_files.num_values(folder, arrow_files.TOKENS)
+    return data_source.PreparedData(
         name="",
         source="",
-        digest=fingerprint(folder),
+        digest=arrow_files.fingerprint(folder),
         num_labels=num_labels,
         num_samples=training.num_rows,
         num_held_out=held_out.num_rows,
         vocab_size=vocab_size,
         end_of_text_id=end_of_text_id,
-        tensors=() if samples is None else sample_tensors(batch, shapes),
-        **shape_fields(shapes),
+        tensors=() if samples is None else data_source.sample_tensors(batch, shapes),
+        **data_source.shape_fields(shapes),
     )
 
 

@@ -13,25 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ringmaster.techniques.data.arrow_files import (
-    SPLITS,
-    ArrowWriter,
-    column_of,
-    read_tables,
-    split_file,
-    table_of,
-    values_of,
-)
-from ringmaster.techniques.data.encoded_rows import (
-    ROWS,
-    SAMPLES,
-    EncodedPart,
-    RowsPart,
-    content_of,
-    encoded_parts,
-    parts_of_files,
-    row_facts,
-)
+from ringmaster.techniques.data import arrow_files, encoded_rows
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
@@ -189,7 +171,7 @@ def write_text(
     where: str,
     column: str = TextOptions.text_column,
     cache_dir: Path | None = None,
-    parts: Callable[[], Iterator[RowsPart]] | None = None,
+    parts: Callable[[], Iterator[encoded_rows.RowsPart]] | None = None,
 ) -> PreparedData:
     """Writes token samples of `spec.seq_len` into `folder`, and the manifest of named data; returns the description.
 
@@ -213,10 +195,10 @@ def write_text(
         save_tokenizer(folder / "tokenizer", spec, trained_on)
         tokenizer = RowTokenizer(folder / "tokenizer")
     is_kept = parts is not None and is_text and spec.tokenizer is not None
-    settings = {"kind": "tokens", "column": column, "tokenizer": content_of(folder / "tokenizer")}
+    settings = {"kind": "tokens", "column": column, "tokenizer": encoded_rows.content_of(folder / "tokenizer")}
     writer = _TokenWriter(spec, tokenizer, seq_len=spec.seq_len or len(first.content), where=where)
-    chosen = parts() if parts is not None and is_kept else iter([RowsPart(rows=rows)])
-    with encoded_parts(
+    chosen = parts() if parts is not None and is_kept else iter([encoded_rows.RowsPart(rows=rows)])
+    with encoded_rows.encoded_parts(
         chosen, spec, writer.encode, folder=folder, cache_dir=cache_dir if is_kept else None, settings=settings
     ) as selected:
         if not any(each.wanted.any() for each in selected):
@@ -240,11 +222,14 @@ class _TokenWriter:
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint16 if self._largest < MAX_SMALL_IDS else np.uint32)
 
-    def encode(self, folder: Path, part: RowsPart) -> None:
+    def encode(self, folder: Path, part: encoded_rows.RowsPart) -> None:
         """Writes the tokens of rows in pieces, each with the place of its row, and what is known of the rows."""
         num_rows = 0
-        with ArrowWriter(folder / SAMPLES) as pieces, ArrowWriter(folder / ROWS) as known:
-            known.write(table_of(row_facts([], part, self._spec)))
+        with (
+            arrow_files.ArrowWriter(folder / encoded_rows.SAMPLES) as pieces,
+            arrow_files.ArrowWriter(folder / encoded_rows.ROWS) as known,
+        ):
+            known.write(arrow_files.table_of(encoded_rows.row_facts([], part, self._spec)))
             for batch in _batches(self._pieces(part.rows())):
                 ids = self._encoded(batch)
                 ends = np.array([row is not None for _, row in batch])
@@ -253,27 +238,38 @@ class _TokenWriter:
                 lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
                 dtype = np.uint32 if self._tokenizer is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
-                pieces.write(table_of({COLUMN: column_of(values, lengths), "row": place}))
-                known.write(table_of(row_facts([row for _, row in batch if row is not None], part, self._spec)))
+                pieces.write(arrow_files.table_of({COLUMN: arrow_files.column_of(values, lengths), "row": place}))
+                known.write(
+                    arrow_files.table_of(
+                        encoded_rows.row_facts([row for _, row in batch if row is not None], part, self._spec)
+                    )
+                )
 
-    def write(self, folder: Path, parts: Sequence[EncodedPart]) -> PreparedData:
+    def write(self, folder: Path, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
-        num_tokens = dict.fromkeys(SPLITS, 0)
-        rests = dict.fromkeys(SPLITS, np.empty(0, self._dtype))
+        num_tokens = dict.fromkeys(arrow_files.SPLITS, 0)
+        rests = dict.fromkeys(arrow_files.SPLITS, np.empty(0, self._dtype))
         with ExitStack() as files:
-            writers = {split: files.enter_context(ArrowWriter(split_file(folder, split))) for split in SPLITS}
+            writers = {
+                split: files.enter_context(arrow_files.ArrowWriter(arrow_files.split_file(folder, split)))
+                for split in arrow_files.SPLITS
+            }
             for each in parts:
-                chosen = {split: each.split(split) for split in SPLITS}
-                for pieces in read_tables(each.folder / SAMPLES):
+                chosen = {split: each.split(split) for split in arrow_files.SPLITS}
+                for pieces in arrow_files.read_tables(each.folder / encoded_rows.SAMPLES):
                     rows = pieces["row"].to_numpy()
-                    for split in SPLITS:
+                    for split in arrow_files.SPLITS:
                         if not (mask := chosen[split][rows]).any():
                             continue
-                        tokens = values_of(pieces[COLUMN].filter(mask))[0].astype(self._dtype, copy=False)
+                        tokens = arrow_files.values_of(pieces[COLUMN].filter(mask))[0].astype(self._dtype, copy=False)
                         num_tokens[split] += len(tokens)
                         tokens = np.concatenate([rests[split], tokens])
                         end = len(tokens) // self._seq_len * self._seq_len
-                        writers[split].write(table_of({COLUMN: column_of(tokens[:end].reshape(-1, self._seq_len))}))
+                        writers[split].write(
+                            arrow_files.table_of(
+                                {COLUMN: arrow_files.column_of(tokens[:end].reshape(-1, self._seq_len))}
+                            )
+                        )
                         rests[split] = tokens[end:]
         self._check_sizes(num_tokens)
         end_of_text_id = None if self._tokenizer is None else self._tokenizer.end_id
@@ -404,7 +400,7 @@ class TextFiles(StoredSource):
             where=where,
             column=self.options(spec).text_column,
             cache_dir=cache_dir,
-            parts=partial(parts_of_files, spec, self._reading(spec)),
+            parts=partial(encoded_rows.parts_of_files, spec, self._reading(spec)),
         )
 
 

@@ -22,14 +22,7 @@ from typing import Any, ClassVar
 from ringmaster.codec import to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.files import sha256_of
-from ringmaster.techniques.checkpoints.checkpoint import (
-    CheckpointFile,
-    CheckpointManifest,
-    folder_of,
-    publish,
-    retain,
-    stored_manifest,
-)
+from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.processes.events import MOST_STEPS, OutcomeStatus
@@ -239,13 +232,13 @@ def adopt(root: Path, folder: Path, *, step: int, meta: Mapping[str, Any], keep:
         raise ValueError(
             f"the command named {folder} as its checkpoint of step {step}. To fix: write it into a folder below save_to"
         )
-    place, name = LocalPlace(root), folder_of(step)
+    place, name = LocalPlace(root), checkpoint.folder_of(step)
     try:
-        with publish(root / name) as aside:
+        with checkpoint.publish(root / name) as aside:
             aside.rmdir()
             folder.rename(aside)
             files = {
-                path.relative_to(aside).as_posix(): CheckpointFile(
+                path.relative_to(aside).as_posix(): checkpoint.CheckpointFile(
                     num_bytes=path.stat().st_size, sha256=sha256_of(path)
                 )
                 for path in sorted(aside.rglob("*"))
@@ -255,9 +248,9 @@ def adopt(root: Path, folder: Path, *, step: int, meta: Mapping[str, Any], keep:
                 raise ValueError(
                     f"the command's checkpoint of step {step} is empty. To fix: say it when the files are there"
                 )
-            manifest = CheckpointManifest(step=step, files=files, meta=meta)
-            (aside / MANIFEST).write_bytes(stored_manifest(manifest))
-        retain(place, name, keep=keep)
+            manifest = checkpoint.CheckpointManifest(step=step, files=files, meta=meta)
+            (aside / MANIFEST).write_bytes(checkpoint.stored_manifest(manifest))
+        checkpoint.retain(place, name, keep=keep)
     except OSError as error:
         raise CheckpointError(f"checkpoint {name} could not be stored under {root}: {error}") from error
     return root / name

@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.loss import (
-    ADVANTAGES,
-    CAUSAL,
-    DottedNames,
-    Generation,
-    LossFunction,
-    LossInputs,
-    Values,
-    WholeNumbers,
-    YesOrNo,
-    option,
-)
+from ringmaster.techniques import loss
 from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
@@ -28,7 +17,7 @@ STD_EPSILON = 1e-4  # as in TRL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grpo(LossFunction):
+class Grpo(loss.LossFunction):
     """The clipped policy gradient of completions whose advantage is their reward compared with that of their group.
 
     To each prompt the model writes a group of G completions o_1 ... o_G, with rewards R_1 ... R_G. With p the policy,
@@ -52,21 +41,21 @@ class Grpo(LossFunction):
     """
 
     name: ClassVar[str] = "grpo"
-    kinds: ClassVar[tuple[str, ...]] = (CAUSAL,)
+    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
     needs_reference: ClassVar[bool] = True
     drops_out: ClassVar[bool] = False
 
-    rewards: tuple[str, ...] = option((), DottedNames(required=True))
-    reward_weights: tuple[float, ...] = option((), Values(is_list=True))
-    num_generations: int = option(8, WholeNumbers(least=2))
-    max_new_tokens: int = option(512, WholeNumbers(least=1))
-    temperature: float = option(1.0, Values(above=0))
-    beta: float = option(0.0, Values(least=0))
-    epsilon: float = option(0.2, Values(above=0, below=1))
-    epsilon_high: float | None = option(None, Values(above=0))
-    use_bias_correction_kl: bool = option(True, YesOrNo())
-    loss_type: str = option("dapo", Values(among=LOSS_TYPES))
-    scale_rewards: str = option("group", Values(among=SCALES))
+    rewards: tuple[str, ...] = loss.option((), loss.DottedNames(required=True))
+    reward_weights: tuple[float, ...] = loss.option((), loss.Values(is_list=True))
+    num_generations: int = loss.option(8, loss.WholeNumbers(least=2))
+    max_new_tokens: int = loss.option(512, loss.WholeNumbers(least=1))
+    temperature: float = loss.option(1.0, loss.Values(above=0))
+    beta: float = loss.option(0.0, loss.Values(least=0))
+    epsilon: float = loss.option(0.2, loss.Values(above=0, below=1))
+    epsilon_high: float | None = loss.option(None, loss.Values(above=0))
+    use_bias_correction_kl: bool = loss.option(True, loss.YesOrNo())
+    loss_type: str = loss.option("dapo", loss.Values(among=LOSS_TYPES))
+    scale_rewards: str = loss.option("group", loss.Values(among=SCALES))
 
     def __post_init__(self) -> None:
         """Raises ValueError where there is not one weight for each reward."""
@@ -77,9 +66,9 @@ class Grpo(LossFunction):
             )
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> loss.Generation:
         """The completions of a step."""
-        return Generation(
+        return loss.Generation(
             rewards=self.rewards,
             weights=self.reward_weights or (1.0,) * len(self.rewards),
             num_generations=self.num_generations,
@@ -92,17 +81,17 @@ class Grpo(LossFunction):
         """Whether the divergence from the initial weights is part of the loss."""
         return self.beta > 0
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum of each prompt's completions, and the number of what is averaged."""
         import torch
 
-        if inputs.logits is None or inputs.labels is None or ADVANTAGES not in inputs.batch:
+        if inputs.logits is None or inputs.labels is None or loss.ADVANTAGES not in inputs.batch:
             raise ValueError(
                 "loss grpo: there are no completions with advantages. To fix: train a causal language model on "
                 "prompts (data.kind: prompt)"
             )
         log_p = self.compared(inputs.logits, inputs.labels)
-        advantages = inputs.batch[ADVANTAGES].float().unsqueeze(-1)
+        advantages = inputs.batch[loss.ADVANTAGES].float().unsqueeze(-1)
         ratio = torch.exp(log_p - log_p.detach())
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         losses = -torch.min(ratio * advantages, ratio.clamp(1 - self.epsilon, 1 + high) * advantages)

@@ -7,16 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.loss import (
-    CAUSAL,
-    PASSAGE_SCORES,
-    LossFunction,
-    LossInputs,
-    Values,
-    WholeNumbers,
-    YesOrNo,
-    option,
-)
+from ringmaster.techniques import loss
 from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
@@ -26,14 +17,14 @@ CHOSEN, REJECTED = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceLoss(LossFunction):
+class PreferenceLoss(loss.LossFunction):
     """A mean over pairs. The model's dropout is off, as in TRL: its noise would be taken for a preference."""
 
-    kinds: ClassVar[tuple[str, ...]] = (CAUSAL,)
+    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
     in_pairs: ClassVar[bool] = True
     drops_out: ClassVar[bool] = False
 
-    def predictions(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def predictions(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns logits [rows, 2, tokens, vocabulary] and labels [rows, 2, tokens]. Raises ValueError."""
         if inputs.logits is None or inputs.labels is None:
             missing = "the model returns no logits" if inputs.logits is None else "the samples have no labels"
@@ -87,11 +78,11 @@ class Dpo(PreferenceLoss):
     name: ClassVar[str] = "dpo"
     needs_reference: ClassVar[bool] = True
 
-    beta: float = option(0.1, Values(above=0))
-    label_smoothing: float = option(0.0, Values(least=0, below=0.5))
-    loss_type: str = option("sigmoid", Values(among=("sigmoid", "ipo")))
+    beta: float = loss.option(0.1, loss.Values(above=0))
+    label_smoothing: float = loss.option(0.0, loss.Values(least=0, below=0.5))
+    loss_type: str = loss.option("sigmoid", loss.Values(among=("sigmoid", "ipo")))
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each pair, and ones."""
         import torch
         from torch.nn.functional import logsigmoid
@@ -107,11 +98,11 @@ class Dpo(PreferenceLoss):
             losses = -(1 - e) * logsigmoid(scaled) - e * logsigmoid(-scaled)
         return losses, torch.ones_like(losses)
 
-    def rewards_of(self, inputs: LossInputs) -> Tensor:
+    def rewards_of(self, inputs: loss.LossInputs) -> Tensor:
         """Returns beta r(y) of both sequences of each pair."""
         return self.beta * self._log_ratios(inputs)
 
-    def _log_ratios(self, inputs: LossInputs) -> Tensor:
+    def _log_ratios(self, inputs: loss.LossInputs) -> Tensor:
         assert inputs.reference is not None, "the caller knows whether there is a reference"
         return log_probabilities(*self.predictions(inputs)) - inputs.reference
 
@@ -135,10 +126,10 @@ class Orpo(PreferenceLoss):
     name: ClassVar[str] = "orpo"
     total_names: ClassVar[tuple[str, ...]] = (PAIRS, TOKENS)
 
-    beta: float = option(0.1, Values(above=0))
-    prompt_loss: bool = option(True, YesOrNo())
+    beta: float = loss.option(0.1, loss.Values(above=0))
+    prompt_loss: bool = loss.option(True, loss.YesOrNo())
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns each pair's loss, and ones.
 
         The two means have different denominators: the cross entropy is scaled by pairs / tokens of the global batch,
@@ -163,7 +154,7 @@ class Orpo(PreferenceLoss):
         tokens = _is_read(labels) if self.prompt_loss else labels[:, CHOSEN] != IGNORED
         return {PAIRS: torch.ones(len(labels), device=labels.device), TOKENS: tokens.sum(-1).clamp(min=1)}
 
-    def rewards_of(self, inputs: LossInputs) -> Tensor:
+    def rewards_of(self, inputs: loss.LossInputs) -> Tensor:
         """Returns beta log P(y | x) of both sequences of each pair."""
         return self.beta * mean_log_probabilities(*self.predictions(inputs))
 
@@ -204,10 +195,10 @@ class Simpo(PreferenceLoss):
 
     name: ClassVar[str] = "simpo"
 
-    beta: float = option(2.0, Values(above=0))
-    gamma: float = option(1.0, Values(least=0))
+    beta: float = loss.option(2.0, loss.Values(above=0))
+    gamma: float = loss.option(1.0, loss.Values(least=0))
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each pair, and ones."""
         import torch
         from torch.nn.functional import logsigmoid
@@ -216,13 +207,13 @@ class Simpo(PreferenceLoss):
         losses = -logsigmoid(rewards[:, CHOSEN] - rewards[:, REJECTED] - self.gamma)
         return losses, torch.ones_like(losses)
 
-    def rewards_of(self, inputs: LossInputs) -> Tensor:
+    def rewards_of(self, inputs: loss.LossInputs) -> Tensor:
         """Returns beta log p(y | x) / |y| of both sequences of each pair."""
         return self.beta * mean_log_probabilities(*self.predictions(inputs))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RagSequence(LossFunction):
+class RagSequence(loss.LossFunction):
     """RAG-Sequence: a latent passage z explains the whole answer y to a question x, and is summed out.
 
     With s(z) the retriever's score of the passages z of the best k:
@@ -237,25 +228,25 @@ class RagSequence(LossFunction):
     """
 
     name: ClassVar[str] = "rag-sequence"
-    kinds: ClassVar[tuple[str, ...]] = (CAUSAL,)
+    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
     in_pairs: ClassVar[bool] = True
 
-    num_passages: int = option(5, WholeNumbers(least=1))
+    num_passages: int = loss.option(5, loss.WholeNumbers(least=1))
 
     @property
     def num_sequences(self) -> int:
         """The question and its answer behind each of the passages."""
         return self.num_passages
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the negative log-likelihood of each answer, and ones."""
         import torch
 
-        scores = inputs.batch.get(PASSAGE_SCORES)
+        scores = inputs.batch.get(loss.PASSAGE_SCORES)
         if scores is None or inputs.logits is None or inputs.labels is None:
             raise ValueError(
-                f"loss {self.name}: the samples have no {PASSAGE_SCORES} and labels. To fix: train a causal language "
-                "model on samples with both (docs/losses.md)"
+                f"loss {self.name}: the samples have no {loss.PASSAGE_SCORES} and labels. To fix: train a causal "
+                "language model on samples with both (docs/losses.md)"
             )
         answers = log_probabilities(inputs.logits, inputs.labels)
         losses = -(scores.float().log_softmax(-1) + answers).logsumexp(-1)

@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.loss import (
-    CAUSAL,
-    CLASSIFIER,
-    SEQUENCE_TO_SEQUENCE,
-    LossFunction,
-    LossInputs,
-    Values,
-    option,
-)
+from ringmaster.techniques import loss
 from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
@@ -22,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(LossFunction):
+class CrossEntropy(loss.LossFunction):
     """The mean cross entropy of `torch.nn.functional.cross_entropy`, over the labels that are not -100.
 
     With weights w, smoothing e, C classes and p = softmax(logits), a label y gives the summand
@@ -33,13 +25,13 @@ class CrossEntropy(LossFunction):
     """
 
     name: ClassVar[str] = "cross-entropy"
-    kinds: ClassVar[tuple[str, ...]] = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE)
+    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL, loss.CLASSIFIER, loss.SEQUENCE_TO_SEQUENCE)
     per_token: ClassVar[bool] = True
 
-    label_smoothing: float = option(0.0, Values(least=0, below=1))
-    class_weights: tuple[float, ...] = option((), Values(least=0, is_list=True))
+    label_smoothing: float = loss.option(0.0, loss.Values(least=0, below=1))
+    class_weights: tuple[float, ...] = loss.option((), loss.Values(least=0, is_list=True))
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum of each row's labels, and their weight."""
         import torch
         from torch.nn import functional
@@ -60,7 +52,7 @@ class CrossEntropy(LossFunction):
         counts = counted if weight is None else weight[labels.long().clamp(min=0)] * counted
         return each.reshape(num_rows, -1).sum(1), counts.reshape(num_rows, -1).sum(1)
 
-    def _checked(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def _checked(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         logits, labels = inputs.logits, inputs.labels
         if logits is None or labels is None:
             missing = "the model returns no logits" if logits is None else "the samples have no labels"
@@ -79,12 +71,12 @@ class CrossEntropy(LossFunction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanSquaredError(LossFunction):
+class MeanSquaredError(loss.LossFunction):
     """The mean of (prediction - label)^2 over all elements; predictions are the model's logits, or a tensor."""
 
     name: ClassVar[str] = "mse"
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum of squares of each row, and its number of elements."""
         import torch
 
@@ -103,7 +95,7 @@ class MeanSquaredError(LossFunction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedOutputs(LossFunction):
+class WeightedOutputs(loss.LossFunction):
     """The weighted sum of the losses of several outputs of one model, each a mean over rows.
 
     The model returns `outputs`, logits [rows, classes] of each; the labels of the first are `labels`, those of output k
@@ -113,9 +105,9 @@ class WeightedOutputs(LossFunction):
 
     name: ClassVar[str] = "weighted-outputs"
 
-    weights: tuple[float, ...] = option((), Values(least=0, is_list=True, required=True))
+    weights: tuple[float, ...] = loss.option((), loss.Values(least=0, is_list=True, required=True))
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the weighted sum of the losses of each row, and 1 for each."""
         import torch
         from torch.nn import functional

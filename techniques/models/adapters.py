@@ -13,15 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from ringmaster.techniques.job import VIRTUAL_TOKENS, Adapter
-from ringmaster.techniques.models.adapter_modules import (
-    LoraLayer,
-    PrependPrefix,
-    PrependPrompt,
-    ScaledLayer,
-    adapted_class,
-    features,
-    is_adaptable,
-)
+from ringmaster.techniques.models import adapter_modules
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.model_folders import few, misfits
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, PREFIX, kv_shape, parameter_name, resolved
@@ -62,9 +54,13 @@ def attach(model: nn.Module, adapter: Adapter, *, seed: int) -> nn.Module:
     if adapter.kind in VIRTUAL_TOKENS:
         num_heads, head_dim = kv_shape(model.config)
         model.register_parameter(PREFIX, nn.Parameter(state[PREFIX]))
-        hook = PrependPrompt() if adapter.kind == "prompt" else PrependPrefix(num_heads=num_heads, head_dim=head_dim)
+        hook = (
+            adapter_modules.PrependPrompt()
+            if adapter.kind == "prompt"
+            else adapter_modules.PrependPrefix(num_heads=num_heads, head_dim=head_dim)
+        )
         model.register_forward_pre_hook(hook, with_kwargs=True)
-        if isinstance(hook, PrependPrompt):
+        if isinstance(hook, adapter_modules.PrependPrompt):
             model.register_forward_hook(hook.cut)
     for name, value in state.items():
         path, _, key = name.rpartition(".")
@@ -76,11 +72,11 @@ def adapt(model: nn.Module, site: AdaptedLinear, adapter: Adapter) -> None:
     """Turns one module into an adapted one, in place; its trained parameters have no values yet."""
     module: Any = model.get_submodule(site.name)
     if adapter.kind != "lora":
-        module.__class__ = adapted_class(ScaledLayer, type(module))  # type: ignore[arg-type]
+        module.__class__ = adapter_modules.adapted_class(adapter_modules.ScaledLayer, type(module))  # type: ignore[arg-type]
         module.scales_input = site.scales_input
         module.ia3_l = nn.Parameter(torch.empty(site.shape_of_factors, device="meta"))
         return
-    module.__class__ = adapted_class(LoraLayer, type(module))  # type: ignore[arg-type]
+    module.__class__ = adapter_modules.adapted_class(adapter_modules.LoraLayer, type(module))  # type: ignore[arg-type]
     module.lora_A = nn.Linear(site.num_in, adapter.rank, bias=False, device="meta")
     module.lora_B = nn.Linear(adapter.rank, site.num_out, bias=False, device="meta")
     module.lora_dropout = nn.Dropout(adapter.dropout) if adapter.dropout else None
@@ -107,7 +103,7 @@ def sites(model: nn.Module, adapter: Adapter) -> list[AdaptedLinear]:
         _check_virtual_tokens(model, adapter.kind)
         return []
     targets, feedforward = _targets(model, adapter)
-    linear = {name: module for name, module in model.named_modules() if is_adaptable(module)}
+    linear = {name: module for name, module in model.named_modules() if adapter_modules.is_adaptable(module)}
     if not linear:
         raise ValueError(
             f"adapter: {type(model).__name__} has no linear layers to put a {adapter.kind} on. "
@@ -137,7 +133,7 @@ def sites(model: nn.Module, adapter: Adapter) -> list[AdaptedLinear]:
     return [
         AdaptedLinear(name=name, num_in=num_in, num_out=num_out, scales_input=_is_named(name, feedforward))
         for name in chosen
-        for num_in, num_out in [features(linear[name])]
+        for num_in, num_out in [adapter_modules.features(linear[name])]
     ]
 
 

@@ -21,28 +21,10 @@ from ringmaster.techniques.data.row_tokenizer import turn_end_of
 from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.loss import compares
+from ringmaster.techniques.models import model_folders, peft_format
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import factory_arguments, no_progress_bar, skeleton
-from ringmaster.techniques.models.model_folders import (
-    CONFIG,
-    FACTORY,
-    LOSS,
-    QUANTIZATION,
-    REFERENCE,
-    WEIGHTS,
-    metadata_of,
-    tensors_in,
-)
-from ringmaster.techniques.models.peft_format import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    QUANTIZED_BASE,
-    config_of,
-    parameter_name,
-    resolved,
-    tensor_name,
-)
 from ringmaster.techniques.models.quantization import compressed_tensors
 from ringmaster.techniques.models.sentence_embeddings import copy_modules
 
@@ -117,14 +99,14 @@ def export_quantized(
     quantization = {"method": method, "modules": list(names)}
     with publish(folder) as aside:
         _save_loss(aside, job)
-        save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
+        save_model(model, str(aside / model_folders.WEIGHTS), metadata={"format": "pt"})
         if spec.factory is not None:
-            _describe_factory(aside, spec, prepared, **{QUANTIZATION: quantization})
+            _describe_factory(aside, spec, prepared, **{model_folders.QUANTIZATION: quantization})
             return
         config = _config_to_save(model)
         config.quantization_config = compressed_tensors(model, method=method)
-        setattr(config, QUANTIZATION, quantization)
-        (aside / CONFIG).write_text(config.to_json_string())
+        setattr(config, model_folders.QUANTIZATION, quantization)
+        (aside / model_folders.CONFIG).write_text(config.to_json_string())
         _copy_description(aside, model, prepared=prepared, base=base)
 
 
@@ -137,8 +119,8 @@ def _save_loss(folder: Path, job: Job | None, *, began_with: str | None = None) 
         kind = data_source_of(job.data).name
         content = {"loss": job.loss, "loss_options": to_json(job.loss_options), "kind": kind}
         if compares(job.loss, job.loss_options):
-            content[REFERENCE] = began_with if job.adaptation is None and job.warm_start is None else None
-        (folder / LOSS).write_text(json.dumps(content))
+            content[model_folders.REFERENCE] = began_with if job.adaptation is None and job.warm_start is None else None
+        (folder / model_folders.LOSS).write_text(json.dumps(content))
 
 
 def _copy_description(folder: Path, model: nn.Module, *, prepared: PreparedData, base: str | None) -> None:
@@ -200,13 +182,15 @@ def _save_factory(
 ) -> None:
     from safetensors.torch import save_file
 
-    save_file(_untied(whole, state), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(_untied(whole, state), folder / model_folders.WEIGHTS, metadata={"format": "pt"})
     _describe_factory(folder, spec, prepared)
 
 
 def _describe_factory(folder: Path, spec: ModelSpec, prepared: PreparedData, **more: Any) -> None:
     kwargs = to_json(factory_arguments(spec, prepared))
-    (folder / FACTORY).write_text(json.dumps({"factory": spec.factory, "kwargs": kwargs, **more}, indent=1))
+    (folder / model_folders.FACTORY).write_text(
+        json.dumps({"factory": spec.factory, "kwargs": kwargs, **more}, indent=1)
+    )
     if prepared.features:  # which the model encodes by itself
         copy_processors(folder, prepared=prepared, base=None)
 
@@ -243,8 +227,8 @@ def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> 
                 shutil.copyfile(file, aside / path)
                 continue
             tensors = {}
-            for tensor, (stored_dtype, now) in tensors_in(file).items():
-                name_here = f"model/{parameter_name(tensor)}"
+            for tensor, (stored_dtype, now) in model_folders.tensors_in(file).items():
+                name_here = f"model/{peft_format.parameter_name(tensor)}"
                 if name_here not in stored:
                     raise ValueError(f"checkpoint {name} under {root} has no {tensor}: it is of another model")
                 shape, dtype = stored[name_here].shape, DTYPES[stored_dtype]
@@ -253,7 +237,7 @@ def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> 
                     axis = int(".lora_B." in tensor)
                     load, shape = partial(_with_last_half, load, file, tensor, axis), now
                 tensors[tensor] = LazyTensor(dtype=dtype, shape=shape, load=load)
-            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata=metadata_of(file)))
+            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata=model_folders.metadata_of(file)))
 
 
 def _read(reader: Reader, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -287,10 +271,10 @@ def export_adapter(
     """
     from safetensors.torch import save_file
 
-    model, adapter = skeleton(spec, prepared), resolved(adapter)
+    model, adapter = skeleton(spec, prepared), peft_format.resolved(adapter)
     at = sites(model, adapter)
     targets, feedforward = unambiguous_targets(model, at)
-    config = config_of(
+    config = peft_format.config_of(
         adapter,
         model=model,
         base=base,
@@ -298,12 +282,12 @@ def export_adapter(
         feedforward=feedforward,
         saved=saved_modules(model, adapter),
     )
-    tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
+    tensors = {peft_format.tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
     with publish(folder) as aside:
         _save_loss(aside, job)
-        (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
-        metadata = {"format": "pt"} | ({QUANTIZED_BASE: quantize_base} if quantize_base else {})
-        save_file(tensors, aside / ADAPTER_WEIGHTS, metadata=metadata)
+        (aside / peft_format.ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
+        metadata = {"format": "pt"} | ({peft_format.QUANTIZED_BASE: quantize_base} if quantize_base else {})
+        save_file(tensors, aside / peft_format.ADAPTER_WEIGHTS, metadata=metadata)
         _copy_description(aside, model, prepared=prepared, base=base)
 
 

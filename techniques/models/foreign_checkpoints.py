@@ -28,27 +28,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.checkpoints.dcp_folders import (
-    MOST_LISTED,
-    SAVE_AGAIN,
-    DcpFolder,
-    DcpTensor,
-    weights_in_stream,
-)
+from ringmaster.techniques.checkpoints import dcp_folders
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, LazyTensor
-from ringmaster.techniques.models.llama_layouts import (
-    EMBEDDINGS,
-    FIRST_NORM,
-    MARK,
-    OUTPUT,
-    SECOND_NORM,
-    STACKED,
-    LlamaShape,
-    NamedTensors,
-    from_megatron,
-    from_torchtitan,
-    to_megatron,
-)
+from ringmaster.techniques.models import llama_layouts
 from ringmaster.techniques.models.model_folders import CONFIG, FoundCheckpoint, few, misfits, read_json
 
 CHECKPOINT, DCP, MEGATRON, DEEPSPEED, UNIVERSAL = "checkpoint", "dcp", "megatron", "deepspeed", "universal"
@@ -58,7 +40,7 @@ NO_WEIGHTS = re.compile(
 )
 STEP, COMMON = "step", "common.pt"
 
-ZeroContent = tuple[NamedTensors, dict[str, NamedTensors], int | None]
+ZeroContent = tuple[llama_layouts.NamedTensors, dict[str, llama_layouts.NamedTensors], int | None]
 """The weights, the optimizer's states by state and parameter, and the number of steps."""
 
 OPTIMIZER = re.compile(r"(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -82,9 +64,9 @@ class LazyModel:
 
     kind: str
     config: Mapping[str, Any]
-    tensors: NamedTensors
+    tensors: llama_layouts.NamedTensors
     tokenizer: tuple[Path, ...] = ()
-    states: Mapping[str, NamedTensors] = field(default_factory=dict)
+    states: Mapping[str, llama_layouts.NamedTensors] = field(default_factory=dict)
     step: int | None = None
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
@@ -111,7 +93,9 @@ def open_foreign(checkpoint: FoundCheckpoint) -> LazyModel:
         else:
             tensors, states, step = _read_dcp(folder, config, wanted)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{folder} is no checkpoint of {checkpoint.kind}: {error!r:.200}. {SAVE_AGAIN}") from error
+        raise ValueError(
+            f"{folder} is no checkpoint of {checkpoint.kind}: {error!r:.200}. {dcp_folders.SAVE_AGAIN}"
+        ) from error
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
     _refuse_misfits(tensors, wanted, of=str(folder), config=places[0])
@@ -123,7 +107,7 @@ def open_foreign(checkpoint: FoundCheckpoint) -> LazyModel:
     return LazyModel(kind=checkpoint.kind, config=config, tensors=tensors, states=states, step=step)
 
 
-def expected_tensors(config: Mapping[str, Any]) -> NamedTensors:
+def expected_tensors(config: Mapping[str, Any]) -> llama_layouts.NamedTensors:
     """Returns the tensors of a model of a Hugging Face config, without values; tied ones once.
 
     Raises ValueError where the config is none.
@@ -143,7 +127,9 @@ def _without_values(tensor: Tensor) -> LazyTensor:
     return LazyTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), load=lambda: tensor)
 
 
-def _refuse_misfits(tensors: NamedTensors, wanted: NamedTensors, *, of: str, config: Path) -> None:
+def _refuse_misfits(
+    tensors: llama_layouts.NamedTensors, wanted: llama_layouts.NamedTensors, *, of: str, config: Path
+) -> None:
     shapes = ({name: each.shape for name, each in side.items()} for side in (tensors, wanted))
     faults = [f"{name} is of {each.dtype}" for name, each in tensors.items() if each.dtype not in DTYPE_NAMES]
     if faults := faults + misfits(*shapes):
@@ -151,27 +137,27 @@ def _refuse_misfits(tensors: NamedTensors, wanted: NamedTensors, *, of: str, con
 
 
 def _read_dcp(
-    folder: Path, config: Mapping[str, Any], wanted: NamedTensors
-) -> tuple[NamedTensors, dict[str, NamedTensors], int | None]:
-    content = DcpFolder(folder)
+    folder: Path, config: Mapping[str, Any], wanted: llama_layouts.NamedTensors
+) -> tuple[llama_layouts.NamedTensors, dict[str, llama_layouts.NamedTensors], int | None]:
+    content = dcp_folders.DcpFolder(folder)
     weights = {name: each for name, each in content.tensors.items() if not NO_WEIGHTS.match(name)}
     readers: dict[str, Read] = {
-        MARK: lambda named, *_: from_torchtitan(named, LlamaShape.of(config)),
-        EMBEDDINGS: _megatron,
+        llama_layouts.MARK: lambda named, *_: llama_layouts.from_torchtitan(named, llama_layouts.LlamaShape.of(config)),
+        llama_layouts.EMBEDDINGS: _megatron,
         next(iter(wanted)): lambda named, *_: named,
     }
     for mark, read in readers.items():
         prefixes = [name.removesuffix(mark) for name in weights if name == mark or name.endswith(f".{mark}")]
         if prefixes:
             prefix = min(prefixes, key=len)
-            own: NamedTensors = {
+            own: llama_layouts.NamedTensors = {
                 name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)
             }
             by_state = _states(content, prefix, states_first=read is _megatron)
             steps = [int(each.load()) for each in by_state.pop(STEP, {}).values()]
             stored = content.value("train_state.step")
             if (common := folder / COMMON).is_file() and stored is None:
-                values = weights_in_stream(str(common), named=str(common))
+                values = dcp_folders.weights_in_stream(str(common), named=str(common))
                 stored = values.get("global_step") if isinstance(values, Mapping) else None
             step = max(steps) if steps else stored if isinstance(stored, int) else None
             states = {state: read(named, config, wanted, content) for state, named in by_state.items()}
@@ -182,9 +168,11 @@ def _read_dcp(
     )
 
 
-def _states(content: DcpFolder, prefix: str, *, states_first: bool) -> dict[str, NamedTensors]:
+def _states(
+    content: dcp_folders.DcpFolder, prefix: str, *, states_first: bool
+) -> dict[str, llama_layouts.NamedTensors]:
     """Returns the optimizer's tensors by their state, which Megatron names before the parameter, and DCP after it."""
-    result: dict[str, NamedTensors] = {}
+    result: dict[str, llama_layouts.NamedTensors] = {}
     for name, tensor in content.tensors.items():
         if match := STATE.fullmatch(name):
             first, _, last = match[1].partition(".") if states_first else match[1].rpartition(".")
@@ -193,28 +181,40 @@ def _states(content: DcpFolder, prefix: str, *, states_first: bool) -> dict[str,
     return result
 
 
-Read = Callable[[NamedTensors, Mapping[str, Any], NamedTensors, DcpFolder], NamedTensors]
+Read = Callable[
+    [llama_layouts.NamedTensors, Mapping[str, Any], llama_layouts.NamedTensors, dcp_folders.DcpFolder],
+    llama_layouts.NamedTensors,
+]
 
 
-def _megatron(named: NamedTensors, config: Mapping[str, Any], wanted: NamedTensors, content: DcpFolder) -> NamedTensors:
-    shape = LlamaShape.of(config)
-    result: NamedTensors = {}
+def _megatron(
+    named: llama_layouts.NamedTensors,
+    config: Mapping[str, Any],
+    wanted: llama_layouts.NamedTensors,
+    content: dcp_folders.DcpFolder,
+) -> llama_layouts.NamedTensors:
+    shape = llama_layouts.LlamaShape.of(config)
+    result: llama_layouts.NamedTensors = {}
     for name, tensor in named.items():
-        name = name.replace(FIRST_NORM[1], FIRST_NORM[0]).replace(SECOND_NORM[1], SECOND_NORM[0])
-        rest = name.removeprefix(STACKED)
-        if rest == name or rest.split(".")[0].isdigit() or not isinstance(tensor, DcpTensor):
+        name = name.replace(llama_layouts.FIRST_NORM[1], llama_layouts.FIRST_NORM[0]).replace(
+            llama_layouts.SECOND_NORM[1], llama_layouts.SECOND_NORM[0]
+        )
+        rest = name.removeprefix(llama_layouts.STACKED)
+        if rest == name or rest.split(".")[0].isdigit() or not isinstance(tensor, dcp_folders.DcpTensor):
             result[name] = tensor
             continue
         for i in range(tensor.shape[0] if tensor.shape else 0):
             load = partial(tensor.load_row, i)
-            result[f"{STACKED}{i}.{rest}"] = LazyTensor(dtype=tensor.dtype, shape=tensor.shape[1:], load=load)
-    theirs = to_megatron(wanted, shape)
-    for name in (EMBEDDINGS, OUTPUT):  # padded to what the ranks of the writer divide
+            result[f"{llama_layouts.STACKED}{i}.{rest}"] = LazyTensor(
+                dtype=tensor.dtype, shape=tensor.shape[1:], load=load
+            )
+    theirs = llama_layouts.to_megatron(wanted, shape)
+    for name in (llama_layouts.EMBEDDINGS, llama_layouts.OUTPUT):  # padded to what the ranks of the writer divide
         if name in theirs and name in result:
             rows = max(shape.vocab_size, result[name].shape[0])
             theirs[name] = replace(theirs[name], shape=(rows, *theirs[name].shape[1:]))
     _refuse_misfits(result, theirs, of=str(content.folder), config=Path(CONFIG))
-    return from_megatron(result, shape)
+    return llama_layouts.from_megatron(result, shape)
 
 
 class StandIn:
@@ -245,13 +245,13 @@ def read_zero(folder: Path) -> ZeroContent:
     if missing or missing_models:
         lost = [f"the optim_states of rank {rank}" for rank in missing]
         lost += [f"the model_states of rank {rank}" for rank in missing_models]
-        raise ValueError(f"{folder} lacks {', '.join(lost)}. {SAVE_AGAIN}")
+        raise ValueError(f"{folder} lacks {', '.join(lost)}. {dcp_folders.SAVE_AGAIN}")
     ranks = [optimizers[rank]["optimizer_state_dict"] for rank in range(num_ranks)]
     model, groups = models[0], models[0]["param_shapes"]
     if stage == 3:
         vectors = {"fp32": [rank["fp32_flat_groups"] for rank in ranks]}
         inner = [rank["optimizer_state_dict"]["state"] for rank in ranks]
-        divide: Callable[[list[list[Tensor]]], NamedTensors] = partial(_of_shares, groups=groups)
+        divide: Callable[[list[list[Tensor]]], llama_layouts.NamedTensors] = partial(_of_shares, groups=groups)
     else:
         vectors = {"fp32": [rank["single_partition_of_fp32_groups"] for rank in ranks]}
         bases = [rank["base_optimizer_state"] for rank in ranks]
@@ -263,7 +263,9 @@ def read_zero(folder: Path) -> ZeroContent:
     try:
         divided = {state: divide(by_rank) for state, by_rank in vectors.items()}
     except (IndexError, ValueError) as error:
-        raise ValueError(f"{folder}: its shards do not hold what its parameters need: {error}. {SAVE_AGAIN}") from error
+        raise ValueError(
+            f"{folder}: its shards do not hold what its parameters need: {error}. {dcp_folders.SAVE_AGAIN}"
+        ) from error
     weights = divided.pop("fp32")
     weights |= _not_updated(models, but=weights)
     return weights, divided, model.get("global_steps")
@@ -276,7 +278,7 @@ def read_universal(folder: Path, wanted: Mapping[str, LazyTensor]) -> ZeroConten
     """
     files = sorted((folder / "zero").glob("*/*.pt"))
     stored = _collect({str(file): file for file in files})
-    named: dict[str, NamedTensors] = {"fp32": {}}
+    named: dict[str, llama_layouts.NamedTensors] = {"fp32": {}}
     steps, faults = [], []
     for file in files:
         value: Any = stored[str(file)]
@@ -290,15 +292,17 @@ def read_universal(folder: Path, wanted: Mapping[str, LazyTensor]) -> ZeroConten
         else:
             faults.append(f"{file} holds no tensor")
     if faults:
-        raise ValueError(f"{'; '.join(faults[:MOST_LISTED])}. {SAVE_AGAIN}")
+        raise ValueError(f"{'; '.join(faults[: dcp_folders.MOST_LISTED])}. {dcp_folders.SAVE_AGAIN}")
     weights = named.pop("fp32")
     weights |= _not_updated(_load_all(folder, MODEL), but=weights)
     return weights, named, max(steps, default=None)
 
 
-def _not_updated(models: Mapping[int, Mapping[str, Any]], *, but: NamedTensors) -> NamedTensors:
+def _not_updated(
+    models: Mapping[int, Mapping[str, Any]], *, but: llama_layouts.NamedTensors
+) -> llama_layouts.NamedTensors:
     """Returns the frozen weights and the buffers, of which stage 3 has divided the former."""
-    result: NamedTensors = {}
+    result: llama_layouts.NamedTensors = {}
     for name, shape in (models[0].get("frozen_param_shapes") or {}).items():
         shares = [[models[rank]["frozen_param_fragments"][name].flatten()] for rank in sorted(models)]
         result |= _of_shares(shares, groups=[{name: shape}])
@@ -312,7 +316,7 @@ def _load_all(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[str, Any
     """Returns what the files of a name hold, by rank."""
     matches = {file: match for file in sorted(folder.iterdir()) if (match := pattern.fullmatch(file.name))}
     if not matches:
-        raise ValueError(f"{folder} has no file {pattern.pattern}. {SAVE_AGAIN}")
+        raise ValueError(f"{folder} has no file {pattern.pattern}. {dcp_folders.SAVE_AGAIN}")
     if any(int(match[2]) for match in matches.values()):
         raise ValueError(
             f"{folder} is divided by tensor parallelism. To fix: convert it with deepspeed.checkpoint.ds_to_universal"
@@ -327,18 +331,18 @@ def _collect(files: Mapping[Key, Path]) -> dict[Key, Any]:
     with torch.serialization.safe_globals(CLASSES):
         for key, file in files.items():
             try:
-                result[key] = weights_in_stream(str(file), named=str(file))
+                result[key] = dcp_folders.weights_in_stream(str(file), named=str(file))
             except ValueError as error:
                 faults.append(str(error))
     if faults:
-        raise ValueError("; ".join(faults[:MOST_LISTED]))
+        raise ValueError("; ".join(faults[: dcp_folders.MOST_LISTED]))
     return result
 
 
 def _of_vectors(
     by_rank: list[list[Tensor]], *, groups: Sequence[Mapping[str, Any]], paddings: Sequence[Sequence[int]] | None
-) -> NamedTensors:
-    result: NamedTensors = {}
+) -> llama_layouts.NamedTensors:
+    result: llama_layouts.NamedTensors = {}
     for group, shapes in enumerate(groups):
         parts, at = [rank[group] for rank in by_rank], 0
         for i, (name, shape) in enumerate(shapes.items()):
@@ -347,8 +351,8 @@ def _of_vectors(
     return result
 
 
-def _of_shares(by_rank: list[list[Tensor]], *, groups: Sequence[Mapping[str, Any]]) -> NamedTensors:
-    result: NamedTensors = {}
+def _of_shares(by_rank: list[list[Tensor]], *, groups: Sequence[Mapping[str, Any]]) -> llama_layouts.NamedTensors:
+    result: llama_layouts.NamedTensors = {}
     at = 0
     for name, shape in [each for shapes in groups for each in shapes.items()]:
         share = math.ceil(math.prod(shape) / len(by_rank))

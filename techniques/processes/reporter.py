@@ -9,22 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import (
-    Beat,
-    CheckpointFailed,
-    CheckpointSaved,
-    EvaluationReported,
-    Event,
-    JobEvent,
-    JobOfGroupEnded,
-    JobReady,
-    KernelsRefused,
-    PhaseStarted,
-    RankResult,
-    Steps,
-    event_to_json,
-)
 from ringmaster.text import printable
 
 BEAT_EVERY_S = 0.25
@@ -58,15 +44,15 @@ class RankLog:
         self._logger.addHandler(handler)
         self._phase = ""
         self._steps_s = -LOG_EVERY_S
-        self._unprinted: dict[str | None, Steps] = {}  # by job: the newest report, where it has no line yet
+        self._unprinted: dict[str | None, events.Steps] = {}  # by job: the newest report, where it has no line yet
 
-    def note(self, event: Event) -> None:
+    def note(self, event: events.Event) -> None:
         """Prints a line about the event, if it is worth one."""
-        if isinstance(event, Steps):
+        if isinstance(event, events.Steps):
             self._unprinted[event.job] = event
             if self._clock() - self._steps_s >= LOG_EVERY_S:
                 self._print_steps()
-        elif isinstance(event, PhaseStarted):
+        elif isinstance(event, events.PhaseStarted):
             if event.phase != self._phase:  # else it goes on, with another timeout
                 self._print_steps()
                 self._phase = event.phase
@@ -90,18 +76,18 @@ class RankLog:
         self._logger.info("%s", printable(line))
 
 
-def _log_line(event: Event) -> str | None:
+def _log_line(event: events.Event) -> str | None:
     match event:
-        case JobReady(step=step):
+        case events.JobReady(step=step):
             return f"{_of(event.job)}goes on from step {step}" if step else f"{_of(event.job)}begins"
-        case EvaluationReported(step=step, metrics=metrics):
+        case events.EvaluationReported(step=step, metrics=metrics):
             return f"{_of(event.job)}evaluated at step {step}: {_metrics_text(metrics)}"
-        case CheckpointSaved(step=step):
+        case events.CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"
-        case CheckpointFailed(message=message) | KernelsRefused(message=message):
+        case events.CheckpointFailed(message=message) | events.KernelsRefused(message=message):
             return f"{_of(event.job)}{message}"
-        case JobOfGroupEnded(outcome=outcome) | RankResult(result=outcome) if "step" in outcome:
-            job = event.job if isinstance(event, JobOfGroupEnded) else None
+        case events.JobOfGroupEnded(outcome=outcome) | events.RankResult(result=outcome) if "step" in outcome:
+            job = event.job if isinstance(event, events.JobOfGroupEnded) else None
             ended = f"{_of(job)}{outcome['status']} at step {outcome['step']}"
             return f"{ended}: {text}" if (text := _metrics_text(outcome.get("metrics") or {})) else ended
     return None
@@ -134,17 +120,17 @@ class Reporter:
 
     def phase(self, name: str, *, timeout_s: float) -> None:
         """Starts a phase in which this rank may be silent for `timeout_s` seconds before it counts as hung."""
-        self.send(PhaseStarted(phase=name, timeout_s=timeout_s))
+        self.send(events.PhaseStarted(phase=name, timeout_s=timeout_s))
 
     def beat(self) -> None:
         """Reports that the rank is alive, a few times a second at most."""
         if time.monotonic() - self._last_sent_s >= BEAT_EVERY_S:
-            self.send(Beat())
+            self.send(events.Beat())
 
-    def send(self, event: Event) -> None:
+    def send(self, event: events.Event) -> None:
         """Sends one event."""
         self._last_sent_s = time.monotonic()
-        self._channel.send(event_to_json(event))
+        self._channel.send(events.event_to_json(event))
         if self.log is not None:
             self.log.note(event)
 
@@ -181,5 +167,5 @@ class _JobReporter(Reporter):
     def beat(self) -> None:
         self._reporter.beat()
 
-    def send(self, event: Event) -> None:
-        self._reporter.send(replace(event, job=self._job) if isinstance(event, JobEvent) else event)
+    def send(self, event: events.Event) -> None:
+        self._reporter.send(replace(event, job=self._job) if isinstance(event, events.JobEvent) else event)

@@ -29,14 +29,7 @@ from ringmaster.techniques.models.facts import has_experts, model_facts
 from ringmaster.techniques.models.model_folders import LOSS, REFERENCE
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter, reference_of
 from ringmaster.techniques.parallel.tensor_plan import cut
-from ringmaster.techniques.scoring.scored_rows import (
-    MAX_LOGITS,
-    MAX_ROWS,
-    ScoredRows,
-    max_tokens,
-    model_spec,
-    tokenizer_of,
-)
+from ringmaster.techniques.scoring import scored_rows
 from ringmaster.techniques.tensor import why_not_divisible
 from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
@@ -141,8 +134,11 @@ class CommonBase:
             return False
         num_tokens = sum(each.num_tokens for each in grouped)
         if num_tokens:
-            return num_tokens <= max_tokens(self._device) and num_tokens * self._num_logits <= MAX_LOGITS
-        return sum(each.num_rows for each in grouped) <= MAX_ROWS
+            return (
+                num_tokens <= scored_rows.max_tokens(self._device)
+                and num_tokens * self._num_logits <= scored_rows.MAX_LOGITS
+            )
+        return sum(each.num_rows for each in grouped) <= scored_rows.MAX_ROWS
 
     def _product_rows(self, question: ScoringQuery) -> int:
         """The number of rows of the smallest product: a classifier's head has one row per sample."""
@@ -206,9 +202,9 @@ class ScoreCollector:
         return RowScores(kind=CAUSAL if shifted else CLASSIFIER if "predictions" in arrays else OTHER, arrays=arrays)
 
 
-def build_scored_model(model_dir: Path, rows: ScoredRows) -> tuple[nn.Module, ModelSpec]:
+def build_scored_model(model_dir: Path, rows: scored_rows.ScoredRows) -> tuple[nn.Module, ModelSpec]:
     """The model in a folder (if it holds an adapter, its base) on the CPU, and its spec. Raises ValueError."""
-    spec = model_spec(model_dir)
+    spec = scored_rows.model_spec(model_dir)
     if spec.factory is None:
         spec = replace(spec, attention=rows.job.model.attention)
     if is_adapter(model_dir):
@@ -218,7 +214,7 @@ def build_scored_model(model_dir: Path, rows: ScoredRows) -> tuple[nn.Module, Mo
 
 @torch.no_grad()
 def score_alone(
-    model_dir: Path, rows: ScoredRows, *, device: torch.device, count: Count, mesh: DeviceMesh | None = None
+    model_dir: Path, rows: scored_rows.ScoredRows, *, device: torch.device, count: Count, mesh: DeviceMesh | None = None
 ) -> RowScores:
     """The scores of one model, computed on its own.
 
@@ -286,7 +282,7 @@ def score_alone(
 
 
 def _laid_out(
-    model: nn.Module, spec: ModelSpec, rows: ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
+    model: nn.Module, spec: ModelSpec, rows: scored_rows.ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
 ) -> nn.Module:
     """Returns a model on its devices. Raises ValueError where it cannot be divided over those of `mesh`."""
     model = model.eval()
@@ -299,13 +295,13 @@ def _laid_out(
 
 
 def _initial_model(
-    model_dir: Path, rows: ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
+    model_dir: Path, rows: scored_rows.ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
 ) -> nn.Module | None:
     """Returns the model with the weights that a whole model began with; None where these are not known."""
     if (name := reference_of(model_dir, rows.reader)) is None:
         return None
     folder = Path(name).absolute() if Path(name).is_dir() else None
-    spec = ModelSpec(from_pretrained=name) if folder is None else model_spec(folder)
+    spec = ModelSpec(from_pretrained=name) if folder is None else scored_rows.model_spec(folder)
     model = build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=folder)
     model = _laid_out(model, spec, rows, device=device, mesh=mesh)
     if rows.job.precision == "bf16-params":
@@ -314,13 +310,13 @@ def _initial_model(
 
 
 def _document_scores(
-    model: nn.Module, metrics: Sequence[Metric], rows: ScoredRows, model_dir: Path
+    model: nn.Module, metrics: Sequence[Metric], rows: scored_rows.ScoredRows, model_dir: Path
 ) -> Iterator[tuple[str, Array]]:
     """Yields the values of metrics that have rows of their own, read with the model's own tokenizer."""
     for metric in metrics:
         if isinstance(metric, ModelMetric):
             numbers = range(metric.num_rows())[: rows.limit]
-            tokenizer_dir = Path(tokenizer_of(model_dir.absolute()))
+            tokenizer_dir = Path(scored_rows.tokenizer_of(model_dir.absolute()))
             size = rows.job.global_batch_size
             yield (
                 f"document.{metric.name}",
@@ -347,14 +343,14 @@ def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) 
     return {key: list(tensor.double().cpu().numpy()) for key, tensor in result.items()}
 
 
-def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], *, rows: ScoredRows) -> Any:
+def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], *, rows: scored_rows.ScoredRows) -> Any:
     kind = next(iter(batch.values())).device.type
     with torch.autocast(kind, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"):
         return model(**loss.forward_inputs(batch))
 
 
 def _losses_one_by_one(
-    model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: ScoredRows
+    model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: scored_rows.ScoredRows
 ) -> tuple[Tensor, Tensor]:
     """The losses by row of a loss that supports only whole batches, from batches of one row."""
     pairs = []

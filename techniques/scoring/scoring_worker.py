@@ -23,15 +23,7 @@ from ringmaster.techniques.metric import scored_metrics, why_generating
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder
-from ringmaster.techniques.scoring.scored_rows import (
-    LiteralTexts,
-    ScoredRows,
-    ScoringOrder,
-    base_key,
-    cases_in,
-    tokenizer_digest,
-    tokenizer_of,
-)
+from ringmaster.techniques.scoring import scored_rows
 
 if TYPE_CHECKING:
     import torch
@@ -87,11 +79,11 @@ def score_together(
     if (job is None and data is None and texts is None) or not models:
         raise ValueError("there is nothing to score. To fix: give models, and data, texts or a job")
     scored_job = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
-    rows = ScoredRows(
+    rows = scored_rows.ScoredRows(
         job=scored_job,
         cache_dir=cache_dir,
         reader=next(iter(models.values())),
-        cases=None if texts is None else LiteralTexts(texts=texts),
+        cases=None if texts is None else scored_rows.LiteralTexts(texts=texts),
         max_rows=max_rows,
     )
     scores: dict[str, RowScores] = {}
@@ -107,7 +99,7 @@ def score_together(
 
 def score_each(
     models: Mapping[str, Path],
-    rows: ScoredRows,
+    rows: scored_rows.ScoredRows,
     *,
     device: torch.device,
     shares_batches: bool = True,
@@ -146,19 +138,19 @@ def score_each(
                 yield name, scores
 
 
-def _groups(models: Mapping[str, Path], rows: ScoredRows) -> list[list[str]]:
+def _groups(models: Mapping[str, Path], rows: scored_rows.ScoredRows) -> list[list[str]]:
     """Groups the models' names, in order: models that can share a base form one group, any other model its own."""
     groups: dict[Any, list[str]] = {}
     for name, folder in models.items():
         is_plain = rows.job.precision == "fp32" and rows.job_of(folder).loss is None
-        key = base_key(folder) if is_plain and not why_generating(rows.job.evaluation.metrics) else None
-        by_words = tokenizer_digest(tokenizer_of(folder)) if rows.by_tokenizer else ""
+        key = scored_rows.base_key(folder) if is_plain and not why_generating(rows.job.evaluation.metrics) else None
+        by_words = scored_rows.tokenizer_digest(scored_rows.tokenizer_of(folder)) if rows.by_tokenizer else ""
         groups.setdefault((name,) if key is None else (key, by_words), []).append(name)
     return list(groups.values())
 
 
 def _score_over_one_base(
-    models: Mapping[str, Path], rows: ScoredRows, *, device: torch.device, done: _ScoredRowCounter
+    models: Mapping[str, Path], rows: scored_rows.ScoredRows, *, device: torch.device, done: _ScoredRowCounter
 ) -> dict[str, RowScores]:
     """The scores of models of one base, without those whose adapter does not fit. Raises NoCommonBase."""
     from ringmaster.techniques.scoring.row_scores import (
@@ -204,7 +196,7 @@ def _score_over_one_base(
 class _ScoredRowCounter:
     """A count of the scored rows of each model, reported as progress."""
 
-    def __init__(self, progress: Progress | None, *, num_models: int, rows: ScoredRows) -> None:
+    def __init__(self, progress: Progress | None, *, num_models: int, rows: scored_rows.ScoredRows) -> None:
         self._progress, self._num_models, self._rows = progress, num_models, rows
         self._counts: dict[str, int] = {}
 
@@ -232,7 +224,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
 
     Rank 0 sends RowsScored or ModelFailed for each model, and ScoringProgress in between.
     """
-    order = from_json(ScoringOrder, argument)
+    order = from_json(scored_rows.ScoringOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     from ringmaster.techniques.processes.ranks import join
 
@@ -256,12 +248,12 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
             channel.send(event_to_json(ScoringProgress(num_done=num_done, num_rows=num_rows)))
 
     models = {name: Path(folder) for name, folder in order.models.items()}
-    rows = ScoredRows(
+    rows = scored_rows.ScoredRows(
         job=order.job,
         cache_dir=Path(order.cache_dir),
         reader=next(iter(models.values())),
         data=order.data,
-        cases=None if order.cases is None else cases_in(Path(order.cases), encode=order.encode),
+        cases=None if order.cases is None else scored_rows.cases_in(Path(order.cases), encode=order.encode),
         slicers=order.slicers,
         keep_inputs=order.keep_inputs,
         max_rows=order.max_rows,

@@ -21,18 +21,8 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.quantization import is_quantized
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.training import losses
 from ringmaster.techniques.training.gradients import compute_in_half, local, share_of, whole
-from ringmaster.techniques.training.losses import (
-    REFERENCE,
-    Batch,
-    Loss,
-    SumAndCount,
-    classification_loss,
-    logits_of,
-    loss_of,
-    next_token_loss,
-    next_tokens,
-)
 
 Forward = Callable[[dict[str, Tensor]], Any]
 
@@ -47,7 +37,7 @@ class ReferenceModel:
     """
 
     def __init__(
-        self, *, model: nn.Module | None, loss: Loss, autocast: Callable[[], AbstractContextManager[Any]]
+        self, *, model: nn.Module | None, loss: losses.Loss, autocast: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         self.model, self._loss, self._autocast = model, loss, autocast
 
@@ -79,13 +69,13 @@ class ReferenceModel:
             output = self.model(**self._loss.forward_inputs(batch))
         return self._completed(batch, output)
 
-    def _completed(self, batch: Batch, output: Any) -> dict[str, Tensor]:
+    def _completed(self, batch: losses.Batch, output: Any) -> dict[str, Tensor]:
         logits, labels = self._loss.predictions(output, batch)
         if logits is None or labels is None:
             raise ValueError("loss: the model gives no logits, or the samples no labels. To fix: give both")
         assert self._loss.function is not None, "a loss that compares is one that the job names"
         compared = self._loss.function.compared(logits, labels)
-        return {**batch, REFERENCE: log_probabilities(logits, labels) if compared is None else compared}
+        return {**batch, losses.REFERENCE: log_probabilities(logits, labels) if compared is None else compared}
 
 
 def frozen_copy(model: nn.Module, *, device: torch.device, in_half: bool) -> nn.Module:
@@ -126,7 +116,7 @@ class JobAdaptation:
         order: GangOrder,
         *,
         model: nn.Module,
-        loss: Loss,
+        loss: losses.Loss,
         prepared: PreparedData,
         device: torch.device,
         autocast: Callable[[], AbstractContextManager[Any]],
@@ -153,7 +143,7 @@ class JobAdaptation:
             folder = Path(location) if location else None  # before a teacher is trained, a fresh one is as fast
             spec = teacher_model(order.job, folder)
             teacher = build_model(spec, data=prepared, seed=order.job.seed, weights_from=folder).to(device)
-            teachers_loss = loss_of(None, teacher, spec)
+            teachers_loss = losses.loss_of(None, teacher, spec)
             frozen = Teacher(model=teacher.eval().requires_grad_(False), loss=teachers_loss, autocast=autocast)
             self.loss = distilled_loss(loss, frozen, adaptation)
 
@@ -194,7 +184,7 @@ def _reference(
     order: GangOrder,
     *,
     model: nn.Module,
-    loss: Loss,
+    loss: losses.Loss,
     prepared: PreparedData,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]],
@@ -227,17 +217,17 @@ class Teacher:
     """
 
     model: nn.Module
-    loss: Loss
+    loss: losses.Loss
     autocast: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor | None:
+    def logits(self, batch: losses.Batch) -> Tensor | None:
         """Returns the teacher's logits for a batch."""
         with self.autocast():
-            return logits_of(self.model(**self.loss.forward_inputs(batch)))
+            return losses.logits_of(self.model(**self.loss.forward_inputs(batch)))
 
 
-def distilled_loss(loss: Loss, teacher: Teacher, adaptation: AdaptationSpec) -> Loss:
+def distilled_loss(loss: losses.Loss, teacher: Teacher, adaptation: AdaptationSpec) -> losses.Loss:
     """Returns the distillation loss of a student whose loss without a teacher is `loss`.
 
     Raises ValueError where `loss` is no cross entropy, as then the two losses would not cover the same rows.
@@ -249,18 +239,18 @@ def distilled_loss(loss: Loss, teacher: Teacher, adaptation: AdaptationSpec) -> 
     Source: Hinton et al., Distilling the Knowledge in a Neural Network (arXiv:1503.02531), section 2: T^2 keeps the
     gradients of both parts comparable.
     """
-    if loss.compute not in (next_token_loss, classification_loss):
+    if loss.compute not in (losses.next_token_loss, losses.classification_loss):
         raise ValueError(
             "distillation: the model's loss is no cross entropy of ours. "
             "To fix: distill a causal language model or a classifier of transformers"
         )
 
-    def compute(output: Any, batch: Batch) -> SumAndCount:
+    def compute(output: Any, batch: losses.Batch) -> losses.SumAndCount:
         total, count = loss(output, batch)
         return (1 - adaptation.weight) * whole(total) + adaptation.weight * divergence(output, batch), count
 
-    def divergence(output: Any, batch: Batch) -> Tensor:
-        students, teachers = logits_of(output), teacher.logits(batch)
+    def divergence(output: Any, batch: losses.Batch) -> Tensor:
+        students, teachers = losses.logits_of(output), teacher.logits(batch)
         if students is None or teachers is None:
             raise ValueError("distillation: a model gives no logits. To fix: distill between models that do")
         students, teachers = whole(students), whole(teachers)
@@ -269,7 +259,7 @@ def distilled_loss(loss: Loss, teacher: Teacher, adaptation: AdaptationSpec) -> 
                 f"distillation: the student's logits are {list(students.shape)} and the teacher's "
                 f"{list(teachers.shape)}. To fix: give both the same vocabulary or labels"
             )
-        labels = next_tokens(batch) if loss.shifted else batch["labels"]
+        labels = losses.next_tokens(batch) if loss.shifted else batch["labels"]
         if students.shape[:-1] != labels.shape or students.shape[-1] == 1 or labels.is_floating_point():
             raise ValueError("distillation: there is not one class for each label. To fix: distill a classifier")
         return softened_divergence(students, teachers, counted=labels != IGNORED, temperature=adaptation.temperature)

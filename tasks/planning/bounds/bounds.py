@@ -14,25 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
+from ringmaster.tasks.planning.bounds import job_costs, windows
 from ringmaster.tasks.planning.bounds.completions import completion_bound, completion_certificate
-from ringmaster.tasks.planning.bounds.job_costs import (
-    earliest_ends_s,
-    earliest_starts_s,
-    least_of,
-    only,
-    pack_of,
-    scaling_of,
-    shortest_of,
-)
-from ringmaster.tasks.planning.bounds.windows import (
-    Rate,
-    WindowModel,
-    faults_of,
-    has_windows,
-    points_of,
-    time_to_earn,
-    window_bound,
-)
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem, frontier, least_within
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
@@ -65,27 +48,27 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     if certificate.due is not None:
         raise ValueError("prices by due date prove no bound on the last end")
     if certificate.windows is not None:
-        return window_bound(certificate.windows, problem)
+        return windows.window_bound(certificate.windows, problem)
     certificate = _scaled(certificate)
     if certificate.work_prices:
         return bound_by_work(certificate.work_prices, problem)
     own = certificate.job_prices
     cost = sum(costs_of(certificate, problem).values())
     cost += sum(own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
-    pack = {kind: pack_of(certificate.prices_of(kind), problem) for kind in problem.device_types}
+    pack = {kind: job_costs.pack_of(certificate.prices_of(kind), problem) for kind in problem.device_types}
     quotas = sum(price * problem.quotas.get(group, 0) for group, price in certificate.quota_prices.items())
-    rates = [Rate(0.0, math.inf, sum(own.values()) + quotas)]
+    rates = [windows.Rate(0.0, math.inf, sum(own.values()) + quotas)]
     for node in problem.nodes:
         until_s = math.inf if node.available_until_s is None else node.available_until_s
-        rates.append(Rate(0.0, until_s, pack[node.device_type][node.num_devices]))
-    return time_to_earn(cost, rates)
+        rates.append(windows.Rate(0.0, until_s, pack[node.device_type][node.num_devices]))
+    return windows.time_to_earn(cost, rates)
 
 
 def _scaled(certificate: Certificate) -> Certificate:
     """Returns prices in another unit, which prove the same. Raises ValueError where one is negative or not finite."""
     every: list[Mapping[Any, float]] = [certificate.slot_prices, *certificate.typed_prices.values()]
     every += [certificate.job_prices, certificate.work_prices, certificate.cover_prices, certificate.quota_prices]
-    scaled = scaling_of(price for prices in every for price in prices.values())
+    scaled = job_costs.scaling_of(price for prices in every for price in prices.values())
 
     def changed(prices: Mapping[Any, float]) -> dict[Any, float]:
         return {key: scaled(price) for key, price in prices.items()}
@@ -165,8 +148,8 @@ def weighted_bound(certificate: Certificate, problem: Problem, weights: Mapping[
     ends jobs earlier than one machine of that speed, for which the ascending order of p_j / weight_j is best (Smith,
     1956). Nor does any job end before its release plus the time of its fastest option.
     """
-    shortest = shortest_of(problem)
-    speed = sum(pack_of(certificate.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
+    shortest = job_costs.shortest_of(problem)
+    speed = sum(job_costs.pack_of(certificate.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
     alone = sum(weights.get(job.id, 0.0) * (job.release_s + shortest[job.id]) for job in problem.jobs)
     if not speed:
         return alone
@@ -196,9 +179,9 @@ def cost_bound(problem: Problem, prices: Mapping[str, float]) -> float:
     if problem.is_fused:
         rows = [((job.id, *o.jobs), price(o) * o.runtime_s) for job in problem.jobs for o in job.options]
         return sum(_covering(rows, {}).values())
-    heads_s, total = earliest_starts_s(problem), 0.0
+    heads_s, total = job_costs.earliest_starts_s(problem), 0.0
     for job in problem.jobs:
-        least = least_of(job, [price(o) for o in job.options], problem.switch_cost_s)
+        least = job_costs.least_of(job, [price(o) for o in job.options], problem.switch_cost_s)
         if job.deadline_s is not None:
             points = frontier((o.runtime_s, price(o) * o.runtime_s) for o in job.options)
             within = least_within(points, job.deadline_s - heads_s[job.id])
@@ -218,7 +201,7 @@ def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], s
         )
         for o in job.options
     ]
-    return least_of(job, prices, switch_cost_s)
+    return job_costs.least_of(job, prices, switch_cost_s)
 
 
 def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
@@ -242,7 +225,7 @@ def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
         price = work_prices.get(job.id, 0.0)
         if price <= 0:
             continue
-        earned += price * least_of(job, [1 / o.whole_s for o in job.options], problem.switch_cost_s)
+        earned += price * job_costs.least_of(job, [1 / o.whole_s for o in job.options], problem.switch_cost_s)
         fastest: dict[tuple[int, int], float] = {}
         for option in job.options:
             key = (option.num_nodes, option.slot)
@@ -291,11 +274,13 @@ def preemptive_bound(problem: Problem) -> Bound:
     The bound is infinite where nodes become unavailable before they can have done all work.
     """
     best = pattern_bound(problem)
-    if not has_windows(problem) or not 0 < best.seconds < math.inf:
+    if not windows.has_windows(problem) or not 0 < best.seconds < math.inf:
         return best
-    model = WindowModel(problem, points_s=points_of(problem, before_s=best.seconds), unit_s=best.seconds)
+    model = windows.WindowModel(
+        problem, points_s=windows.points_of(problem, before_s=best.seconds), unit_s=best.seconds
+    )
     prices = model.prices()
-    if prices is None or next(faults_of(prices, problem), None):
+    if prices is None or next(windows.faults_of(prices, problem), None):
         return best
     certificate = Certificate(windows=prices)
     seconds = certified_bound(certificate, problem)
@@ -314,7 +299,7 @@ def pattern_bound(problem: Problem) -> Bound:
             candidates.append(certificate)
     # The prices alone prove the bound, whatever status the solver reported.
     seconds, best = max(((certified_bound(c, problem), i) for i, c in enumerate(candidates)))
-    chain_s = max(earliest_ends_s(problem).values())
+    chain_s = max(job_costs.earliest_ends_s(problem).values())
     if chain_s > seconds:
         return Bound(chain_s, critical_path(problem), "critical path")
     return Bound(seconds, candidates[best], "dual prices")
@@ -352,14 +337,14 @@ def rigid_bound(
 
 def plain_bound_s(problem: Problem) -> float:
     """Returns the best lower bound on any plan that arithmetic finds without prices of a plan."""
-    return max(certified_bound(_simple_certificate(problem), problem), *earliest_ends_s(problem).values())
+    return max(certified_bound(_simple_certificate(problem), problem), *job_costs.earliest_ends_s(problem).values())
 
 
 def critical_path(problem: Problem) -> Certificate | None:
     """Returns the prices of the longest chain of `after`: 1 a second for its jobs. None for fused problems."""
     if problem.is_fused:
         return None
-    starts_s, ends_s = earliest_starts_s(problem), earliest_ends_s(problem)
+    starts_s, ends_s = job_costs.earliest_starts_s(problem), job_costs.earliest_ends_s(problem)
     chain = [max(ends_s, key=lambda job: ends_s[job])]
     while after := problem.job(chain[0]).after:
         last = max(after, key=lambda job: ends_s[job])
@@ -378,7 +363,7 @@ def by_area(problem: Problem) -> Certificate:
 
 def _simple_certificate(problem: Problem) -> Certificate:
     """Returns the better of two certificates: prices by area, or the whole price on the longest job."""
-    shortest = shortest_of(problem)
+    shortest = job_costs.shortest_of(problem)
     longest = max(shortest, key=lambda job: shortest[job])
     cover = {longest: 1.0} if problem.is_fused else {}
     by_length = Certificate(job_prices={longest: 1.0}, cover_prices=cover)
@@ -429,7 +414,7 @@ def conflicts(problem: Problem) -> Iterator[str]:
     if (departure := _departure(problem)) is not None:
         yield departure
         return
-    ends = earliest_ends_s(problem)
+    ends = job_costs.earliest_ends_s(problem)
     alone = [job for job in problem.jobs if job.deadline_s is not None and ends[job.id] > job.deadline_s * (1 + SAME)]
     for job in alone:
         yield (
@@ -501,7 +486,7 @@ def _due_by(problem: Problem, due: Mapping[str, float], due_s: float) -> list[st
 
 def _due_s(problem: Problem) -> dict[str, float]:
     """Returns when each job must end to meet all deadlines, its own and those of jobs that wait for it."""
-    shortest = shortest_of(problem)
+    shortest = job_costs.shortest_of(problem)
     due = {job.id: job.deadline_s for job in problem.jobs if job.deadline_s is not None}
     for job in reversed(problem.in_order):
         if job.id in due:
@@ -512,7 +497,7 @@ def _due_s(problem: Problem) -> dict[str, float]:
 
 def _needed_s(problem: Problem, names: Collection[str]) -> float:
     """Returns a lower bound in seconds on plans of these jobs alone."""
-    some = only(problem, set(names))
+    some = job_costs.only(problem, set(names))
     undated = tuple(replace(job, deadline_s=None) for job in some.jobs)  # jobs that then are alike share columns
     return pattern_bound(replace(some, jobs=undated)).seconds
 

@@ -34,15 +34,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from ringmaster.tasks.planning.bounds.job_costs import (
-    LARGEST,
-    LEAST,
-    ROUNDING,
-    earliest_starts_s,
-    least_of,
-    shortest_s,
-    whole_of,
-)
+from ringmaster.tasks.planning.bounds import job_costs
 from ringmaster.tasks.planning.bounds.windows import Classes, WindowRows, prices_of_seconds, rates
 from ringmaster.tasks.planning.bounds.windows import faults_of as faults_of_windows
 from ringmaster.tasks.planning.plans.plan import Certificate, CompletionPrices
@@ -54,29 +46,31 @@ def completion_bound(prices: CompletionPrices, problem: Problem, weights: Mappin
     """Returns a lower bound on the sum of weight x end of any plan. Raises ValueError where prices are invalid."""
     if faults := list(faults_of(prices, problem, weights)):
         raise ValueError("; ".join(faults))
-    heads_s, length_s = earliest_starts_s(problem), prices.windows.points_s[-1]
+    heads_s, length_s = job_costs.earliest_starts_s(problem), prices.windows.points_s[-1]
     parts = [-rate.worth * (rate.end_s - rate.start_s) for rate in rates(prices.windows, problem) if rate.worth > 0]
     # What is subtracted may leave little of it: all errors of rounding are less than this share of the numbers.
-    parts.append(ROUNDING * math.fsum(parts))
-    parts += [-ROUNDING * price * length_s for row in prices.windows.job_prices.values() for price in row]
+    parts.append(job_costs.ROUNDING * math.fsum(parts))
+    parts += [-job_costs.ROUNDING * price * length_s for row in prices.windows.job_prices.values() for price in row]
     for job in problem.jobs:
         own = prices.end_prices.get(job.id, 0.0)
         every = _signed(prices, job, weights)
-        least_s = heads_s[job.id] + shortest_s(job, problem.switch_cost_s)
-        parts.append((math.fsum(every) - own) * least_s - ROUNDING * (math.fsum(map(abs, every)) + own) * least_s)
+        least_s = heads_s[job.id] + job_costs.shortest_s(job, problem.switch_cost_s)
+        parts.append(
+            (math.fsum(every) - own) * least_s - job_costs.ROUNDING * (math.fsum(map(abs, every)) + own) * least_s
+        )
         parts.append(_least_pay(prices, job, problem, heads_s[job.id], own))
     return math.fsum(parts)
 
 
 def kappa_of(job: PlanningJob, problem: Problem) -> float:
     """Returns the least sum of seconds / whole_o of a job: 1, or less where a last segment saves seconds."""
-    whole = [whole_of(job, k, problem.switch_cost_s) for k in range(len(job.options))]
-    return least_of(job, [1 / seconds for seconds in whole], problem.switch_cost_s)
+    whole = [job_costs.whole_of(job, k, problem.switch_cost_s) for k in range(len(job.options))]
+    return job_costs.least_of(job, [1 / seconds for seconds in whole], problem.switch_cost_s)
 
 
 def can_end_in(window_end_s: float, job: PlanningJob, problem: Problem, head_s: float) -> bool:
     """Whether a job may end in a window that ends then."""
-    return window_end_s >= head_s + shortest_s(job, problem.switch_cost_s)
+    return window_end_s >= head_s + job_costs.shortest_s(job, problem.switch_cost_s)
 
 
 def faults_of(prices: CompletionPrices, problem: Problem, weights: Mapping[str, float]) -> Iterator[str]:
@@ -84,8 +78,11 @@ def faults_of(prices: CompletionPrices, problem: Problem, weights: Mapping[str, 
     if any(not math.isfinite(number) or number < 0 for number in (*prices.every(), *weights.values())):
         yield "a price or weight is negative or not finite"
         return
-    if wrong_numbers := [number for number in prices.every() if number and not LEAST <= number <= LARGEST]:
-        yield f"a price is {wrong_numbers[0]:g}; prices of completions are 0, or between {LEAST:g} and {LARGEST:g}"
+    if wrong_numbers := [
+        number for number in prices.every() if number and not job_costs.LEAST <= number <= job_costs.LARGEST
+    ]:
+        least, largest = job_costs.LEAST, job_costs.LARGEST
+        yield f"a price is {wrong_numbers[0]:g}; prices of completions are 0, or between {least:g} and {largest:g}"
         return
     if faults := list(faults_of_windows(prices.windows, problem)):
         yield from faults
@@ -121,7 +118,7 @@ def _least_pay(prices: CompletionPrices, job: PlanningJob, problem: Problem, hea
     waits = math.fsum(prices.wait_prices.get(job.id, {}).values())
     rows = [[p + waits for p in prices_of_seconds(prices.windows, job, problem, i)] for i in range(num)]
     length_s = [max(0.0, end_s - max(point_s, head_s)) for point_s, end_s in zip(points_s, ends_s, strict=True)]
-    whole_s = [whole_of(job, k, problem.switch_cost_s) for k in range(len(job.options))]
+    whole_s = [job_costs.whole_of(job, k, problem.switch_cost_s) for k in range(len(job.options))]
     work, kappa = prices.work_prices.get(job.id, (0.0,) * num), kappa_of(job, problem)
 
     def gain(mu: float, row: list[float], further: float) -> float:
@@ -140,7 +137,7 @@ def _least_pay(prices: CompletionPrices, job: PlanningJob, problem: Problem, hea
         pay -= math.fsum(length_s[i] * gain(mu, rows[i], 0.0) for i in range(k) if length_s[i] > 0)
         # A gain is a difference, which may be rounded to 0 even where it is not.
         most = (last_s + math.fsum(length_s[i] for i in range(k))) * mu / min(whole_s)
-        least = min(least, pay - ROUNDING * (paid + most))
+        least = min(least, pay - job_costs.ROUNDING * (paid + most))
     return least
 
 
@@ -185,7 +182,7 @@ def completion_points(problem: Problem, weights: Mapping[str, float], *, end_s: 
     num = NUM_WINDOWS
     while num > 3 and len(problem.classes) * num * num > 2 * MAX_SIZE:
         num -= 1
-    area_s = {job.id: least_of(job, [float(o.num_devices) for o in job.options], 0.0) for job in problem.jobs}
+    area_s = {job.id: job_costs.least_of(job, [float(o.num_devices) for o in job.options], 0.0) for job in problem.jobs}
     ends = list(accumulate(sorted(seconds for job, seconds in area_s.items() if weights.get(job, 0.0) > 0)))
     shares = [k / (num - 1) for k in range(1, num - 1)]
     points = {end_s * (share + ends[int((len(ends) - 1) * share)] / ends[-1]) / 2 for share in shares}
@@ -288,7 +285,9 @@ class CompletionModel(WindowRows):
     def _add_completion(self, c: int) -> None:
         """Adds C[c], share[c,k] and their rows."""
         job, count = self.jobs[c], float(len(self.classes[c]))
-        end_s = earliest_starts_s(self.problem)[job.id] + shortest_s(job, self.problem.switch_cost_s)
+        end_s = job_costs.earliest_starts_s(self.problem)[job.id] + job_costs.shortest_s(
+            job, self.problem.switch_cost_s
+        )
         self._end.append(self.lp.row(0.0, math.inf))
         least = self.lp.row(count * end_s / self.unit_s, math.inf)
         entries = [(self._end[c], 1.0), (least, 1.0)]

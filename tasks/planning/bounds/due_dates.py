@@ -24,23 +24,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
+from ringmaster.tasks.planning.bounds import job_costs, windows
 from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, certified_bound, preemptive_bound
-from ringmaster.tasks.planning.bounds.job_costs import (
-    ROUNDING,
-    earliest_ends_s,
-    earliest_starts_s,
-    least_of,
-    only,
-    pack_of,
-    scaling_of,
-)
-from ringmaster.tasks.planning.bounds.windows import (
-    WindowRows,
-    evenly,
-    faults_of_numbers,
-    has_windows,
-    prices_of_seconds,
-)
 from ringmaster.tasks.planning.plans.plan import Certificate, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
@@ -54,7 +39,7 @@ def due_bound(prices: WindowPrices, problem: Problem, latest: Mapping[str, float
     prices: `points_s` are the u_i, which begin at 0.
     latest: the factors, by job.
     """
-    prices = prices.mapped(scaling_of(prices.prices()))
+    prices = prices.mapped(job_costs.scaling_of(prices.prices()))
     if faults := list(_faults(prices, problem)):
         raise ValueError("; ".join(faults))
     books = _WindowAccounts(prices, problem, dues_of(problem, latest))
@@ -75,7 +60,7 @@ class _WindowAccounts:
     """What the windows earn at a value of the plan, and what the jobs must earn."""
 
     def __init__(self, prices: WindowPrices, problem: Problem, dues: Mapping[str, float]) -> None:
-        self.prices, self.dues, self.heads_s = prices, dues, earliest_starts_s(problem)
+        self.prices, self.dues, self.heads_s = prices, dues, job_costs.earliest_starts_s(problem)
         end = max(dues.values(), default=0.0)
         self.begins = [point for point in prices.points_s if point < end]
         self.ends = [*self.begins[1:], end]
@@ -84,7 +69,9 @@ class _WindowAccounts:
             (n.device_type, n.num_devices, end_s) for n, end_s in zip(problem.nodes, ends_s, strict=True)
         )
         slots = prices.slot_prices[: len(self.begins)]
-        self.packs = [{kind: pack_of(typed.get(kind, {}), problem) for kind in problem.device_types} for typed in slots]
+        self.packs = [
+            {kind: job_costs.pack_of(typed.get(kind, {}), problem) for kind in problem.device_types} for typed in slots
+        ]
         self.costs = {job.id: self._costs_of(job, problem) for job in problem.jobs if job.id in dues}
 
     def breaks(self) -> list[float]:
@@ -106,7 +93,7 @@ class _WindowAccounts:
                 if begin < self.dues.get(job, 0.0):
                     total += price * max(0.0, value * end - max(value * begin, self.heads_s[job]))
                     whole += price * value * end
-        return total + ROUNDING * whole
+        return total + job_costs.ROUNDING * whole
 
     def spent(self, value: float) -> float:
         """Returns the least that all jobs earn in a plan of this value; infinite where one cannot run at all."""
@@ -118,9 +105,12 @@ class _WindowAccounts:
         costs, rows = [math.inf] * (len(self.begins) + 1), list[list[float]]()
         for i in reversed([i for i, begin in enumerate(self.begins) if begin < self.dues[job.id]]):
             rows = [
-                [min(column) for column in zip(*rows, prices_of_seconds(self.prices, job, problem, i), strict=True)]
+                [
+                    min(column)
+                    for column in zip(*rows, windows.prices_of_seconds(self.prices, job, problem, i), strict=True)
+                ]
             ]
-            costs[i] = least_of(job, rows[0], problem.switch_cost_s)
+            costs[i] = job_costs.least_of(job, rows[0], problem.switch_cost_s)
         return costs
 
 
@@ -139,7 +129,7 @@ def factors_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float
 
 
 def _faults(prices: WindowPrices, problem: Problem) -> Iterator[str]:
-    yield from faults_of_numbers(prices, problem)
+    yield from windows.faults_of_numbers(prices, problem)
     if prices.order_prices:
         yield "prices of order are no part of prices by due date"
 
@@ -162,7 +152,7 @@ def latest_bound(
 
     Raises ValueError where a price is invalid.
     """
-    factors, ends_s = factors_of(problem, latest), earliest_ends_s(problem)
+    factors, ends_s = factors_of(problem, latest), job_costs.earliest_ends_s(problem)
     least = max(min(factors.values()) * bound_s, *(factor * ends_s[job] for job, factor in factors.items()))
     by_due = certificate.due if certificate else None
     if by_due is not None:
@@ -181,7 +171,7 @@ def best_latest_bound(problem: Problem, latest: Mapping[str, float], bound: Boun
     """
     tried = [bound.certificate]
     if len(set(factors_of(problem, latest).values())) > 1:
-        if has_windows(problem) or problem.is_fused:
+        if windows.has_windows(problem) or problem.is_fused:
             tried += [preemptive_bound(part).certificate for _, part in parts_of(problem, latest)]
         least = latest_bound(problem, latest, bound_s=bound.seconds, certificate=bound.certificate)
         if 0 < least < math.inf and not problem.is_fused:
@@ -198,8 +188,8 @@ def parts_of(problem: Problem, latest: Mapping[str, float]) -> Iterator[tuple[fl
     factors = factors_of(problem, latest)
     different = sorted({factor for factor in factors.values() if factor > 0}, reverse=True)
     if len(set(factors.values())) > 1:
-        for factor in evenly(different, MAX_SETS):
-            yield factor, only(problem, {job for job, own in factors.items() if own >= factor})
+        for factor in windows.evenly(different, MAX_SETS):
+            yield factor, job_costs.only(problem, {job for job, own in factors.items() if own >= factor})
 
 
 def due_prices(problem: Problem, latest: Mapping[str, float], *, least: float) -> WindowPrices | None:
@@ -227,13 +217,16 @@ def due_prices(problem: Problem, latest: Mapping[str, float], *, least: float) -
 
 def _points_of(problem: Problem, dues: Mapping[str, float], value: float) -> tuple[float, ...]:
     """Returns where windows begin: at due dates, and where jobs can start and nodes leave at that value."""
-    seconds = {*earliest_starts_s(problem).values(), *(node.available_until_s or 0.0 for node in problem.nodes)}
+    seconds = {
+        *job_costs.earliest_starts_s(problem).values(),
+        *(node.available_until_s or 0.0 for node in problem.nodes),
+    }
     points = sorted({*dues.values(), *(s / value for s in seconds)} - {0.0})
     most = max(1, min(MAX_WINDOWS, MAX_SIZE // len(problem.jobs)))
-    return (0.0, *evenly([point for point in points if point < max(dues.values())], most - 1))
+    return (0.0, *windows.evenly([point for point in points if point < max(dues.values())], most - 1))
 
 
-class _DueModel(WindowRows):
+class _DueModel(windows.WindowRows):
     """Maximises the share z of all jobs that is done at a value v, over the seconds x[j,o,i] of (j, o) in window i.
 
     Beside the rows of `WindowRows`, whose last window begins at the last due date:

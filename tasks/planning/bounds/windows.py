@@ -28,17 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ringmaster.tasks.planning.bounds.job_costs import (
-    LARGEST,
-    LEAST,
-    ROUNDING,
-    earliest_starts_s,
-    least_of,
-    pack_of,
-    scaling_of,
-    useful_options,
-    whole_of,
-)
+from ringmaster.tasks.planning.bounds import job_costs
 from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.plans.plan import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -58,7 +48,7 @@ def window_bound(prices: WindowPrices, problem: Problem) -> float:
 
     The result is infinite where the nodes go away too early for all work.
     """
-    prices = prices.mapped(scaling_of(prices.prices()))
+    prices = prices.mapped(job_costs.scaling_of(prices.prices()))
     if faults := list(faults_of(prices, problem)):
         raise ValueError("; ".join(faults))
     cost = math.fsum(costs_of_jobs(prices, problem).values())
@@ -67,7 +57,7 @@ def window_bound(prices: WindowPrices, problem: Problem) -> float:
 
 def costs_of_jobs(prices: WindowPrices, problem: Problem) -> dict[str, float]:
     """Returns the least that each job earns, by job id."""
-    heads_s = earliest_starts_s(problem)
+    heads_s = job_costs.earliest_starts_s(problem)
     return {job.id: _cost_of(job, prices, problem, heads_s[job.id]) for job in problem.jobs}
 
 
@@ -96,8 +86,8 @@ def faults_of_numbers(prices: WindowPrices, problem: Problem) -> Iterator[str]:
         yield "prices by window or by due date are for jobs that are trained alone"
     if any(not math.isfinite(number) or number < 0 for number in prices.every()):
         yield "a price is negative or not finite"
-    if wrong := [point for point in points_s if point and not LEAST <= point <= LARGEST]:
-        yield f"a window begins at {wrong[0]:g}; times are 0, or between {LEAST:g} and {LARGEST:g}"
+    if wrong := [point for point in points_s if point and not job_costs.LEAST <= point <= job_costs.LARGEST]:
+        yield f"a window begins at {wrong[0]:g}; times are 0, or between {job_costs.LEAST:g} and {job_costs.LARGEST:g}"
     if not num or points_s[0] != 0.0 or sorted(set(points_s)) != list(points_s):
         yield "the windows must begin at 0 and ascend"
     order = [row for rows in prices.order_prices.values() for row in rows.values()]
@@ -117,7 +107,7 @@ def rates_of_nodes(prices: WindowPrices, problem: Problem) -> Iterator[tuple[Pla
     """Yields what each node may earn in each window for as long as it is there."""
     ends_s = (*prices.points_s[1:], math.inf)
     for start_s, end_s, typed in zip(prices.points_s, ends_s, prices.slot_prices, strict=True):
-        packs = {kind: pack_of(typed.get(kind, {}), problem) for kind in problem.device_types}
+        packs = {kind: job_costs.pack_of(typed.get(kind, {}), problem) for kind in problem.device_types}
         for node in problem.nodes:
             until_s = end_s if node.available_until_s is None else min(end_s, node.available_until_s)
             if until_s > start_s:
@@ -126,7 +116,7 @@ def rates_of_nodes(prices: WindowPrices, problem: Problem) -> Iterator[tuple[Pla
 
 def rates_of_jobs(prices: WindowPrices, problem: Problem) -> Iterator[tuple[str, Rate]]:
     """Yields what each job may earn in each window beside the jobs that it waits for, by job id."""
-    ends_s, heads_s = (*prices.points_s[1:], math.inf), earliest_starts_s(problem)
+    ends_s, heads_s = (*prices.points_s[1:], math.inf), job_costs.earliest_starts_s(problem)
     for job in prices.job_prices:
         for start_s, end_s, (own, into, _) in zip(prices.points_s, ends_s, _flows(prices, job), strict=True):
             if end_s > heads_s[job]:
@@ -152,7 +142,7 @@ def time_to_earn(cost: float, rates: Sequence[Rate]) -> float:
     times = sorted({0.0, *(rate.start_s for rate in usable), *(rate.end_s for rate in usable if rate.end_s < math.inf)})
     earned = 0.0
     for now_s, next_s in zip(times, [*times[1:], math.inf], strict=True):
-        missing = cost - earned - (ROUNDING * cost if earned else 0.0)
+        missing = cost - earned - (job_costs.ROUNDING * cost if earned else 0.0)
         if missing <= 1e-9 * cost:
             return now_s
         per_second = math.fsum(rate.worth for rate in usable if rate.start_s <= now_s < rate.end_s)
@@ -165,7 +155,7 @@ def time_to_earn(cost: float, rates: Sequence[Rate]) -> float:
 def _cost_of(job: PlanningJob, prices: WindowPrices, problem: Problem, head_s: float) -> float:
     ends_s = (*prices.points_s[1:], math.inf)
     columns = (prices_of_seconds(prices, job, problem, i) for i, end_s in enumerate(ends_s) if end_s > head_s)
-    return least_of(job, [min(row) for row in zip(*columns, strict=True)], problem.switch_cost_s)
+    return job_costs.least_of(job, [min(row) for row in zip(*columns, strict=True)], problem.switch_cost_s)
 
 
 def _flows(prices: WindowPrices, job: str) -> Iterator[tuple[float, float, float]]:
@@ -204,7 +194,7 @@ class WindowRows:
         self.num, self.last = len(points_s), len(points_s) - 1
         self.lp = LinearProgram()
         self.end = self.lp.column(cost=1.0) if with_end else None
-        heads_s = earliest_starts_s(problem)
+        heads_s = job_costs.earliest_starts_s(problem)
         self.jobs = [problem.jobs[members[0]] for members in classes]
         self.heads = [heads_s[job.id] / unit_s for job in self.jobs]
         special = {other for job in problem.jobs for other in job.after}
@@ -213,7 +203,10 @@ class WindowRows:
         ends_s = (*points_s[1:], math.inf)
         self.windows = [[i for i, end_s in enumerate(ends_s) if end_s > heads_s[job.id]] for job in self.jobs]
         self.options = [
-            [(job.options[k], whole_of(job, k, problem.switch_cost_s) / unit_s) for k in useful_options(job)]
+            [
+                (job.options[k], job_costs.whole_of(job, k, problem.switch_cost_s) / unit_s)
+                for k in job_costs.useful_options(job)
+            ]
             for job in self.jobs
         ]
         self._begin: dict[tuple[int, int], int] = {}
@@ -332,7 +325,7 @@ def has_windows(problem: Problem) -> bool:
 
 def points_of(problem: Problem, *, before_s: float) -> tuple[float, ...]:
     """Returns where windows begin, in seconds: not more than the LP can handle, evenly chosen from all that matter."""
-    points = {*earliest_starts_s(problem).values()}
+    points = {*job_costs.earliest_starts_s(problem).values()}
     points |= {node.available_until_s for node in problem.nodes if node.available_until_s is not None}
     ascending = sorted(point for point in points if 0 < point < before_s * (1 - 1e-6))
     most = max(2, min(MAX_WINDOWS, MAX_SIZE // len(problem.classes))) - 1

@@ -17,15 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.problems.problem_parts import (
-    CurrentRun,
-    Option,
-    PlanningJob,
-    PlanningNode,
-    faults_of,
-    quota_faults,
-    shown,
-)
+from ringmaster.tasks.planning.problems import problem_parts
 
 BISECTIONS = 100  # halve the interval until it has no further float inside
 
@@ -33,17 +25,17 @@ Frontier = Sequence[tuple[float, float]]
 """(seconds, cost) of a job, such as device-seconds, from its fastest option to its cheapest one, convex."""
 
 
-def group_of(job: PlanningJob) -> tuple[bool, str]:
+def group_of(job: problem_parts.PlanningJob) -> tuple[bool, str]:
     """Returns the group of a job. A job without a named one is a group of its own, whatever its name."""
     return (True, job.group) if job.group else (False, job.id)
 
 
-def fair_seconds(jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, float]:
+def fair_seconds(jobs: Sequence[problem_parts.PlanningJob], num_devices: int) -> dict[str, float]:
     """Returns, by job id, the seconds in which the job's group could do its jobs on its share of the devices.
 
     jobs: in a topological order.
     """
-    groups: dict[tuple[bool, str], list[PlanningJob]] = defaultdict(list)
+    groups: dict[tuple[bool, str], list[problem_parts.PlanningJob]] = defaultdict(list)
     for job in jobs:
         groups[group_of(job)].append(job)
     heads_s = _heads_s(jobs)
@@ -54,7 +46,7 @@ def fair_seconds(jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, flo
     return seconds
 
 
-def _frontier_on(job: PlanningJob, share: float) -> Frontier:
+def _frontier_on(job: problem_parts.PlanningJob, share: float) -> Frontier:
     """Returns the (seconds, device-seconds) that mixes of a job's options for a share of the devices reach."""
     alone = [option for option in job.options if not option.jobs]
     most = max(share, min(option.num_devices for option in alone))
@@ -105,7 +97,7 @@ def _least_s(rows: Sequence[tuple[float, Frontier]], share: float) -> float:
     return high
 
 
-def _heads_s(jobs: Sequence[PlanningJob]) -> dict[str, float]:
+def _heads_s(jobs: Sequence[problem_parts.PlanningJob]) -> dict[str, float]:
     """Returns when each job could start if every job had all devices to itself, by job id.
 
     jobs: in a topological order.
@@ -171,14 +163,14 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     faults: list[str] = []
     fields = _read(data, "problem", faults, _PROBLEM_KEYS, strict=False)
     nodes = tuple(
-        PlanningNode(**_read(item, f"node {i}", faults, _NODE_KEYS))
+        problem_parts.PlanningNode(**_read(item, f"node {i}", faults, _NODE_KEYS))
         for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults))
     )
     jobs = tuple(_read_job(item, i, faults) for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)))
     return fields | {"nodes": nodes, "jobs": jobs}, faults
 
 
-def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
+def _read_job(data: Any, index: int, faults: list[str]) -> problem_parts.PlanningJob:
     row = _read(data, f"job {index}", faults, _JOB_KEYS)
     place = f"job {row['id'] if isinstance(row['id'], str) else index}"
     options = []
@@ -186,7 +178,7 @@ def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
         option = _read(item, f"{place}, option {k}", faults, _OPTION_KEYS)
         if "jobs" in option:
             option["jobs"] = tuple(_items(option["jobs"], f"{place}, option {k}: jobs", faults))
-        options.append(Option(**option))
+        options.append(problem_parts.Option(**option))
     lists = {
         name: tuple(_items(row.get(name, []), f"{place}: {key}", faults))
         for key, (name, _) in _JOB_KEYS.items()
@@ -197,10 +189,14 @@ def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
         running = _read(row["running"], f"{place}: running", faults, _RUNNING_KEYS)
         gpus = _items(running["devices"], f"{place}, running: gpus", faults)
         if not all(isinstance(item, list) and len(item) == 2 and isinstance(item[1], list) for item in gpus):
-            faults.append(f"{place}, running: gpus must be a list of [node, [devices]], not {shown(gpus)}")
+            faults.append(
+                f"{place}, running: gpus must be a list of [node, [devices]], not {problem_parts.shown(gpus)}"
+            )
             gpus = []
-        row["running"] = CurrentRun(**running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)})
-    return PlanningJob(**row)
+        row["running"] = problem_parts.CurrentRun(
+            **running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)}
+        )
+    return problem_parts.PlanningJob(**row)
 
 
 def _read(
@@ -209,20 +205,20 @@ def _read(
     """Returns the attributes that a JSON object gives, with None for each required one that is missing."""
     fields: dict[str, Any] = {name: _MISSING for name, required in keys.values() if required}
     if not isinstance(data, dict):
-        faults.append(f"{place}: must be an object, not {shown(data)}")
+        faults.append(f"{place}: must be an object, not {problem_parts.shown(data)}")
         return fields
     for key, value in data.items():
         if key in keys:
             fields[keys[key][0]] = value
         elif strict:
-            faults.append(f"{place}: unknown key {shown(key)}; there are {sorted(keys)}")
+            faults.append(f"{place}: unknown key {problem_parts.shown(key)}; there are {sorted(keys)}")
     return fields
 
 
 def _items(data: Any, place: str, faults: list[str]) -> list[Any]:
     if isinstance(data, list):
         return data
-    faults.append(f"{place}: must be a list" + ("" if data is None else f", not {shown(data)}"))
+    faults.append(f"{place}: must be a list" + ("" if data is None else f", not {problem_parts.shown(data)}"))
     return []
 
 
@@ -246,14 +242,16 @@ class Problem:
     """
 
     name: str
-    nodes: tuple[PlanningNode, ...]
-    jobs: tuple[PlanningJob, ...]
+    nodes: tuple[problem_parts.PlanningNode, ...]
+    jobs: tuple[problem_parts.PlanningJob, ...]
     switch_cost_s: float = 60.0
     quotas: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        faults = faults_of(name=self.name, nodes=self.nodes, jobs=self.jobs, switch_cost_s=self.switch_cost_s)
-        if messages := [*faults, *quota_faults(self.quotas, self.jobs)]:
+        faults = problem_parts.faults_of(
+            name=self.name, nodes=self.nodes, jobs=self.jobs, switch_cost_s=self.switch_cost_s
+        )
+        if messages := [*faults, *problem_parts.quota_faults(self.quotas, self.jobs)]:
             raise ProblemError(messages)
 
     @cached_property
@@ -271,7 +269,7 @@ class Problem:
         """The number of nodes by device type, number of devices and end of availability."""
         return Counter((node.device_type, node.num_devices, node.available_until_s) for node in self.nodes)
 
-    def types_of(self, option: Option) -> tuple[str, ...]:
+    def types_of(self, option: problem_parts.Option) -> tuple[str, ...]:
         """Returns the types of devices that an option may run on."""
         return tuple(kind for kind in self.device_types if option.device_type in ("", kind))
 
@@ -307,12 +305,12 @@ class Problem:
         """Seconds in which each group could do its jobs on its share of the devices, by job (`fair_seconds`)."""
         return fair_seconds(self.in_order, self.num_devices)
 
-    def job(self, job_id: str) -> PlanningJob:
+    def job(self, job_id: str) -> problem_parts.PlanningJob:
         """The job with that id. Raises KeyError if there is none."""
         return self._jobs[job_id]
 
     @cached_property
-    def in_order(self) -> tuple[PlanningJob, ...]:
+    def in_order(self) -> tuple[problem_parts.PlanningJob, ...]:
         """The jobs in a topological order: each one after those that it waits for."""
         order = TopologicalSorter({job.id: job.after for job in self.jobs}).static_order()
         return tuple(map(self.job, order))
@@ -326,7 +324,7 @@ class Problem:
         return before
 
     @cached_property
-    def _jobs(self) -> dict[str, PlanningJob]:
+    def _jobs(self) -> dict[str, problem_parts.PlanningJob]:
         return {job.id: job for job in self.jobs}
 
     @classmethod
@@ -364,7 +362,7 @@ class Problem:
         }
 
 
-def likeness(job: PlanningJob) -> Hashable:
+def likeness(job: problem_parts.PlanningJob) -> Hashable:
     """Returns a key that is equal for jobs that the planner cannot tell apart."""
     options = tuple(
         (
@@ -383,7 +381,13 @@ def likeness(job: PlanningJob) -> Hashable:
 
 
 def overhead_s(
-    problem: Problem, job: PlanningJob, option: Option, *, is_first: bool, is_last: bool, continues: bool = False
+    problem: Problem,
+    job: problem_parts.PlanningJob,
+    option: problem_parts.Option,
+    *,
+    is_first: bool,
+    is_last: bool,
+    continues: bool = False,
 ) -> float:
     """Returns the seconds of a job's segment that do no work.
 

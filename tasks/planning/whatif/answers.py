@@ -18,18 +18,7 @@ from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES, PlanningNode
-from ringmaster.tasks.planning.whatif.gains import (
-    Change,
-    Deadline,
-    FewerJobs,
-    Gain,
-    MoreDevices,
-    MoreNodes,
-    MoreQuota,
-    WhatIf,
-    changed,
-    dependents,
-)
+from ringmaster.tasks.planning.whatif import gains
 from ringmaster.text import enumerated
 
 MOST_EXPLAINED = 10  # whose costs are explained
@@ -60,7 +49,7 @@ class JobCost:
     """
 
     job: str
-    gain: Gain
+    gain: gains.Gain
     members: tuple[str, ...] = ()
 
 
@@ -82,7 +71,7 @@ class Explanation:
     quotas: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
 
 
-def explain(what_if: WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
+def explain(what_if: gains.WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
     """Returns the contributions of all nodes, and the costs of the jobs that cost most."""
     problem = what_if.problem
     prices = _as_windows(what_if.certificate, problem)
@@ -104,7 +93,7 @@ def explain(what_if: WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
             num_nodes=count,
             share=worth[kind] / total,
             one_more_s=_gain_by_prices_s(
-                what_if, MoreDevices(num_devices=1, device_type=first[kind].device_type), on=first[kind].id
+                what_if, gains.MoreDevices(num_devices=1, device_type=first[kind].device_type), on=first[kind].id
             ),
         )
         for kind, count in Counter(map(_kind_of_nodes, problem.nodes)).items()
@@ -112,13 +101,13 @@ def explain(what_if: WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
     binding = ((job, earned / total) for job, earned in own.items() if earned > LEAST_OF_BOUND * total)
     own_time = tuple(sorted(binding, key=lambda pair: -pair[1]))
     quotas = {
-        user: (problem.limits[user], earned / total, _gain_by_prices_s(what_if, MoreQuota(user=user)))
+        user: (problem.limits[user], earned / total, _gain_by_prices_s(what_if, gains.MoreQuota(user=user)))
         for user, earned in of_quotas.items()
     }
     return Explanation(nodes=nodes, own_time=own_time, jobs=costliest(what_if, most_jobs), quotas=quotas)
 
 
-def costliest(what_if: WhatIf, most: int, *, solves_bound: bool = True) -> tuple[JobCost, ...]:
+def costliest(what_if: gains.WhatIf, most: int, *, solves_bound: bool = True) -> tuple[JobCost, ...]:
     """Returns the jobs whose work is worth most at the prices, with what leaving them out gains, in that order.
 
     A job that others wait for is left out with them. A job without which none is left is omitted.
@@ -127,7 +116,7 @@ def costliest(what_if: WhatIf, most: int, *, solves_bound: bool = True) -> tuple
     """
     problem, certificate = what_if.problem, what_if.certificate
     worth = costs_of_jobs(certificate.windows, problem) if certificate.windows else costs_of(certificate, problem)
-    with_dependents = {job.id: (job.id, *dependents(problem, (job.id,))) for job in problem.jobs}
+    with_dependents = {job.id: (job.id, *gains.dependents(problem, (job.id,))) for job in problem.jobs}
     sums = {
         job: sum(worth[name] for name in names) for job, names in with_dependents.items() if len(names) < len(worth)
     }
@@ -135,7 +124,7 @@ def costliest(what_if: WhatIf, most: int, *, solves_bound: bool = True) -> tuple
     costs = [
         JobCost(
             job=job,
-            gain=what_if.gain(FewerJobs(jobs=with_dependents[job]), solves_bound=solves_bound),
+            gain=what_if.gain(gains.FewerJobs(jobs=with_dependents[job]), solves_bound=solves_bound),
             members=tuple(member for name in with_dependents[job] for member in problem.job(name).members),
         )
         for job in first
@@ -158,9 +147,9 @@ def _earned(rate: Rate, *, until_s: float) -> float:
     return rate.worth * max(0.0, min(rate.end_s, until_s) - rate.start_s)
 
 
-def _gain_by_prices_s(what_if: WhatIf, change: Change, *, on: str = "") -> float:
+def _gain_by_prices_s(what_if: gains.WhatIf, change: gains.Change, *, on: str = "") -> float:
     """Returns what a change gains at most, by the prices alone. on: as in `changed`."""
-    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(changed(what_if.problem, change, on=on)))
+    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(gains.changed(what_if.problem, change, on=on)))
 
 
 MAX_MORE = 1024  # devices or nodes that are considered
@@ -189,19 +178,19 @@ class DeadlineAnswer:
     enough: with so many more, a plan ends in time; None where no such number is known.
     """
 
-    question: Deadline
+    question: gains.Deadline
     verdict: DeadlineVerdict
     makespan_s: float
     bound_s: float
     longest_job: str = ""
     longest_job_s: float = 0.0
-    unit: MoreDevices | MoreNodes | None = None
+    unit: gains.MoreDevices | gains.MoreNodes | None = None
     too_few: int = 0
     enough: int | None = None
 
 
 def answer_deadline(
-    what_if: WhatIf, question: Deadline, search: Callable[[Gain], Gain] | None = None
+    what_if: gains.WhatIf, question: gains.Deadline, search: Callable[[gains.Gain], gains.Gain] | None = None
 ) -> DeadlineAnswer:
     """Returns whether all jobs can end in time.
 
@@ -224,7 +213,7 @@ def answer_deadline(
         return replace(known, verdict=DeadlineVerdict.NO, longest_job=last, longest_job_s=ends_s[last])
     unit = unit_of(what_if.problem)
     most = MAX_MORE
-    if isinstance(unit, MoreDevices):
+    if isinstance(unit, gains.MoreDevices):
         most = min(MAX_MORE, MAX_DEVICES - what_if.problem.nodes[0].num_devices)
     too_few = _too_few(what_if, unit, due_s, most=most) if known.verdict is DeadlineVerdict.NO else 0
     enough = None
@@ -233,29 +222,29 @@ def answer_deadline(
     return replace(known, unit=unit, too_few=too_few, enough=enough)
 
 
-def unit_of(problem: Problem) -> MoreDevices | MoreNodes:
+def unit_of(problem: Problem) -> gains.MoreDevices | gains.MoreNodes:
     """Returns one more device where there is one node, else one more node of the commonest type and size."""
     if len(problem.nodes) == 1:
-        return MoreDevices(num_devices=1, device_type=problem.nodes[0].device_type)
+        return gains.MoreDevices(num_devices=1, device_type=problem.nodes[0].device_type)
     kinds = Counter((node.device_type, node.num_devices) for node in problem.nodes)
     (kind, size), _ = kinds.most_common(1)[0]
-    return MoreNodes(num_devices=size, device_type=kind)
+    return gains.MoreNodes(num_devices=size, device_type=kind)
 
 
-def times(unit: MoreDevices | MoreNodes, count: int) -> MoreDevices | MoreNodes:
+def times(unit: gains.MoreDevices | gains.MoreNodes, count: int) -> gains.MoreDevices | gains.MoreNodes:
     """Returns `count` times as many devices or nodes."""
     return (
         replace(unit, num_nodes=count * unit.num_nodes)
-        if isinstance(unit, MoreNodes)
+        if isinstance(unit, gains.MoreNodes)
         else replace(unit, num_devices=count * unit.num_devices)
     )
 
 
-def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float, *, most: int) -> int:
+def _too_few(what_if: gains.WhatIf, unit: gains.MoreDevices | gains.MoreNodes, due_s: float, *, most: int) -> int:
     """Returns the largest number of further devices or nodes with which the bound excludes an end in time."""
 
     def is_excluded(count: int) -> bool:
-        problem = changed(what_if.problem, times(unit, count))
+        problem = gains.changed(what_if.problem, times(unit, count))
         if what_if.bound_by_prices_s(problem) > due_s * (1 + SAME):
             return True
         return preemptive_bound(problem).seconds > due_s * (1 + SAME)
@@ -271,11 +260,11 @@ def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float, *, mo
 
 
 def _enough(
-    what_if: WhatIf,
-    unit: MoreDevices | MoreNodes,
+    what_if: gains.WhatIf,
+    unit: gains.MoreDevices | gains.MoreNodes,
     due_s: float,
     counts: range,
-    search: Callable[[Gain], Gain] | None,
+    search: Callable[[gains.Gain], gains.Gain] | None,
 ) -> int | None:
     """Returns a number of further devices or nodes with which a plan ends in time; None where none was found.
 
@@ -360,14 +349,14 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     if plan.objective != MAKESPAN.name or plan.makespan_s < LEAST_MAKESPAN_S or len(problem.jobs) < 2:
         return []
     try:
-        what_if = WhatIf(problem, plan)
+        what_if = gains.WhatIf(problem, plan)
     except ProblemError:  # a batch that runs may miss deadlines
         return []
     if what_if.makespan_s - what_if.bound_s > MOST_GAP * what_if.makespan_s:
         return []
     unit = unit_of(problem)
-    changes: list[Change] = [MoreDevices(num_devices=1, device_type=unit.device_type)]
-    changes += [unit] if isinstance(unit, MoreNodes) else []
+    changes: list[gains.Change] = [gains.MoreDevices(num_devices=1, device_type=unit.device_type)]
+    changes += [unit] if isinstance(unit, gains.MoreNodes) else []
     # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
     renewed = what_if.certificate.windows is None
     lines = [
@@ -381,20 +370,20 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     ]
 
 
-def change_text(change: Change, *, on: str = "", device: str = "") -> str:
+def change_text(change: gains.Change, *, on: str = "", device: str = "") -> str:
     """Returns what is changed, such as "one more device on n0". on: the node; device: the kind of its devices."""
     match change:
-        case MoreDevices(num_devices=num, device_type=kind):
+        case gains.MoreDevices(num_devices=num, device_type=kind):
             return f"{_more(num, 'device')}{_kind(kind, device)}" + (f" on {on}" if on else "")
-        case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
+        case gains.MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
             return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind, device)}"
-        case FewerJobs(jobs=jobs):
+        case gains.FewerJobs(jobs=jobs):
             return f"{', '.join(jobs)} left out"
-        case MoreQuota(user=user, num_devices=num, taken_from=other):
+        case gains.MoreQuota(user=user, num_devices=num, taken_from=other):
             return f"{_more(num, 'device')} for {user}" + (f" and as many less for {other}" if other else "")
 
 
-def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
+def gain_lines(gain: gains.Gain, what_if: gains.WhatIf) -> Iterator[str]:
     """Yields the answer about a change: the certain interval or, once it is known, what planning again gave."""
     if gain.planned_s is None:
         yield f"With {change_text(gain.change, on=gain.on)}: the best plan ends {_between(gain)} earlier, for certain."
@@ -477,7 +466,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
 
 
 def _job_and_waiting(cost: JobCost) -> str:
-    assert isinstance(cost.gain.change, FewerJobs)
+    assert isinstance(cost.gain.change, gains.FewerJobs)
     waiting = cost.gain.change.jobs[1:]
     parts = [cost.job]
     if waiting:
@@ -487,7 +476,7 @@ def _job_and_waiting(cost: JobCost) -> str:
     return ", ".join(parts)
 
 
-def _between(gain: Gain) -> str:
+def _between(gain: gains.Gain) -> str:
     if gain.least_s <= 0:
         return f"at most {seconds_text(gain.most_s)}"
     least, most = seconds_text(gain.least_s, like=gain.most_s), seconds_text(gain.most_s)
@@ -503,20 +492,20 @@ def _more(number: int, what: str) -> str:
 
 
 _QUESTIONS = {
-    MoreDevices: "add_devices",
-    MoreNodes: "add_node",
-    FewerJobs: "without",
-    MoreQuota: "add_quota",
-    Deadline: "deadline",
+    gains.MoreDevices: "add_devices",
+    gains.MoreNodes: "add_node",
+    gains.FewerJobs: "without",
+    gains.MoreQuota: "add_quota",
+    gains.Deadline: "deadline",
 }
 
 
-def question_json(question: Change | Deadline) -> dict[str, Any]:
+def question_json(question: gains.Change | gains.Deadline) -> dict[str, Any]:
     """Returns a question under the name of its option."""
     return {"question": _QUESTIONS[type(question)], **to_json(question)}
 
 
-def gain_json(gain: Gain) -> dict[str, Any]:
+def gain_json(gain: gains.Gain) -> dict[str, Any]:
     """Returns the interval and what planning again gave."""
     return {
         **question_json(gain.change),

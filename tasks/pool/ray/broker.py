@@ -21,17 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ringmaster.codec import to_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.ray import actor
-from ringmaster.tasks.pool.ray.ray_engine import (
-    DATABASE,
-    PREFIX,
-    NodeOrder,
-    RayOptions,
-    cause,
-    namespace_of,
-    node_environment,
-    resources,
-)
+from ringmaster.tasks.pool.ray import actor, ray_engine
 from ringmaster.techniques.processes.channel import Channel
 
 ANSWER_S = 0.5  # how long actors are waited for, each time
@@ -61,8 +51,8 @@ class NodeActors:
     environment: environment variables of the controller.
     """
 
-    def __init__(self, options: RayOptions, *, environment: Mapping[str, str]) -> None:
-        self._options, self._environment = options, node_environment(environment)
+    def __init__(self, options: ray_engine.RayOptions, *, environment: Mapping[str, str]) -> None:
+        self._options, self._environment = options, ray_engine.node_environment(environment)
         self._actors: dict[str, _Actor] = {}
         self._actor_class = ray.remote(actor.NodeActor)
         self._is_over = ray.remote(actor.is_over)
@@ -70,7 +60,7 @@ class NodeActors:
     def look(self) -> list[Allocation]:
         """Returns what Ray says of the allocations: all that live, and those that ended lately."""
         for name in ray.util.list_named_actors():
-            if (id := f"{PREFIX}{name}") not in self._actors:
+            if (id := f"{ray_engine.PREFIX}{name}") not in self._actors:
                 self._find(id, name)
         self._ask_for_places()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -88,12 +78,12 @@ class NodeActors:
 
         Raises ConnectionError where the cluster has no machine yet and the devices of a node depend on it.
         """
-        wanted = resources(self._options.devices, ray.nodes())
+        wanted = ray_engine.resources(self._options.devices, ray.nodes())
         if wanted is None:
             raise ConnectionError("no machine of the Ray cluster has devices yet. To fix: name them, as in gpu:8")
         name = f"node-{uuid.uuid4().hex[:8]}"
-        order = NodeOrder(
-            allocation=f"{PREFIX}{name}",
+        order = ray_engine.NodeOrder(
+            allocation=f"{ray_engine.PREFIX}{name}",
             name=name.removeprefix("node-"),
             devices=self._options.devices,
             environment=self._environment,
@@ -150,7 +140,7 @@ class NodeActors:
         except RayError as error:
             each.gone_s = time.monotonic()
             # Processes of its node may still write their checkpoints.
-            each.allocation = Allocation(id=id, status=AllocationStatus.LOST, why=cause(str(error)))
+            each.allocation = Allocation(id=id, status=AllocationStatus.LOST, why=ray_engine.cause(str(error)))
 
     def _check(self, each: _Actor) -> None:
         """Asks the machine of an actor that has died whether processes of its node are left."""
@@ -186,14 +176,17 @@ def serve(actors: NodeActors, channel: Channel) -> None:
         try:
             answer = {"result": calls[request["call"]](*request["arguments"])}
         except (RayError, ConnectionError) as error:
-            answer = {"error": f"{type(error).__name__}: {cause(str(error))}"}
+            answer = {"error": f"{type(error).__name__}: {ray_engine.cause(str(error))}"}
         channel.send(answer)
 
 
 def main() -> int:
     """Connects to Ray, and answers requests; returns the exit status."""
     channel = Channel(socket.socket(fileno=os.dup(sys.stdin.fileno())))
-    options, namespace = RayOptions.of_environment(os.environ), namespace_of(os.environ.get(DATABASE, ""))
+    options, namespace = (
+        ray_engine.RayOptions.of_environment(os.environ),
+        ray_engine.namespace_of(os.environ.get(ray_engine.DATABASE, "")),
+    )
     try:
         ray.init(address=options.address, namespace=namespace, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:

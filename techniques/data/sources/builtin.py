@@ -13,16 +13,9 @@ import numpy as np
 
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
+from ringmaster.techniques import data_source
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
-from ringmaster.techniques.data.arrow_files import (
-    SPLITS,
-    Array,
-    ArrowWriter,
-    column_of,
-    open_split,
-    split_file,
-    table_of,
-)
+from ringmaster.techniques.data import arrow_files
 from ringmaster.techniques.data.class_labels import constant_fault, distinct_labels
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
@@ -30,15 +23,6 @@ from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.tokens import TextOptions, write_text
-from ringmaster.techniques.data_source import (
-    Dataset,
-    DataSource,
-    PreparedData,
-    Row,
-    check_same,
-    sample_tensors,
-    shape_fields,
-)
 from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
@@ -63,16 +47,16 @@ class PythonStdlib(StoredSource):
         root = Path(sysconfig.get_path("stdlib"))
         return str(root), [(name, *stamp(root / name)) for name in _library_files(root)]
 
-    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
         """Writes the tokens of the modules."""
         root = Path(sysconfig.get_path("stdlib"))
         files = list(_library_files(root))
 
-        def documents() -> Iterator[Row]:
+        def documents() -> Iterator[data_source.Row]:
             held_out = held_out_keys(files, share=spec.held_out)
             for name in files:
                 text = (root / name).read_bytes().decode("utf-8", errors="replace")
-                yield Row(file=name, number=1, value=None, content=text, held_out=name in held_out)
+                yield data_source.Row(file=name, number=1, value=None, content=text, held_out=name in held_out)
 
         return write_text(folder, spec=spec, rows=documents, where=self.name)
 
@@ -98,7 +82,7 @@ class Digits(StoredSource):
         """Returns what loads them."""
         return "sklearn.datasets.load_digits", None
 
-    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
         """Writes the images, normalised and divided."""
         from sklearn.datasets import load_digits
 
@@ -107,9 +91,11 @@ class Digits(StoredSource):
         held_out = np.array([is_held_out(f"digits/{index}", share=spec.held_out) for index in range(len(labels))])
         pixels = (pixels - pixels[~held_out].mean()) / pixels[~held_out].std()
         for split, chosen in (("training", ~held_out), ("held_out", held_out)):
-            with ArrowWriter(split_file(folder, split)) as writer:
+            with arrow_files.ArrowWriter(arrow_files.split_file(folder, split)) as writer:
                 rows = {"pixel_values": pixels[chosen].astype(np.float32), "labels": labels[chosen]}
-                writer.write(table_of({name: column_of(values) for name, values in rows.items()}))
+                writer.write(
+                    arrow_files.table_of({name: arrow_files.column_of(values) for name, values in rows.items()})
+                )
         return described(folder, num_labels=NUM_CLASSES)
 
 
@@ -122,9 +108,9 @@ class CommandData(StoredSource):
         """Returns its name."""
         return self.name, None
 
-    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
         """Writes nothing."""
-        return PreparedData(
+        return data_source.PreparedData(
             name=self.name, digest=digest(self.name), num_samples=0, num_held_out=0, kind="other", source=self.name
         )
 
@@ -133,7 +119,7 @@ class CommandData(StoredSource):
 MAX_FINGERPRINTED = 128
 
 
-class Factory(DataSource):
+class Factory(data_source.DataSource):
     """The samples that a user's function returns: map-style data sets, or those of Hugging Face `datasets`.
 
     Each process calls the function. Nothing is stored, except the rows of a streaming data set: these are read once
@@ -143,19 +129,21 @@ class Factory(DataSource):
     name = "factory"
     reads = ("factory",)
 
-    def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+    def prepare(self, spec: DataSpec, *, cache_dir: Path) -> data_source.PreparedData:
         """Calls the factory and describes its samples."""
         return describe_factory(spec, open_factory(spec, cache_dir=cache_dir))
 
-    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
+    def open(
+        self, spec: DataSpec, *, cache_dir: Path, prepared: data_source.PreparedData | None
+    ) -> tuple[data_source.Dataset, data_source.Dataset]:
         """Calls the factory, and compares its samples with those that were prepared."""
         datasets = open_factory(spec, cache_dir=cache_dir)
         if prepared is not None:
-            check_same(describe_factory(spec, datasets), prepared)
+            data_source.check_same(describe_factory(spec, datasets), prepared)
         return datasets
 
 
-def open_factory(spec: DataSpec, *, cache_dir: Path) -> tuple[Dataset, Dataset]:
+def open_factory(spec: DataSpec, *, cache_dir: Path) -> tuple[data_source.Dataset, data_source.Dataset]:
     """Calls the factory and returns its (training, held_out).
 
     Raises ValueError where the result is something else, or has no training samples.
@@ -166,7 +154,9 @@ def open_factory(spec: DataSpec, *, cache_dir: Path) -> tuple[Dataset, Dataset]:
         raise ValueError(
             f"data factory {spec.factory} returned {type(made).__name__}. To fix: return (training, held_out)"
         )
-    training, held_out = (_map_style(each, split, spec, cache_dir) for each, split in zip(made, SPLITS, strict=True))
+    training, held_out = (
+        _map_style(each, split, spec, cache_dir) for each, split in zip(made, arrow_files.SPLITS, strict=True)
+    )
     if len(training) == 0:
         raise ValueError(f"data factory {spec.factory} returned no training samples")
     sample: Any = training[0]
@@ -178,7 +168,7 @@ def open_factory(spec: DataSpec, *, cache_dir: Path) -> tuple[Dataset, Dataset]:
     return training, held_out
 
 
-def _map_style(dataset: Any, split: str, spec: DataSpec, cache_dir: Path) -> Dataset:
+def _map_style(dataset: Any, split: str, spec: DataSpec, cache_dir: Path) -> data_source.Dataset:
     """A data set with samples by index: those of Hugging Face as tensors, unless they have a format, and streams read.
 
     Raises ValueError where it is another thing.
@@ -191,7 +181,9 @@ def _map_style(dataset: Any, split: str, spec: DataSpec, cache_dir: Path) -> Dat
             f"data factory {spec.factory}: {split} is not a map-style data set. To fix: give it __len__ and "
             f"__getitem__(index) -> dict of tensors, or return a data set of Hugging Face datasets"
         )
-    result: Dataset = dataset.with_format("torch") if is_of_datasets and dataset.format["type"] is None else dataset
+    result: data_source.Dataset = (
+        dataset.with_format("torch") if is_of_datasets and dataset.format["type"] is None else dataset
+    )
     return result
 
 
@@ -215,7 +207,9 @@ def _read_stream(stream: Any, split: str, spec: DataSpec, cache_dir: Path) -> An
     return ArrowDataset.from_file(str(folder / "rows.arrow"))
 
 
-def describe_factory(spec: DataSpec, datasets: tuple[Dataset, Dataset]) -> PreparedData:
+def describe_factory(
+    spec: DataSpec, datasets: tuple[data_source.Dataset, data_source.Dataset]
+) -> data_source.PreparedData:
     """Returns the properties of a factory's data that a model depends on.
 
     The training set may have the attributes `digest`, `vocab_size` and `num_labels`. Shapes are read from its first
@@ -225,7 +219,7 @@ def describe_factory(spec: DataSpec, datasets: tuple[Dataset, Dataset]) -> Prepa
     training, held_out = datasets
     sample = training[0]
     shapes = {name: tuple(value.shape) for name, value in sample.items()}
-    return PreparedData(
+    return data_source.PreparedData(
         name=spec.factory.rpartition(":")[2],
         digest=str(getattr(training, "digest", None) or _samples_digest(datasets)),
         num_samples=len(training),
@@ -233,12 +227,12 @@ def describe_factory(spec: DataSpec, datasets: tuple[Dataset, Dataset]) -> Prepa
         vocab_size=getattr(training, "vocab_size", None),
         num_labels=getattr(training, "num_labels", None),
         source=spec.factory,
-        tensors=sample_tensors(sample, shapes) if len(shapes.get("input_ids", ())) > 1 else (),
-        **shape_fields(shapes),
+        tensors=data_source.sample_tensors(sample, shapes) if len(shapes.get("input_ids", ())) > 1 else (),
+        **data_source.shape_fields(shapes),
     )
 
 
-def _samples_digest(datasets: tuple[Dataset, Dataset]) -> str:
+def _samples_digest(datasets: tuple[data_source.Dataset, data_source.Dataset]) -> str:
     from ringmaster.techniques.training.dropout import seed_generators
 
     sha = hashlib.sha256()
@@ -271,7 +265,7 @@ class HuggingFace(StoredSource):
     options_class = TextOptions
     reads = ("dataset",)
 
-    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
         """Writes the tokens of text, or other columns as they are."""
         text_column = self.options(spec).text_column
         splits = load_splits(spec)
@@ -292,14 +286,14 @@ class HuggingFace(StoredSource):
             prepared = write_text(folder, spec=spec, rows=rows, where=where, column=text_column)
             return with_leaks_of_splits(prepared, splits, spec, columns=[column])
         prepared = _write_columns(folder, splits, spec, text_column)
-        stored = open_split(folder, "training").column_names
+        stored = arrow_files.open_split(folder, "training").column_names
         read = [name for name in names if RENAMED.get(name, name) in stored]
         return with_leaks_of_splits(prepared, splits, spec, columns=read)
 
 
 def with_leaks_of_splits(
-    prepared: PreparedData, splits: list[Any], spec: DataSpec, *, columns: Sequence[str]
-) -> PreparedData:
+    prepared: data_source.PreparedData, splits: list[Any], spec: DataSpec, *, columns: Sequence[str]
+) -> data_source.PreparedData:
     """Returns the description with what is wrong where rows of the split to train on are in that to evaluate on.
 
     columns: those that are read. Some equal rows of a data set of the hub are no fault, as few people can change it.
@@ -315,7 +309,7 @@ def with_leaks_of_splits(
     return replace(prepared, notes=(*prepared.notes, fault))
 
 
-def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> Iterator[Row]:
+def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> Iterator[data_source.Row]:
     """Yields rows as they are stored, images as the bytes of their files."""
     for name, split in zip((spec.split, spec.held_out_split), splits, strict=True):
         file = f"dataset {spec.dataset!r}, split {name!r}"
@@ -324,7 +318,9 @@ def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> I
             content = {
                 key: value.get("bytes") or value if isinstance(value, dict) else value for key, value in row.items()
             }
-            yield Row(file=file, number=number, value=row, content=content, held_out=name == spec.held_out_split)
+            yield data_source.Row(
+                file=file, number=number, value=row, content=content, held_out=name == spec.held_out_split
+            )
 
 
 def load_splits(spec: DataSpec) -> list[Any]:
@@ -390,7 +386,7 @@ def rows_of_splits(
     *,
     content: Callable[[dict[str, Any], str], Any],
     key: Callable[[Any, int], str],
-) -> Iterator[Row]:
+) -> Iterator[data_source.Row]:
     """Yields the rows of splits.
 
     names: the columns that are read. content: returns what is read of a row; called with the row, and its place in
@@ -403,18 +399,18 @@ def rows_of_splits(
             values = {name: _image_or_value(value, place) for name, value in row.items()}
             read = content(values, place)
             held_out = position == 1 if len(splits) == 2 else is_held_out(key(read, index), share=spec.held_out)
-            yield Row(file=where, number=index + 1, value=values, content=read, held_out=held_out)
+            yield data_source.Row(file=where, number=index + 1, value=values, content=read, held_out=held_out)
 
 
-def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column: str) -> PreparedData:
+def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column: str) -> data_source.PreparedData:
     with (
-        ArrowWriter(split_file(folder, "training")) as training,
-        ArrowWriter(split_file(folder, "held_out")) as held_out,
+        arrow_files.ArrowWriter(arrow_files.split_file(folder, "training")) as training,
+        arrow_files.ArrowWriter(arrow_files.split_file(folder, "held_out")) as held_out,
     ):
         for number, split in enumerate(splits):
             for start in range(0, len(split), ROWS_PER_CALL):
                 columns = _columns(split[start : start + ROWS_PER_CALL], spec, text_column)
-                table = table_of({name: column_of(values) for name, values in columns.items()})
+                table = arrow_files.table_of({name: arrow_files.column_of(values) for name, values in columns.items()})
                 rows = range(start, min(start + ROWS_PER_CALL, len(split)))
                 chosen = np.array(
                     [number == 1 if len(splits) == 2 else is_held_out(f"row {r}", share=spec.held_out) for r in rows]
@@ -432,7 +428,7 @@ def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column:
     return replace(prepared, training_faults=(fault,))
 
 
-def _columns(batch: dict[str, list[Any]], spec: DataSpec, text_column: str) -> dict[str, Array]:
+def _columns(batch: dict[str, list[Any]], spec: DataSpec, text_column: str) -> dict[str, arrow_files.Array]:
     """The numeric and image columns of some rows. Other columns (ids, captions) are not inputs of a model."""
     columns = {}
     for name, values in batch.items():

@@ -11,24 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.class_labels import are_pairs_equal
-from ringmaster.techniques.data.row_source import (
-    Columns,
-    RowSource,
-    SampleContext,
-    columns_of_files,
-    retriever_of,
-    text_of,
-)
-from ringmaster.techniques.data.sources.chat import (
-    answered_chat,
-    as_messages,
-    messages_of,
-    refuse_tools,
-    texts_of,
-    tools_of,
-    with_system,
-)
+from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job import DataSpec
@@ -52,7 +37,7 @@ class CompletionOptions(DataOptions):
     retriever: Mapping[str, Any] | None = None
 
 
-class Completion(RowSource):
+class Completion(row_source.RowSource):
     """The tokens of a prompt and of its completion. The prompt has no labels.
 
     Both are texts, encoded as one that ends with the end of text; or both are lists of messages, which the tokenizer's
@@ -68,14 +53,16 @@ class Completion(RowSource):
     packs = True
     version = 3
 
-    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns both texts, also those of messages where a tokenizer is trained on them."""
         prompt, completion = _prompt_of(row), row["completion"]
         if context.spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
             return (prompt, prompt + completion)  # which are encoded
-        return texts_of((prompt, completion), context)
+        return chat.texts_of((prompt, completion), context)
 
-    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+    def with_passages(
+        self, rows: Sequence[Mapping[str, Any]], *, context: row_source.SampleContext
+    ) -> list[Mapping[str, Any]]:
         """Returns rows whose prompts begin with passages: as many of the k as leave room for prompt and completion."""
         retriever, tokenizer = context.retriever, context.tokenizer
         if retriever is None:
@@ -97,7 +84,7 @@ class Completion(RowSource):
             result[place] = {**row, "prompt": prompt, "input": None, "system": None}
         return result
 
-    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
         if context.retriever is not None and not isinstance(row["prompt"], str):
             raise ValueError("a retriever finds passages for prompts of text alone. To fix: give the prompt as text")
@@ -106,12 +93,16 @@ class Completion(RowSource):
                 "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
             )
         if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
-            prompt, answer = (as_messages(row[key], roles=context.tokenizer.roles) for key in ("prompt", "completion"))
-            return answered_chat(with_system(prompt, row["system"]), answer, context, tools=tools_of(row["tools"]))
-        refuse_tools(row)
+            prompt, answer = (
+                chat.as_messages(row[key], roles=context.tokenizer.roles) for key in ("prompt", "completion")
+            )
+            return chat.answered_chat(
+                chat.with_system(prompt, row["system"]), answer, context, tools=chat.tools_of(row["tools"])
+            )
+        chat.refuse_tools(row)
         for role in ("prompt", *(role for role in ("input", "system") if row[role])):
-            text_of(row, role)
-        return answered(_prompt_of(row), [text_of(row, "completion")], context)[0]
+            row_source.text_of(row, role)
+        return answered(_prompt_of(row), [row_source.text_of(row, "completion")], context)[0]
 
 
 class Rag(Completion):
@@ -128,10 +119,12 @@ class Rag(Completion):
     def check(self, spec: DataSpec) -> None:
         """Raises ValueError where there is no retriever."""
         super().check(spec)
-        if retriever_of(spec) is None:
+        if row_source.retriever_of(spec) is None:
             raise ValueError("data: kind rag reads passages. To fix: set retriever, such as {store: NAME@champion}")
 
-    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+    def with_passages(
+        self, rows: Sequence[Mapping[str, Any]], *, context: row_source.SampleContext
+    ) -> list[Mapping[str, Any]]:
         """Returns rows with a prompt for each passage, and the scores of the passages."""
         from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
 
@@ -147,16 +140,16 @@ class Rag(Completion):
             for row, question, passages in zip(rows, questions, find_passages(context, questions), strict=True)
         ]
 
-    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns the prompts, with and without the completion."""
         prompts = row.get("prompts", [row["prompt"]])
         return [text for prompt in prompts for text in (prompt, f"{prompt}{row['completion']}")]
 
-    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens and labels behind each passage, shorter ones filled up, and the scores."""
-        refuse_tools(row)
-        text_of(row, "prompt")
-        answer = text_of(row, "completion")
+        chat.refuse_tools(row)
+        row_source.text_of(row, "prompt")
+        answer = row_source.text_of(row, "completion")
         rows = _alike([answered(prompt, [answer], context)[0] for prompt in row["prompts"]], context)
         return {**rows, PASSAGE_SCORES: np.array(row[PASSAGE_SCORES], np.float32)}
 
@@ -169,7 +162,7 @@ def _prompt_of(row: Mapping[str, Any]) -> Any:
     return "\n\n".join(str(part) for part in parts if part is not None)
 
 
-def answered(prompt: str, answers: Sequence[str], context: SampleContext) -> list[dict[str, list[int]]]:
+def answered(prompt: str, answers: Sequence[str], context: row_source.SampleContext) -> list[dict[str, list[int]]]:
     """Returns the tokens of a prompt with each of its answers, with labels for the answer alone.
 
     The tokens are those of TRL: special tokens before the text (BOS), then prompt and answer encoded as one text, then
@@ -184,7 +177,7 @@ def answered(prompt: str, answers: Sequence[str], context: SampleContext) -> lis
     return [{"input_ids": each, "labels": [IGNORED] * num_of_prompt + each[num_of_prompt:]} for each in tokens]
 
 
-def _alike(rows: Sequence[Mapping[str, list[int]]], context: SampleContext) -> dict[str, Any]:
+def _alike(rows: Sequence[Mapping[str, list[int]]], context: row_source.SampleContext) -> dict[str, Any]:
     """Rows of tokens and labels as arrays [rows, tokens], the shorter ones filled up."""
     fill = {"input_ids": context.tokenizer.pad_id, "labels": IGNORED}
     return {name: filled([each[name] for each in rows], value) for name, value in fill.items()}
@@ -208,7 +201,7 @@ class PreferenceOptions(DataOptions):
     tools_column: str | None = column("tools", is_optional=True)
 
 
-class Preference(RowSource):
+class Preference(row_source.RowSource):
     """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
 
     The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
@@ -222,20 +215,20 @@ class Preference(RowSource):
     is_causal = True
     version = 3
 
-    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
         if context.spec.tokenizer is not None and all(isinstance(row[role], str) for role in ("chosen", "rejected")):
             prompt, *answers = _prompt_and_answers(row)
             return (prompt, *(prompt + answer for answer in answers)) if isinstance(prompt, str) else ()  # as encoded
-        return texts_of((row["prompt"], row["chosen"], row["rejected"]), context)
+        return chat.texts_of((row["prompt"], row["chosen"], row["rejected"]), context)
 
-    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens and labels of both answers, the shorter one filled up."""
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
         if not isinstance(row["chosen"], str):
             return _alike(_conversation_pair(row, context), context)
-        refuse_tools(row)
+        chat.refuse_tools(row)
         prompt, chosen, rejected = _prompt_and_answers(row)
         if not isinstance(prompt, str):
             raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")
@@ -268,18 +261,18 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:
     return prompt, chosen, rejected
 
 
-def _conversation_pair(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
+def _conversation_pair(row: Mapping[str, Any], context: row_source.SampleContext) -> list[dict[str, list[int]]]:
     roles = context.tokenizer.roles
-    chosen, rejected = (as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
+    chosen, rejected = (chat.as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
     if row["prompt"] is None:
         prompt = chosen[: num_common(chosen, rejected)]
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
-        prompt = as_messages(row["prompt"], roles=roles)
+        prompt = chat.as_messages(row["prompt"], roles=roles)
     if not prompt or not chosen or not rejected:
         raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
-    tools = tools_of(row["tools"])
-    return [answered_chat(prompt, answer, context, tools=tools) for answer in (chosen, rejected)]
+    tools = chat.tools_of(row["tools"])
+    return [chat.answered_chat(prompt, answer, context, tools=tools) for answer in (chosen, rejected)]
 
 
 PROMPT = "prompt"
@@ -296,7 +289,7 @@ class PromptOptions(DataOptions):
     prompt_column: str | None = column("prompt", "messages", "question", "instruction")
 
 
-class Prompt(RowSource):
+class Prompt(row_source.RowSource):
     """The tokens of a prompt, and its row. A prompt is a text, or a list of messages for the tokenizer's chat template.
 
     Messages are rendered up to where the assistant's answer begins. All other columns of a row are for the functions
@@ -312,27 +305,29 @@ class Prompt(RowSource):
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
 
-    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> row_source.Columns:
         """Returns the prompt's column, and all others under their own names."""
         result = super().columns(spec, available)
-        there = columns_of_files(spec, kind=self.name) if available is None else available
+        there = row_source.columns_of_files(spec, kind=self.name) if available is None else available
         others = {name: name for name in there if name not in (*result.columns.values(), PROMPT)}
         if taken := sorted(set(TAKEN) & set(others)):
             raise ValueError(f"a column has the name {taken[0]}, of an argument of rewards. To fix: rename it")
-        return Columns(columns={**result.columns, **others}, roles=(PROMPT, *others), optional=frozenset(others))
+        return row_source.Columns(
+            columns={**result.columns, **others}, roles=(PROMPT, *others), optional=frozenset(others)
+        )
 
-    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns the prompt, or the contents of its messages where a tokenizer is trained on them."""
-        return texts_of((row[PROMPT],), context)
+        return chat.texts_of((row[PROMPT],), context)
 
-    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the prompt's tokens and mask, and the row as bytes."""
         prompt = row[PROMPT]
         if isinstance(prompt, str):
             encoded = context.tokenizer.encode(prompt)
             tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
         else:
-            prompt = messages_of(prompt, roles=context.tokenizer.roles)
+            prompt = chat.messages_of(prompt, roles=context.tokenizer.roles)
             tokens = context.tokenizer.prompt(prompt)
         if not tokens:
             raise ValueError("the prompt is empty. To fix: remove the row")

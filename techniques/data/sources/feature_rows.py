@@ -19,17 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmaster.codec import digest
+from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.arrow_files import Array, Table
 from ringmaster.techniques.data.class_labels import ClassLabels, as_class_name, check_number, in_order, read_number
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
-from ringmaster.techniques.data.row_source import (
-    DEFAULT_MAX_LENGTH,
-    Columns,
-    RowSource,
-    SampleContext,
-    columns_of_files,
-)
 from ringmaster.techniques.data.samples import ArraySamples
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData
 from ringmaster.techniques.job import DataSpec
@@ -58,7 +52,7 @@ class FeatureOptions(DataOptions):
     encoded_as: str | None = None
 
 
-class FeatureRows(RowSource):
+class FeatureRows(row_source.RowSource):
     """A tensor for each feature of a row, called as `tensor_names` says.
 
     Numbers are normalised, float32 []; categories and binary values are int64 []; texts are int32 [tokens], token + 1,
@@ -92,9 +86,9 @@ class FeatureRows(RowSource):
         if not {True, False} <= {bool(each.get("is_output")) for each in features}:
             raise ValueError("data: kind features has no input or no output. To fix: list both in kwargs.features")
 
-    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> row_source.Columns:
         """Returns the column of each feature, under the name that `role` gives it."""
-        there = columns_of_files(spec, kind=self.name) if available is None else available
+        there = row_source.columns_of_files(spec, kind=self.name) if available is None else available
         columns = {role(each): each.get("column") or each["name"] for each in self.options(spec).features}
         if missing := [column for column in columns.values() if column not in there]:
             raise ValueError(
@@ -102,13 +96,13 @@ class FeatureRows(RowSource):
                 "set the column of the feature to one of them"
             )
         optional = frozenset(role(each) for each in self.options(spec).features if not each.get("is_output"))
-        return Columns(columns=columns, roles=tuple(columns), optional=optional)
+        return row_source.Columns(columns=columns, roles=tuple(columns), optional=optional)
 
-    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns the texts of a row."""
         return [row[role(each)] or "" for each in self.options(context.spec).features if each["type"] == TEXT]
 
-    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tensors of a row."""
         arrays = (encode(row[role(encode.feature)], context) for encode in self.encoders)
         return dict(zip(tensor_names(self.measured), arrays, strict=True))
@@ -136,7 +130,7 @@ class FeatureRows(RowSource):
         kind.padding = dict.fromkeys(names, 0)  # type: ignore[misc]
         prepared = super(FeatureRows, kind).write(folder, spec, where=where, cache_dir=cache_dir)
         features = tuple(
-            {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or DEFAULT_MAX_LENGTH}
+            {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or row_source.DEFAULT_MAX_LENGTH}
             if each["type"] == TEXT
             else dict(each)
             for each in kind.measured
@@ -197,7 +191,7 @@ class ValueEncoder:
         self.feature = feature
         self._labels = ClassLabels(feature.get("categories", ()))
 
-    def __call__(self, value: Any, context: SampleContext) -> Any:
+    def __call__(self, value: Any, context: row_source.SampleContext) -> Any:
         """Returns the array of a value. Raises ValueError, with the feature's name, where it is none of its type."""
         feature, name = self.feature, self.feature["name"]
         is_missing = value is None or value == ""

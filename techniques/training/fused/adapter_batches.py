@@ -8,16 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ringmaster.techniques.training.fused import packed_attention
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModule, AdapterModules, AdapterRuns, OwnWeights
-from ringmaster.techniques.training.fused.packed_attention import (
-    BatchPrefix,
-    BatchShare,
-    PrefixLayers,
-    blocks_of,
-    positions_of,
-    prefix_layers,
-    starts_of,
-)
 
 LEAST_BATCHED_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 
@@ -40,19 +32,23 @@ class AdapterBatch:
         """The number of samples."""
         return len(next(iter(self.inputs.values())))
 
-    def share(self, *, is_packed: bool) -> BatchShare:
+    def share(self, *, is_packed: bool) -> packed_attention.BatchShare:
         """The adapter's share of a batch. is_packed: whether samples of several lengths lie in one row."""
         length = self.inputs["input_ids"].shape[1] if is_packed else 1
-        return BatchShare(num_rows=self.num_rows, length=length, num_before=self.adapter_modules.num_before)
+        return packed_attention.BatchShare(
+            num_rows=self.num_rows, length=length, num_before=self.adapter_modules.num_before
+        )
 
 
 class FusedBatch:
     """Adapters with samples of given shapes, in a fixed order. Only the values of their tensors may change."""
 
-    def __init__(self, parts: Sequence[AdapterBatch], shares: Sequence[BatchShare], *, is_packed: bool = True) -> None:
+    def __init__(
+        self, parts: Sequence[AdapterBatch], shares: Sequence[packed_attention.BatchShare], *, is_packed: bool = True
+    ) -> None:
         self._is_packed = is_packed
         self.adapter_modules, self.shares = [part.adapter_modules for part in parts], tuple(shares)
-        self.blocks, self.sizes = blocks_of(shares), [share.size for share in shares]
+        self.blocks, self.sizes = packed_attention.blocks_of(shares), [share.size for share in shares]
         self._device = next(iter(parts[0].inputs.values())).device
         self._runs: dict[tuple[str, int, int], AdapterRuns] = {}
         self._owners: dict[str, OwnWeights | None] = {}
@@ -60,7 +56,7 @@ class FusedBatch:
     @cached_property
     def positions(self) -> Tensor:
         """The position of each token in its sample, [1, tokens]."""
-        return positions_of(self.shares, self._device)
+        return packed_attention.positions_of(self.shares, self._device)
 
     def route(self, site: str, num_rows: int, length: int) -> AdapterRuns:
         """The runs of adapters at a layer. A run joins neighbours of one kind, rank and number of rows.
@@ -81,17 +77,17 @@ class FusedBatch:
             self._runs[key] = self._runs_at(site, num_rows)
         return self._runs[key]
 
-    def prefixes(self, model: nn.Module) -> dict[int, PrefixLayers]:
+    def prefixes(self, model: nn.Module) -> dict[int, packed_attention.PrefixLayers]:
         """The prefix keys and values of each block whose samples have a prefix, by the block's start."""
-        result: dict[int, list[BatchPrefix]] = {}
+        result: dict[int, list[packed_attention.BatchPrefix]] = {}
         for adapter_modules, share, start in zip(
-            self.adapter_modules, self.shares, starts_of(self.shares), strict=True
+            self.adapter_modules, self.shares, packed_attention.starts_of(self.shares), strict=True
         ):
             if adapter_modules.prefix is not None:
                 block = next(block.start for block in self.blocks if block.start <= start < block.stop)
-                prefix = BatchPrefix(embeddings=adapter_modules.prefix, num_rows=share.num_rows)
+                prefix = packed_attention.BatchPrefix(embeddings=adapter_modules.prefix, num_rows=share.num_rows)
                 result.setdefault(block, []).append(prefix)
-        return {start: prefix_layers(model, prefixed) for start, prefixed in result.items()}
+        return {start: packed_attention.prefix_layers(model, prefixed) for start, prefixed in result.items()}
 
     def owners(self, module: str) -> OwnWeights | None:
         """The adapters' own weights of a module; None if no adapter has any."""
@@ -121,7 +117,7 @@ class FusedBatch:
         runs, neighbours = AdapterRuns(), list[AdapterModule]()
         start = stop = size = 0
         for adapter_modules, share, first in zip(
-            self.adapter_modules, self.shares, starts_of(self.shares), strict=True
+            self.adapter_modules, self.shares, packed_attention.starts_of(self.shares), strict=True
         ):
             adapter_module = adapter_modules.at.get(site)
             if adapter_module is None:

@@ -28,17 +28,10 @@ from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.processes.worker import failure_kind
+from ringmaster.techniques.training import segment_loop
 from ringmaster.techniques.training.fused.group import FusedGroup, MemberReport, join_group, open_group, orders_of
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE
 from ringmaster.techniques.training.fused.member import GroupMember
-from ringmaster.techniques.training.segment_loop import (
-    BUILD_TIMEOUT_S,
-    SAVE_TIMEOUT_S,
-    StepProgress,
-    StepTimeout,
-    lost_loss,
-    tell_passed_over,
-)
 from ringmaster.techniques.training.trainer import StepReport
 
 T = TypeVar("T")
@@ -62,7 +55,7 @@ class _GroupSegment:
     def __init__(self, order: GangOrder, reporter: Reporter, *, rank: int) -> None:
         self._order, self._reporter = order, reporter
         self._ranks = join_group(order, rank)
-        reporter.phase("loading the base", timeout_s=BUILD_TIMEOUT_S)
+        reporter.phase("loading the base", timeout_s=segment_loop.BUILD_TIMEOUT_S)
         self._group = open_group(order, self._ranks)
         self._waiting = orders_of(order)
         self._at_once = order.config.get(AT_ONCE) or len(self._waiting)
@@ -73,7 +66,7 @@ class _GroupSegment:
     def train(self) -> None:
         """Trains all jobs, step by step, until none is left."""
         self._fill(since_s=self._order.ordered_at_s)
-        timeout = StepTimeout(self._reporter)
+        timeout = segment_loop.StepTimeout(self._reporter)
         while self._positions:
             timeout.learn(self._step())
             did_more = self._follow()
@@ -108,7 +101,11 @@ class _GroupSegment:
             if math.isfinite(report.loss):
                 self._positions[name].stepped(report, seconds=seconds)
             else:
-                lost = lost_loss(report.loss, step=report.step) if report.count else NOTHING.format(step=report.step)
+                lost = (
+                    segment_loop.lost_loss(report.loss, step=report.step)
+                    if report.count
+                    else NOTHING.format(step=report.step)
+                )
                 self._end(self._positions[name], OutcomeStatus.INVALID, message=lost)
         self._reporter.beat()
         return seconds
@@ -154,7 +151,7 @@ class _GroupSegment:
         unsaved = [position for position in on_the_way if position not in ending and position.is_unsaved]
         saving = [p for p in on_the_way if p not in ending and p not in unsaved and p.name in due]
         if ending or saving or unsaved:
-            self._reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
+            self._reporter.phase("saving", timeout_s=segment_loop.SAVE_TIMEOUT_S)
         for position in unsaved:
             self._try(position, position.save)
         for position in saving:
@@ -192,7 +189,7 @@ class _GroupSegment:
         """Saves finished jobs, evaluates together all jobs that are due, and ends finished jobs."""
         if not positions:
             return False
-        self._reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
+        self._reporter.phase("saving", timeout_s=segment_loop.SAVE_TIMEOUT_S)
         kept = [position for position in positions if not position.is_done]
         for position in self._saved([position for position in positions if position.is_done]):
             if position.is_unsaved:  # a command has ended the wait for a full disk
@@ -200,7 +197,7 @@ class _GroupSegment:
             else:
                 kept.append(position)
         if measured := [position for position in kept if position.is_at_its_end or position.wants_metrics]:
-            self._reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
+            self._reporter.phase("evaluating", timeout_s=segment_loop.SAVE_TIMEOUT_S)
             started_s = time.perf_counter()
             metrics = self._all_or_each(measured, self._evaluated)
             seconds = (time.perf_counter() - started_s) / len(measured)
@@ -208,7 +205,7 @@ class _GroupSegment:
                 self._positions[name].measured(result, seconds=seconds)
         done = [position for position in self._positions.values() if position.is_done]
         if any(position.is_at_its_end for position in done):
-            self._reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
+            self._reporter.phase("exporting", timeout_s=segment_loop.SAVE_TIMEOUT_S)
         for position in done:
             if not position.is_at_its_end or self._try(position, position.export):
                 self._end(position, OutcomeStatus.DONE)
@@ -231,7 +228,7 @@ class _GroupSegment:
         """
         has_any = False
         while self._waiting and not self._is_dissolved and len(self._positions) < self._at_once:
-            self._reporter.phase("restoring", timeout_s=SAVE_TIMEOUT_S)
+            self._reporter.phase("restoring", timeout_s=segment_loop.SAVE_TIMEOUT_S)
             new = self._admitted()
             startup_s = time.monotonic() - since_s
             for position in new:
@@ -327,7 +324,7 @@ class MemberSession:
     def __init__(self, member: GroupMember, ranks: Ranks, reporter: Reporter) -> None:
         self.member, self.first_step, self.last_step = member, member.next_step, member.order.last_step
         self._reporter, self._sender = reporter, reporter.about(member.name)
-        self._progress = StepProgress(self._sender, ranks)
+        self._progress = segment_loop.StepProgress(self._sender, ranks)
         self._saver = Saver(member, member.store(member.root), self._sender, ranks=ranks)
         self._saved_s, self._saved_step = time.monotonic(), member.next_step
         self._seconds: dict[str, float] = {}
@@ -365,7 +362,7 @@ class MemberSession:
         self._seconds["startup_s"] = startup_s
         self.member.begin_chain(self.member.root)
         self._sender.send(JobReady(step=self.first_step, startup_s=startup_s))
-        tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
+        segment_loop.tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
 
     def stepped(self, report: MemberReport, *, seconds: float) -> None:
         """Reports a step. seconds: the duration of the gang's step."""

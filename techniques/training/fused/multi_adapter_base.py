@@ -25,14 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from ringmaster.techniques.models.adapter_modules import is_adaptable
 from ringmaster.techniques.models.adapters import AdaptedLinear
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.training.fused.adapter_batches import (
-    AdapterBatch,
-    FusedBatch,
-    FusedBatchCache,
-    in_chunks,
-    in_order,
-    shape_of,
-)
+from ringmaster.techniques.training.fused import adapter_batches
 from ringmaster.techniques.training.fused.adapter_runs import (
     AdapterRuns,
     OwnWeights,
@@ -152,8 +145,8 @@ class MultiAdapterBase:
             self._head = None if isinstance(model, FSDPModule) else head_of(model)
         recompute_layers(model, recompute)
         self._precision: str | None = None
-        self._batches = FusedBatchCache(is_packed=self._packed is not None)
-        self._batch: FusedBatch | None = None
+        self._batches = adapter_batches.FusedBatchCache(is_packed=self._packed is not None)
+        self._batch: adapter_batches.FusedBatch | None = None
 
     @property
     def packs(self) -> bool:
@@ -174,7 +167,7 @@ class MultiAdapterBase:
 
     def forget(self) -> None:
         """Drops the cached batches, and with them the memory that their adapters used before they moved."""
-        self._batches, self._batch = FusedBatchCache(is_packed=self._packed is not None), None
+        self._batches, self._batch = adapter_batches.FusedBatchCache(is_packed=self._packed is not None), None
 
     def compute_in(self, precision: str) -> None:
         """Sets the precision of all further computation, as the trainer does for a job of this precision.
@@ -193,19 +186,21 @@ class MultiAdapterBase:
             compute_in_half(self.model)
         self._precision = precision
 
-    def forward(self, parts: Sequence[AdapterBatch]) -> list[CausalLMOutput]:
+    def forward(self, parts: Sequence[adapter_batches.AdapterBatch]) -> list[CausalLMOutput]:
         """The logits of each part, in the order of the parts."""
         outputs: dict[int, CausalLMOutput] = {}
         for chosen in self._divided(parts):
             outputs |= zip(chosen, self._forward([parts[i] for i in chosen]), strict=True)
         return [outputs[i] for i in range(len(parts))]
 
-    def outputs(self, parts: Sequence[AdapterBatch]) -> Iterator[tuple[int, CausalLMOutput]]:
+    def outputs(self, parts: Sequence[adapter_batches.AdapterBatch]) -> Iterator[tuple[int, CausalLMOutput]]:
         """Yields the part's index and logits, in any order. No two outputs need to be in memory at once."""
         for chosen in self._divided(parts):
             yield from zip(chosen, self._forward([parts[i] for i in chosen]), strict=True)
 
-    def learn(self, parts: Sequence[AdapterBatch], losses: Sequence[AdapterLoss]) -> list[BackwardResult]:
+    def learn(
+        self, parts: Sequence[adapter_batches.AdapterBatch], losses: Sequence[AdapterLoss]
+    ) -> list[BackwardResult]:
         """Runs forward, losses and backward; writes the gradients of each loss's sum into the part's own tensors.
 
         Gradients of one part never reach another part, not even if they are not finite.
@@ -221,16 +216,16 @@ class MultiAdapterBase:
                 learnt[i] = BackwardResult(loss_sum=loss_sum.detach(), count=float(count), idle=idle)
         return [learnt[i] for i in range(len(parts))]
 
-    def _divided(self, parts: Sequence[AdapterBatch]) -> Iterator[list[int]]:
+    def _divided(self, parts: Sequence[adapter_batches.AdapterBatch]) -> Iterator[list[int]]:
         """Yields the indices of the parts that compute together."""
-        order = in_order(parts)
+        order = adapter_batches.in_order(parts)
         if self._packed is not None:
-            yield from in_chunks(parts, order, tokens_at_once=self._tokens_at_once)
+            yield from adapter_batches.in_chunks(parts, order, tokens_at_once=self._tokens_at_once)
         else:
-            for _, same in groupby(order, key=lambda i: shape_of(parts[i])):
+            for _, same in groupby(order, key=lambda i: adapter_batches.shape_of(parts[i])):
                 yield list(same)
 
-    def _forward(self, parts: Sequence[AdapterBatch]) -> Iterator[CausalLMOutput]:
+    def _forward(self, parts: Sequence[adapter_batches.AdapterBatch]) -> Iterator[CausalLMOutput]:
         batch = self._enter(parts)
         if self._head is None:
             yield from self._whole(batch, parts)
@@ -240,7 +235,10 @@ class MultiAdapterBase:
             yield self._head_of(hidden, part)
 
     def _backward(
-        self, batch: FusedBatch, parts: Sequence[AdapterBatch], losses: Sequence[AdapterLoss]
+        self,
+        batch: adapter_batches.FusedBatch,
+        parts: Sequence[adapter_batches.AdapterBatch],
+        losses: Sequence[AdapterLoss],
     ) -> list[tuple[Tensor, Tensor | int, set[str]]]:
         """(sum, count, the sites of the head) of each part."""
         batch.expect_gradients()
@@ -263,7 +261,9 @@ class MultiAdapterBase:
             torch.autograd.backward(hidden, gradients)
         return learnt
 
-    def _hidden_states(self, batch: FusedBatch, parts: Sequence[AdapterBatch]) -> list[Tensor]:
+    def _hidden_states(
+        self, batch: adapter_batches.FusedBatch, parts: Sequence[adapter_batches.AdapterBatch]
+    ) -> list[Tensor]:
         """The hidden states of each part, [rows, tokens, hidden]."""
         assert self._head is not None
         tokens = self._packed_tokens(batch, parts)
@@ -272,7 +272,7 @@ class MultiAdapterBase:
         pieces = hidden[0].split(batch.sizes)  # type: ignore[no-untyped-call]
         return [x.view(share.num_rows, share.length, -1) for x, share in zip(pieces, batch.shares, strict=True)]
 
-    def _head_of(self, hidden: Tensor, part: AdapterBatch) -> CausalLMOutput:
+    def _head_of(self, hidden: Tensor, part: adapter_batches.AdapterBatch) -> CausalLMOutput:
         assert self._head is not None
         with self._autocast():
             return CausalLMOutput(logits=self._head(hidden, part.inputs["input_ids"]).logits)
@@ -280,7 +280,9 @@ class MultiAdapterBase:
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._anchor.device.type, dtype=HALF, enabled=self._precision == "bf16")
 
-    def _whole(self, batch: FusedBatch, parts: Sequence[AdapterBatch]) -> Iterator[CausalLMOutput]:
+    def _whole(
+        self, batch: adapter_batches.FusedBatch, parts: Sequence[adapter_batches.AdapterBatch]
+    ) -> Iterator[CausalLMOutput]:
         """Yields the logits of each part from one forward of the whole model."""
         if self._packed is not None:
             tokens = self._packed_tokens(batch, parts)
@@ -297,7 +299,9 @@ class MultiAdapterBase:
                 logits=own_logits.view(share.num_rows, share.length, -1) if self._packed else own_logits
             )
 
-    def _packed_tokens(self, batch: FusedBatch, parts: Sequence[AdapterBatch]) -> Tensor:
+    def _packed_tokens(
+        self, batch: adapter_batches.FusedBatch, parts: Sequence[adapter_batches.AdapterBatch]
+    ) -> Tensor:
         assert self._packed is not None
         for part in parts:
             if names := part.inputs.keys() - {"input_ids"}:
@@ -308,7 +312,7 @@ class MultiAdapterBase:
         self._packed.prefixes = batch.prefixes(self.model)  # kept for layers that are recomputed in the backward
         return packed_tokens([part.inputs["input_ids"] for part in parts])
 
-    def _enter(self, parts: Sequence[AdapterBatch]) -> FusedBatch:
+    def _enter(self, parts: Sequence[adapter_batches.AdapterBatch]) -> adapter_batches.FusedBatch:
         """Makes the batch of these parts the current one, also for layers that are recomputed in a backward."""
         self._batch = self._batches.of(parts)
         if self._packed is not None:
