@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, InputError, LedgerError, input_errors
@@ -139,7 +138,8 @@ class Reproduction:
             if folder is not None and name in self._job.parents:
                 self._weights[name] = folder
             elif folder is not None:
-                self._job = from_json(Job, _with_text(to_json(self._job), name, str(folder)))
+                text = json.dumps(to_json(self._job)).replace(json.dumps(name), json.dumps(str(folder)))
+                self._job = from_json(Job, json.loads(text))
 
     def inspect(self) -> list[str]:
         """Prepares the data; returns what differs between the recorded training and one that starts here now.
@@ -479,15 +479,6 @@ def reproduce(
             drawn = random.Random(options.seed).sample(list(links), number)
             return work.report(work.audit(sorted(drawn, key=lambda link: link.step)), causes)
         return work.report_of_whole(work.repeat(), causes)
-
-
-def _with_text(value: Any, before: str, after: str) -> Any:
-    """Returns plain values with each text `before` replaced by `after`."""
-    if isinstance(value, dict):
-        return {key: _with_text(each, before, after) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_with_text(each, before, after) for each in value]
-    return after if value == before else value
 
 
 def _changed(recorded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
