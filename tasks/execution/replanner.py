@@ -197,23 +197,19 @@ class Replanner:
         return left_s if left_s > EPS_S else 0.0
 
     def demand(self, state: State, *, why: str) -> PendingPlan | None:
-        """Starts to plan what is left, whatever the plan gains.
+        """Starts to plan what is left, whatever the plan gains, where `seconds_to_look` is 0.
 
-        Returns None while a plan is being made, during a pause after a failure, and if nothing can be planned.
+        Returns None if nothing can be planned.
         """
-        if self._pending_plan is not None or self._now_s() + EPS_S < self._retry_s:
-            return None
         state, left = self._plannable(state)
         return None if left is None else self._begin(state, why=why, is_needed=True)
 
     def look(self, state: State) -> PendingPlan | None:
-        """Starts to re-plan if the policy says so. Does not wait for the plan.
+        """Starts to re-plan if the policy says so, where `seconds_to_look` is 0. Does not wait for the plan.
 
         Returns the pending plan, None if no plan is started.
         """
         now_s = self._now_s()
-        if self._pending_plan is not None or now_s + EPS_S < min(self._look_s, self._when.next_s):
-            return None
         self._blind_s = now_s + BLIND_S  # avoids another look at once if nothing can be forecast yet
         state, left = self._plannable(state)
         ends_s = {} if left is None or not state.running else _ends(self.timeline(state, left))

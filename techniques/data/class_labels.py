@@ -170,7 +170,7 @@ def in_order(names: Collection[str]) -> ClassLabels:
     Whole numbers are ordered by size, also where they are written as text; other names alphabetically. Where the
     smallest is 0, each whole number is the number of its class, also if not all occur.
     """
-    if not all(map(_is_whole_number, names)):
+    if not all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", name) for name in names):  # as numbers are written; 007 is a name
         return ClassLabels(sorted(names))
     numbers = sorted(map(int, names))
     if numbers and numbers[0] == 0 and numbers[-1] < MAX_CLASSES:
@@ -202,11 +202,6 @@ def _is_class(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value.strip()) and re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", value.strip()) is None
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-
-
-def _is_whole_number(name: str) -> bool:
-    """Whether a name is a number as it is usually written; 007 is a name."""
-    return re.fullmatch(r"0|-?[1-9][0-9]{0,17}", name) is not None
 
 
 def as_class_name(value: Any) -> str:

@@ -325,8 +325,8 @@ class RowSamples:
                 known: dict[Any, Any] = {}  # the type of each column, and the row that has it first
                 for split, table, row in chain.from_iterable(self._selected(each, labels) for each in parts):
                     for field in table.schema:
-                        same = field.name if field.name == arrow_files.LABELS else (split, field.name)
-                        type, first = known.setdefault(same, (field.type, row))
+                        of = field.name == arrow_files.LABELS or split  # labels are alike in both splits
+                        type, first = known.setdefault((of, field.name), (field.type, row))
                         if field.type != type:
                             raise RowErrors([sample_error(*row, _other_form(field, type, first))])
                     lengths[split].append(lengths_of(table, uncut=self._kind.uncut))

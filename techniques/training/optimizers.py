@@ -169,13 +169,13 @@ def _check_groups(spec: OptimizerSpec, names: Mapping[str, list[str]]) -> None:
         given = [key for key in ("lr", "weight_decay") if getattr(group, key) is not None]
         effective |= dict.fromkeys(product(matched[i], given), i)
     for i in sorted({*range(len(spec.groups))} - {*effective.values()}):
-        match = spec.groups[i].match
-        if not matched[i]:
-            remedy = resembling(match, list(chain.from_iterable(names.values())))
-            raise ValueError(f"optimizer.groups[{i}].match: {match!r} matches no trained parameter. To fix: {remedy}")
+        match, known = spec.groups[i].match, list(chain.from_iterable(names.values()))
         raise ValueError(
             f"optimizer.groups[{i}]: has no effect: it sets nothing, or later groups set it anew for all "
             f"parameters that {match!r} matches. To fix: remove it, or put it after them"
+            if matched[i]
+            else f"optimizer.groups[{i}].match: {match!r} matches no trained parameter. "
+            f"To fix: {resembling(match, known)}"
         )
 
 
