@@ -1,6 +1,5 @@
 """The entry point of `ringmaster`, which answers Ctrl-C before it imports anything slow."""
 
-import atexit
 import os
 import sys
 
@@ -19,26 +18,23 @@ def open_missing_streams() -> None:
 def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     open_missing_streams()
-    try:
-        with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]):
-            from ringmaster.errors import BatchCancelled, InputError, RingmasterError
-            from ringmaster.flows import settings
-            from ringmaster.flows.cli import app
-            from ringmaster.flows.output import prepare_streams, report_faults
+    with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]):
+        from ringmaster.errors import BatchCancelled, InputError, RingmasterError
+        from ringmaster.flows import settings
+        from ringmaster.flows.cli import app
+        from ringmaster.flows.output import prepare_streams, report_faults
 
-            prepare_streams()
-            settings.report_bypass()
-            try:
-                settings.keep_to_owner(settings.home())
-                app()
-            except InputError as error:
-                report_faults(error.faults)
-                sys.exit(INPUT_FAULT)
-            except (BatchCancelled, RingmasterError) as error:
-                report_faults([str(error)])
-                sys.exit(1)
-    finally:
-        atexit.register(interrupts.kill_at_signals)  # last, and so called first
+        prepare_streams()
+        settings.report_bypass()
+        try:
+            settings.keep_to_owner(settings.home())
+            app()
+        except InputError as error:
+            report_faults(error.faults)
+            sys.exit(INPUT_FAULT)
+        except (BatchCancelled, RingmasterError) as error:
+            report_faults([str(error)])
+            sys.exit(1)
 
 
 if __name__ == "__main__":

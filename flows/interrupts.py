@@ -8,6 +8,7 @@ delay that by seconds. The answer to the user therefore comes from a thread. It 
 which the interpreter writes them as they come (`signal.set_wakeup_fd`).
 """
 
+import atexit
 import os
 import shlex
 import signal
@@ -63,17 +64,14 @@ def _end_at_once(status: int) -> None:
     os._exit(status)
 
 
-def kill_at_signals() -> None:
+def _kill_at_signals(status: int) -> None:
     """Makes Ctrl-C and SIGTERM kill this process and its children; to be called when it is about to end.
 
-    What runs while an interpreter ends, such as the wait for Prefect's server, would show a traceback.
+    What runs while an interpreter ends, such as the wait for Prefect's server, would show a traceback. The exit status
+    stays that of the work, which is done.
     """
-
-    def kill(number: int, _: FrameType | None) -> None:
-        _end_at_once(128 + number)
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, kill)
+        signal.signal(number, lambda *_: _end_at_once(status))
 
 
 class Interrupts:
@@ -275,9 +273,9 @@ def ending_in_time(*, timeout_s: float = EXIT_TIMEOUT_S) -> Iterator[None]:
     """Ends the process within `timeout_s` seconds once it is about to end after the context, with the same status.
 
     Prefect sends its last logs and events at the end of the process, and waits without limit for a server that does not
-    answer.
+    answer. Ctrl-C and SIGTERM then end the process at once, also with the same status.
     """
-    status: object = 1
+    status: Any = 1
     try:
         yield
         status = 0
@@ -285,8 +283,9 @@ def ending_in_time(*, timeout_s: float = EXIT_TIMEOUT_S) -> Iterator[None]:
         status = end.code or 0
         raise
     finally:
-        arguments = (timeout_s, status if isinstance(status, int) else 1)
-        thread = threading.Thread(target=_end_later, args=arguments, name="end", daemon=True)
+        status = status if isinstance(status, int) else 1
+        thread = threading.Thread(target=_end_later, args=(timeout_s, status), name="end", daemon=True)
+        atexit.register(_kill_at_signals, status)  # last, and so called first
         threading._register_atexit(thread.start)  # type: ignore[attr-defined]  # it runs before those registered earlier
 
 

@@ -94,13 +94,14 @@ def test_a_closed_terminal_stops_in_order_and_kills_nothing():
         assert Path(folder, "file").read_text() == "ended"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_the_interpreter_ends_kills_without_a_traceback(number, code):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("--never", 2)])
+def test_a_signal_while_the_interpreter_ends_kills_without_a_traceback_and_leaves_the_status(number, option, code):
     script = (
         "import atexit, sys, threading\n"
         "from ringmaster.flows import entry\n"
         "atexit.register(lambda: (print('ends', flush=True), threading.Event().wait(60)))\n"
-        "sys.argv = ['ringmaster', 'run', '--help']\n"
+        f"sys.argv = ['ringmaster', 'run', '{option}']\n"
         "entry.main()\n"
     )
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
