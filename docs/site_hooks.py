@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
+import subprocess
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ ROOT = DOCS.parent
 DOCUMENTS = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 README = "README.md"  # of the repository: on the site, index.md stands in its place
 LANGUAGES = {".json": "json", ".py": "python", ".sh": "bash", ".toml": "toml", ".yaml": "yaml"}
-HIDDEN = ("__pycache__", ".")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(?=[)#\s])")
 
 log = logging.getLogger("mkdocs.plugins.site_hooks")
@@ -121,7 +121,11 @@ def _site_path(path: Path) -> str:
 
 
 def _visible(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if not path.name.startswith(HIDDEN)]
+    # Not what examples and tests have made there: data, caches.
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", ".")
+    names = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.split("\0")
+    visible = {folder / name.partition("/")[0] for name in names if name and not name.startswith(".")}
+    return sorted(path for path in visible if path.exists())
 
 
 def _shown(path: Path) -> str:

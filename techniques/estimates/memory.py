@@ -28,12 +28,12 @@ from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenar
 from ringmaster.techniques.job import COMPOSED, PRUNED, EvaluationSpec, Job, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.models.facts import FP32_BYTES, model_facts
 from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
 from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
-MASK_BYTES, FP32_BYTES = 1, 4  # bytes of a weight's mask entry, and of a number
+MASK_BYTES = 1  # of a weight's entry in a mask
 CUBLAS_BYTES = 64 << 20  # of workspaces that cuBLAS allocates for the matrix products of a process
 VERSION = 6  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)

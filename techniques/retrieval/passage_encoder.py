@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ringmaster.files import sha256_of
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.models.build import no_progress_bar
 from ringmaster.techniques.models.export import PROCESSOR_FILES
@@ -112,8 +113,7 @@ def encoder_digest(folder: Path) -> str:
     """Returns a digest of the files of an encoder."""
     sha = hashlib.sha256()
     for file in encoder_files(folder):
-        with file.open("rb") as stream:
-            sha.update(f"{file.relative_to(folder)} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        sha.update(f"{file.relative_to(folder)} {sha256_of(file)}\n".encode())
     return sha.hexdigest()[:16]
 
 
