@@ -299,9 +299,8 @@ class RowSamples:
                 "or list the classes as data.labels"
             )
         class_labels.check_number(len(names), column=column)
-        labels = class_labels.in_order(
-            class_labels.without_variants(names)
-        )  # a variant is then the unknown label of a row
+        # A variant is then the unknown label of a row.
+        labels = class_labels.in_order(class_labels.without_variants(names))
         unknown = (fault for each in parts for fault in _unknown_classes(each, labels))
         if faults := list(islice(unknown, MAX_FAULTS)):
             raise RowErrors(faults)
@@ -352,10 +351,8 @@ class RowSamples:
     ) -> Iterator[tuple[str, arrow_files.Table, tuple[str, int]]]:
         """Yields the samples of a part that are read, some at a time, with their split and the place of the first."""
         rows, place = np.flatnonzero(part.column("has_sample")), 0
-        chosen, classes = (
-            {split: part.split(split) for split in arrow_files.SPLITS},
-            part.facts["classes"].combine_chunks(),
-        )
+        chosen = {split: part.split(split) for split in arrow_files.SPLITS}
+        classes = part.facts["classes"].combine_chunks()
         numbers: NDArray[np.int64] | None = None
         if self._finds_classes and labels is not None:
             final = {name: number for number, name in enumerate(labels.names)}

@@ -38,8 +38,8 @@ def _digest_of_kernels(folder: Path) -> str:
     return hashlib.sha256(b"\0".join(sources)).hexdigest()
 
 
-class _StopsTheClock(Listener):  # type: ignore[misc]
-    """Stops the clock during compilation.
+class _CompilationListener(Listener):  # type: ignore[misc]
+    """Stops the clock of search budgets during compilation.
 
     One thread compiles at a time, and the kernels that a kernel calls are compiled during its own compilation.
     """
@@ -51,4 +51,4 @@ class _StopsTheClock(Listener):  # type: ignore[misc]
         clock.go_on()
 
 
-register("numba:compile", _StopsTheClock())
+register("numba:compile", _CompilationListener())
