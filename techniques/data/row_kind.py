@@ -263,6 +263,16 @@ class RowKind(StoredSource):
         Raises ValueError where a row is wrong; the message gets its place.
         """
 
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns what the library's own call gives for a row, such as `tokenizer(text)`; None where there is none.
+
+        On some rows of the data, `sample` is compared with it: arrays of the same name must be equal. What `sample` does
+        otherwise for a reason, such as cutting at the maximal length, is done to the library's result here, too.
+
+        row: as of `sample`, which has made a sample of it.
+        """
+        return None
+
     def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
         """Returns rows with what their retriever finds in a store; by default as they are.
 
