@@ -266,7 +266,7 @@ class RowKind(StoredSource):
     def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
         """Returns what the library's own call gives for a row, such as `tokenizer(text)`; None where there is none.
 
-        On some rows of the data, `sample` is compared with it: arrays of the same name must be equal. What `sample` does
+        On some rows of the data, `sample` is compared with it: arrays of one name must be equal. What `sample` does
         otherwise for a reason, such as cutting at the maximal length, is done to the library's result here, too.
 
         row: as of `sample`, which has made a sample of it.

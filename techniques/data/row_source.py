@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringmaster.codec import to_json
 from ringmaster.errors import DataError
-from ringmaster.techniques.data import arrow_files, class_labels, encoded_rows
+from ringmaster.techniques.data import arrow_files, class_labels, encoded_rows, sample_checks
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.row_kind import (
@@ -96,7 +96,7 @@ class RowSamples:
             if self._finds_classes:
                 labels = self._learnt_classes(selected)
             lengths = self._write_selected(selected, labels)
-            prepared = self._described(labels, lengths)
+            prepared = self._with_content_faults(self._described(labels, lengths), selected)
             return replace(
                 prepared,
                 num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
@@ -148,7 +148,7 @@ class RowSamples:
         classes = found if self._finds_classes else None
         context = replace(self._context, labels=classes or class_labels.ClassLabels(self._labels))
         faults: list[RowError] = []
-        num_searched = 0
+        num_searched = num_before = 0
         rows, unreadable = part.rows(), None
         with (
             arrow_files.ArrowWriter(folder / encoded_rows.SAMPLES, refused=self._refused) as samples,
@@ -160,7 +160,8 @@ class RowSamples:
                     chunk.extend(islice(rows, ROWS_PER_CALL))
                 except RowErrors as error:  # those before it are reported with it
                     unreadable = error
-                table, wrong, facts = self._samples(chunk, context, classes)
+                table, wrong, facts = self._samples(chunk, context, classes, num_before=num_before)
+                num_before += 1
                 if table.num_rows:
                     samples.write(table)
                 # At once: a million lists of classes would slow down Python's collector.
@@ -176,15 +177,24 @@ class RowSamples:
         (folder / ABOUT).write_text(json.dumps({"classes": () if classes is None else classes.names}))
 
     def _samples(
-        self, rows: Sequence[Row], context: SampleContext, classes: class_labels.DiscoveredClasses | None
+        self,
+        rows: Sequence[Row],
+        context: SampleContext,
+        classes: class_labels.DiscoveredClasses | None,
+        *,
+        num_before: int,
     ) -> tuple[arrow_files.Table, Sequence[str | None], dict[str, Any]]:
-        """Returns the samples of rows, what is wrong with each row, and what else is known of each, as columns."""
+        """Returns the samples of rows, what is wrong with each row, and what else is known of each, as columns.
+
+        num_before: how often rows of the part were read before.
+        """
         kind = self._kind
         by_role = kind.with_passages(
             [kind.values(row, self._columns, spec=self._spec) for row in rows], context=self._context
         )
         self._prefetch(by_role)
         made: list[Mapping[str, Any]] = []
+        compared = set(sample_checks.compared_places(len(rows), num_before=num_before))
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
         faults: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
@@ -193,7 +203,10 @@ class RowSamples:
             try:
                 if classes is not None:
                     numbers[place] = classes.add(values[LABEL])
-                made.append(kind.sample(values, context=context))
+                sample = kind.sample(values, context=context)
+                if place in compared and (reference := kind.reference(values, context=context)) is not None:
+                    sample_checks.check_equal(sample, reference)
+                made.append(sample)
             except DataError:
                 raise
             except ValueError as error:
@@ -202,16 +215,29 @@ class RowSamples:
             num_cut[place] = context.num_cut > num_cut_before
             has_sample[place] = True
         table, is_cut, is_learnt = self._table(made)
+        content = self._content_facts(table, [by_role[place] for place in np.flatnonzero(has_sample)], has_sample)
         has_sample[has_sample] = is_learnt
         num_cut[has_sample] += is_cut[is_learnt]
         num_classes = np.fromiter(map(len, numbers), np.int64, count=len(numbers))
         facts = {
             "num_cut": num_cut,
             "has_sample": has_sample.astype(np.uint8),
+            **content,
             "fault": arrow_files.texts_column(faults),
             "classes": arrow_files.column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
         }
         return table if is_learnt.all() else table.filter(is_learnt), faults, facts
+
+    def _content_facts(
+        self, table: arrow_files.Table, sources: Sequence[Mapping[str, Any]], has_sample: NDArray[np.bool_]
+    ) -> dict[str, Any]:
+        """What is known of the content of samples, as columns of all rows; 0 for rows without one."""
+        without_label = [{role: value for role, value in each.items() if role != LABEL} for each in sources]
+        facts = sample_checks.content_facts(table, without_label, tokenizer=self._context._tokenizer)
+        result = {name: np.zeros(len(has_sample), values.dtype) for name, values in facts.items()}
+        for name, values in facts.items():
+            result[name][has_sample] = values
+        return result
 
     def _prefetch(self, by_role: Sequence[Mapping[str, Any]]) -> None:
         """Encodes the texts of rows together, and reports them."""
@@ -414,6 +440,11 @@ class RowSamples:
             if labels is not None:
                 notes += class_labels.notes_on(labels, trained=classes, are_learnt=self._finds_classes)
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
+
+    def _with_content_faults(self, prepared: PreparedData, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
+        """The description with the samples that lost what their rows say."""
+        notes, faults = sample_checks.notes_and_faults(parts)
+        return replace(prepared, notes=(*prepared.notes, *notes), training_faults=(*prepared.training_faults, *faults))
 
 
 def _num_left_out(part: encoded_rows.EncodedPart) -> int:

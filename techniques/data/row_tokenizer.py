@@ -80,6 +80,8 @@ class RowTokenizer:
         self.end_text: str = self._tokenizer.eos_token or ""
         own: int | None = self._tokenizer.pad_token_id
         self.pad_id = next((token for token in (own, self.end_id) if token is not None), 0)
+        self.unk_id: int | None = self._tokenizer.unk_token_id
+        self.special_token_ids: frozenset[int] = frozenset(self._tokenizer.all_special_ids)
         self.num_cut = 0
 
     @cached_property

@@ -31,12 +31,13 @@ def jsonl(tmp_path, text):
     return write
 
 
-def saved_tokenizer(folder, **settings):
-    """Saves a small WordPiece tokenizer as BERT's, and returns its folder."""
+def saved_tokenizer(folder, *, more_words=(), **settings):
+    """Saves a small WordPiece tokenizer as BERT's, and returns its folder. more_words: added to its vocabulary."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "one", "two", "three", "##two", "what", "is", "it", "yes", "1", ";"]
+    words += more_words
     vocabulary = {word: number for number, word in enumerate(words)}
     inner = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -55,11 +56,20 @@ def bert_tokenizer(tmp_path):
     return saved_tokenizer(tmp_path / "bert")
 
 
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role + ' : ' + m.content + ' ; ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+
+
 @pytest.fixture
 def chat_tokenizer(tmp_path):
     """A tokenizer with a chat template of its own."""
-    template = (
-        "{% for m in messages %}{{ m.role + ' : ' + m.content + ' ; ' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
-    )
-    return saved_tokenizer(tmp_path / "chat", chat_template=template)
+    return saved_tokenizer(tmp_path / "chat", chat_template=CHAT_TEMPLATE)
+
+
+@pytest.fixture
+def numbers_tokenizer(tmp_path):
+    """The same, which knows numbers, too."""
+    digits = [*"023456789", *(f"##{digit}" for digit in range(10)), "sentence", "another"]
+    return saved_tokenizer(tmp_path / "numbers", more_words=digits, chat_template=CHAT_TEMPLATE)

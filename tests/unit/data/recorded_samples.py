@@ -230,6 +230,10 @@ KINDS = {
 }  # fmt: skip
 
 
+OF_A_RELEASE = ("name", "source", "folder", "notes", "training_faults")
+"""What a description says of its place, and what the checks of a release find."""
+
+
 def recorded_kind(name, folder) -> dict:
     """Prepares a kind of data in an empty folder, and reads it; returns digests of all that comes out."""
     spec = from_json(DataSpec, {"vocab_size": 400, "held_out": 0.2, **KINDS[name](folder)})
@@ -247,9 +251,7 @@ def recorded_kind(name, folder) -> dict:
         batch = fetch(training, indices, width=width_of(training, indices, multiple_of=8))
         batches.append([indices.tolist(), _digest(batch)])
     return {
-        "description": {
-            key: value for key, value in description.items() if key not in ("name", "source", "folder", "notes")
-        },
+        "description": {key: value for key, value in description.items() if key not in OF_A_RELEASE},
         "rows": None if manifest is None else {split: manifest.digest(split) for split in manifest.rows},
         "training": _digest(fetch(training, range(len(training)))),
         "held_out": _digest(fetch(held_out, range(len(held_out)))) if len(held_out) else None,

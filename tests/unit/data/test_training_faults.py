@@ -33,9 +33,16 @@ def faults_of(tmp_path, kind, rows, **spec):
 
 
 @pytest.fixture(params=["trained", "given"])
-def tokenizer(request, chat_tokenizer):
+def tokenizer(request, numbers_tokenizer):
     """A tokenizer that is trained on the data, or one that is given, whose samples are kept."""
-    return None if request.param == "trained" else chat_tokenizer
+    return None if request.param == "trained" else numbers_tokenizer
+
+
+def image(*colour):
+    """An image whose first pixel has a colour; the others are black."""
+    result = Image.new("RGB", (4, 4))
+    result.putpixel((0, 0), colour)
+    return result
 
 
 def texts(labels):
@@ -69,8 +76,8 @@ def test_data_of_one_label_is_refused(tmp_path, tokenizer, kind, rows, what):
         ("text-regression", texts([0.5] * 9 + [0.25])),
         ("token-classification", [{"tokens": ["one", "two"], "tags": ["O", "X"]}] * 9),
         ("token-classification", [{"tokens": ["one"], "tags": ["O"]}] * 9 + [{"tokens": ["it"], "tags": ["X"]}]),
-        ("preference", [{"prompt": f"{n}", "chosen": "one", "rejected": "one"} for n in range(9)]
-            + [{"prompt": "is", "chosen": "one", "rejected": "two"}]),
+        ("preference", [{"prompt": f"{n} ", "chosen": "one", "rejected": "one"} for n in range(9)]
+            + [{"prompt": "is ", "chosen": "one", "rejected": "two"}]),
         ("embedding", [{"anchor": word, "positive": word} for word in ("one", "two", "three")]),
         ("seq2seq", [{"input": "one", "target": "two"}] * 9),
         ("chat", [{"messages": [{"role": "user", "content": "is"}, {"role": "assistant", "content": "it"}]}] * 9),
@@ -94,7 +101,7 @@ def test_one_class_to_train_on_is_refused_whatever_is_held_out(tmp_path, tokeniz
 def test_images_of_one_class_are_refused(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / "images" / name / "x.png")
+        image(len(name), 9, ord(name[0])).save(tmp_path / "images" / name / "x.png")
     spec = {"path": str(tmp_path / "images" / "**" / "*"), "kwargs": {"image_size": 4}}
     assert faults_of(tmp_path, "image-classification", None, **spec) == ""
     shutil.rmtree(tmp_path / "images" / "dog")
@@ -232,11 +239,11 @@ def test_copies_of_images_are_refused(tmp_path):
             folder = tmp_path / part / ("cat", "dog")[number % 2]
             folder.mkdir(parents=True, exist_ok=True)
             shade = number if part == "train" else (number, 99)[number > 0]
-            Image.new("RGB", (4, 4), (shade, number, 0)).save(folder / f"{part[:number]}{number}.png")
+            image(shade, number, 1).save(folder / f"{part[:number]}{number}.png")
         rows = "".join(f"x{n}.png,{'ab'[n]}\n" for n in range(2))
         (tmp_path / part / "t.csv").write_text(f"image,label\n{rows}")
         for number in range(2):
-            Image.new("RGB", (4, 4), (len(part), number, 7)).save(tmp_path / part / f"x{number}.png")
+            image(len(part), number, 7).save(tmp_path / part / f"x{number}.png")
     spec = {"kwargs": {"image_size": 4}}
     paths = {name: str(tmp_path / part / "*" / "*") for name, part in (("path", "train"), ("held_out_path", "test"))}
     said = faults_of(tmp_path, "image-classification", None, **paths, **spec)
@@ -288,7 +295,7 @@ def test_images_of_both_splits_are_refused(tmp_path, kind):
     shades = {"train": range(8), "test": range(6, 12)}
     parts = {
         name: datasets.Dataset.from_list(
-            [{"image": Image.new("RGB", (4, 4), (n, 0, 0)), "label": n % 2} for n in numbers], features=features
+            [{"image": image(n, 0, 1), "label": n % 2} for n in numbers], features=features
         )
         for name, numbers in shades.items()
     }
