@@ -28,7 +28,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion
-from ringmaster.tasks.planning.gantt import compared_with_plan, counted
+from ringmaster.tasks.planning.gantt import compared_with_plan, counted, practice_text
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
@@ -289,10 +289,10 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
     lines = [f"# What {markdown(result.batch)} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
     planned_s, practice_s = result.plan["makespan_s"], result.current_practice_s
     if planned_s is not None:
-        than = compared_with_plan(result.makespan_s, planned_s)
+        than = compared_with_plan(result.makespan_s, planned_s, is_whole=result.is_whole)
         lines += [f"It took {result.makespan_s:.1f} s, {than} ({planned_s:.1f} s)."]
-    if practice_s is not None:
-        lines += [f"One job after another, each on all devices, would have taken {practice_s:.1f} s."]
+        if practice_s is not None:
+            lines += [f"{practice_text(practice_s, planned_s=planned_s, are_measured=result.is_measured)}."]
     lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]
     table = [f"| {markdown(name)} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
     return "\n".join([*lines, "| job | device-hours | cost |", "|---|---:|---:|", *table]) + "\n"

@@ -16,7 +16,6 @@ from ringmaster.flows.batch.context import NodeContext, RunOptions, open_node_co
 from ringmaster.flows.batch.flow_runs import as_task
 from ringmaster.flows.batch.group_choice import ChosenGroups, choose_job_groups, goals_in
 from ringmaster.flows.batch.result import (
-    MEASURED,
     BatchResult,
     are_measured,
     close_records,
@@ -64,7 +63,7 @@ from ringmaster.tasks.pool.submissions import ALONE, Submission
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED, JobsToRecord
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
@@ -259,7 +258,7 @@ class LocalRun:
             self.journal.put(FIRST_PREDICTION, prediction.to_json())
             self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
             is_measured = are_measured(job_table.profiles)
-            self.journal.put(MEASURED, is_measured)
+            self.journal.put(IS_MEASURED, is_measured)
             show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
             update = PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
         return LocalPlan(

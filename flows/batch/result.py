@@ -30,15 +30,12 @@ from ringmaster.tasks.profiling.preflight import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
-from ringmaster.tasks.recording.mlflow_writer import FUSION
+from ringmaster.tasks.recording.mlflow_writer import FUSION, IS_MEASURED
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
-
-MEASURED = "is_measured"
-"""The fact: whether all runtimes of the first plan were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +93,11 @@ class BatchResult:
         num_done = sum(job["status"] == JobStatus.DONE for job in self.jobs)
         parts = [f"{num_done} of {len(self.jobs)} jobs are done"]
         return printable("; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()]))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all jobs are done, so that the makespan compares with the planned one."""
+        return all(job["status"] == JobStatus.DONE for job in self.jobs)
 
     @property
     def objective_value(self) -> float | None:
@@ -162,7 +164,7 @@ def collect(
         ),
         fusion=fusion,
         prediction=prediction,
-        is_measured=bool(journal.get(MEASURED, False)),
+        is_measured=bool(journal.get(IS_MEASURED, False)),
     )
 
 

@@ -32,7 +32,7 @@ from ringmaster.flows.batch.flow_runs import (
     root_run,
 )
 from ringmaster.flows.batch.group_choice import choose_job_groups
-from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
+from ringmaster.flows.batch.result import BatchResult, are_measured, close_records, collect, report_refusals
 from ringmaster.flows.pool.follower import (
     IS_OVER,
     BatchFollower,
@@ -61,6 +61,7 @@ from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
 from ringmaster.tasks.profiling.stage import ProfilingResult
+from ringmaster.tasks.recording.mlflow_writer import IS_MEASURED
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.schema import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
@@ -242,7 +243,7 @@ class PooledRun:
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
         report_refusals(profiled)
         journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - began_s})
-        journal.put(MEASURED, are_measured(profiled.profiles) and are_measured(profiled.groups))
+        journal.put(IS_MEASURED, are_measured(profiled.profiles) and are_measured(profiled.groups))
         journal.put(
             "surveyed",
             {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.preflights.items()},

@@ -278,7 +278,11 @@ def _print_times(result: BatchResult, console: Console) -> None:
     if result.prediction is not None:
         how += f"; likely {interval_text(result.prediction)}"
     rows = [
-        ("took", f"{result.makespan_s:.1f} s", compared_with_plan(result.makespan_s, planned_s) + before),
+        (
+            "took",
+            f"{result.makespan_s:.1f} s",
+            compared_with_plan(result.makespan_s, planned_s, is_whole=result.is_whole) + before,
+        ),
         ("planned", f"{planned_s:.1f} s", how),
     ]
     # A bound that follows from predictions proves nothing about the run.
@@ -287,7 +291,7 @@ def _print_times(result: BatchResult, console: Console) -> None:
     if result.objective_value is not None and result.plan["value"] is not None:
         planned = result.plan["value"]
         than = (
-            compared_with_plan(result.value, planned)
+            compared_with_plan(result.value, planned, is_whole=result.is_whole)
             .replace("faster", "less")
             .replace("slower", "more")
             .replace("as long", "as much")

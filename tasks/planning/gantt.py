@@ -192,14 +192,28 @@ def seconds_text(value: float, *, like: float | None = None) -> str:
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
 
 
-def compared_with_plan(actual: float, planned: float) -> str:
-    """Returns how a duration compares with the planned one: "34 % faster than planned"."""
+def compared_with_plan(actual: float, planned: float, *, is_whole: bool = True) -> str:
+    """Returns how a duration compares with the planned one: "34 % faster than planned".
+
+    is_whole: whether all that was planned was done; what ended before has no comparison.
+    """
+    if not is_whole:
+        return "not all that was planned was done"
     off = actual / planned - 1 if planned else 0.0
     if abs(off) < AS_PLANNED:
         return "as planned"
     if off > 1:
         return f"{actual / planned:.3g} times as long as planned"
     return f"{100 * abs(off):.0f} % {'faster' if off < 0 else 'slower'} than planned"
+
+
+def practice_text(practice_s: float, *, planned_s: float, are_measured: bool) -> str:
+    """Returns how one job after another, each on all devices, compares with the plan, by the same runtimes."""
+    of = "measured" if are_measured else "predicted"
+    return (
+        f"By the same {of} runtimes, one job after another on all devices takes {practice_s:.1f} s, "
+        f"{practice_s / planned_s:.2f} times as long as the plan"
+    )
 
 
 def _round_step(value: float) -> float:

@@ -25,7 +25,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import CHOICE, CLONED, LIKE, PHASES, SETTLED, RunPaths, with_phases
 from ringmaster.tasks.planning import gantt
-from ringmaster.tasks.planning.gantt import compared_with_plan
+from ringmaster.tasks.planning.gantt import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of, trained_together
 from ringmaster.tasks.recording.rows import (
@@ -64,6 +64,8 @@ FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Pr
 FUSION = "fusion"
 """The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
 "lower_bound_s", "practice_s"}."""
+IS_MEASURED = "is_measured"
+"""The fact: whether all runtimes of the first plan were measured."""
 TRAINING, CHAIN = "training/job.json", "training/chain.json"
 """The artifacts of a job's run with its `TrainingInputs`, and with the chain of its states (`checkpoints.chain`)."""
 CLONE_TAG = "ringmaster.clone_of"  # a tag of the run of a clone: its source, and the step from which it goes on
@@ -260,19 +262,21 @@ class MlflowWriter:
         self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
         if table:
             self.ledger.write_table(run_id, "jobs.json", table)
-        if note := self._batch_note(run_id, metrics):
+        is_whole = all(row["status"] == JobStatus.DONE for row in table)
+        if note := self._batch_note(run_id, metrics, is_whole=is_whole):
             self.ledger.set_note(run_id, note)
         self.ledger.finish_run(run_id, status)
 
-    def _batch_note(self, run_id: str, metrics: Mapping[str, float]) -> str:
-        """Returns the note on the page of the batch's run."""
+    def _batch_note(self, run_id: str, metrics: Mapping[str, float], *, is_whole: bool) -> str:
+        """Returns the note on the page of the batch's run. is_whole: whether all jobs are done."""
         lines = []
         if (planned_s := metrics.get("planned_makespan_s")) is not None:
             makespan_s = metrics["makespan_s"]
-            took = f"It took **{makespan_s:.1f} s**, {compared_with_plan(makespan_s, planned_s)} ({planned_s:.1f} s)"
-            practice_s = metrics.get("current_practice_s")
-            than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
-            lines += [picture(run_id), f"{took}{than}."]
+            than = compared_with_plan(makespan_s, planned_s, is_whole=is_whole)
+            lines += [picture(run_id), f"It took **{makespan_s:.1f} s**, {than} ({planned_s:.1f} s)."]
+            if (practice_s := metrics.get("current_practice_s")) is not None:
+                are_measured = bool(self._journal.get(IS_MEASURED, False))
+                lines.append(f"{practice_text(practice_s, planned_s=planned_s, are_measured=are_measured)}.")
         if fusion := self._journal.get(FUSION):
             lines.append(f"Which jobs train together was planned: {markdown(fusion['words'])}.")
         if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:

@@ -14,7 +14,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.gantt import compared_with_plan, seconds_text
-from ringmaster.tasks.storage.journal import ENDED
+from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.processes.events import OutcomeStatus
 
 FAULTS = (
@@ -138,6 +138,11 @@ class RunTimeline:
         return tuple(sorted((*self.past, *self.running, *self.coming), key=lambda span: (span.start_s, span.end_s)))
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether nothing continues the jobs, and some have not ended."""
+        return self.is_over and any(job.status not in ENDED for job in self.jobs)
+
+    @property
     def ends_s(self) -> float | None:
         """When the last job ended or is forecast to end."""
         return max((span.end_s for span in self.real), default=None)
@@ -223,7 +228,9 @@ def headline(run_timeline: RunTimeline) -> list[str]:
     elif ends_s is not None:
         lines.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
     if ends_s is not None and planned_s:
-        lines.append(f"{compared_with_plan(ends_s, planned_s)} ({seconds_text(planned_s)})")
+        is_whole = all(job.status == JobStatus.DONE or job.status not in ENDED for job in run_timeline.jobs)
+        than = compared_with_plan(ends_s, planned_s, is_whole=is_whole and not run_timeline.is_interrupted)
+        lines.append(f"{than} ({seconds_text(planned_s)})")
     return lines
 
 

@@ -93,7 +93,7 @@ def test_what_it_cost():
         idle_s=0.0,
         num_trials=7,
         profiling_s=12.0,
-        jobs=({"name": "a", "segments": segments}, {"name": "b", "segments": []}),
+        jobs=({"name": "a", "status": "done", "segments": segments}, {"name": "b", "status": "done", "segments": []}),
     )
     batch = Batch(name="nightly", jobs=(), folder=Path(), text="", price_per_device_hour=2.5)
     text = cost_markdown(batch, result)
@@ -101,7 +101,9 @@ def test_what_it_cost():
     assert "| a | 2 | 5 |" in text
     assert "| b | 0 | 0 |" in text
     assert "It took 3100.0 s, 3 % slower than planned (3000.0 s)." in text
-    assert "would have taken 5000.0 s" in text
+    assert "By the same predicted runtimes, one job after another on all devices takes 5000.0 s, 1.67 times" in text
+    failed = cost_markdown(batch, replace(result, jobs=({**result.jobs[0], "status": "failed"}, result.jobs[1])))
+    assert "It took 3100.0 s, not all that was planned was done (3000.0 s)." in failed
 
 
 def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():

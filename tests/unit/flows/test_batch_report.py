@@ -51,6 +51,14 @@ def test_an_actual_duration_is_compared_in_words(actual_s, text):
     assert compared_with_plan(actual_s, 6.0) == text
 
 
+@pytest.mark.parametrize("status", ["failed", "cancelled", "stopped", "waiting"])
+def test_what_did_not_end_is_not_compared_with_the_plan(status):
+    text = report(replace(RESULT, jobs=(JOB, JOB | {"name": "b", "status": status})))
+    assert "not all that was planned was done" in text
+    assert "faster than planned" not in text
+    assert "faster than planned" in report(RESULT)
+
+
 def test_a_plan_from_predictions_claims_no_bound_and_has_one_number():
     text = report(RESULT)
     assert "lower bound" not in text
