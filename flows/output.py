@@ -146,10 +146,11 @@ def plain_table(*columns: str, rows: Iterable[Sequence[RenderableType]]) -> Tabl
 
 
 def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
-    """Prints rows with the same keys as a table."""
-    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")
+    """Prints rows as a table, with a column for each key of any row."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*columns, title=title, title_justify="left", header_style="bold")
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*(_cell(row.get(column)) for column in columns))
     console.print(table)
 
 

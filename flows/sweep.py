@@ -93,7 +93,7 @@ def sweep(
     rows = leaderboard(
         [*spec.trials, *clones],
         objective=spec.objective,
-        values=sweep_scheduler.values,
+        values=sweep_scheduler.trial_values(),
         reports=sweep_scheduler.reports,
         jobs=result.jobs,
     )

@@ -85,7 +85,7 @@ class Frame:
     def axis(self) -> str:
         """Grid lines at round times, with their labels."""
         unit, unit_s = ("h", 3600.0) if self.end_s >= 7200 else ("min", 60.0) if self.end_s >= 300 else ("s", 1.0)
-        step = _round_step(self.end_s / unit_s / 8)
+        step = round_step(self.end_s / unit_s / 8)
         parts, value = [], 0.0
         while value * unit_s <= self.end_s * 1.0001:
             x = self.x(value * unit_s)
@@ -216,8 +216,8 @@ def practice_text(practice_s: float, *, planned_s: float, are_measured: bool) ->
     )
 
 
-def _round_step(value: float) -> float:
-    """The least of 1, 2, 2.5, 5 times a power of ten that is at least `value`."""
+def round_step(value: float) -> float:
+    """Returns the least of 1, 2, 2.5, 5 times a power of ten that is at least `value`."""
     power = 10.0 ** floor(log10(value))
     return next(power * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if power * m >= value * (1 - 1e-9))
 

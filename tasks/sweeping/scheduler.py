@@ -8,13 +8,13 @@ sweep continues from the journal and repeats the same requests, which changes no
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import GOAL, LIKE, SETTLED, SteeringRequest
+from ringmaster.tasks.execution.job_table import CLONED, GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec, TrialState
@@ -128,6 +128,31 @@ class SweepScheduler:
         self.run_id = run_id
         if self._timer is not None:
             self._timer.cancel()
+
+    def trial_values(self) -> dict[str, Values]:
+        """Returns the values of each trial as its job has them, whoever proposed it: also of clones.
+
+        A trial whose job a person has changed, and a clone, have their own values at the keys that differ.
+        """
+        result, contents = dict(self.values), dict[str, Mapping[str, Any]]()
+        for name, record in self._journal.jobs().items():
+            settled, clone = record.details.get(SETTLED), record.details.get(CLONED)
+            source = name if clone is None else clone["job"]
+            proposed = self._proposed(name, like=record.details.get(LIKE)) if clone is None else contents.get(source)
+            if proposed is None:
+                continue
+            contents[name] = proposed if settled is None else settled
+            before = dict(_flat(proposed))
+            changed = {key: value for key, value in _flat(contents[name]) if before.get(key) != value}
+            result[name] = {**result[source], **_by_keys(changed, contents[name], keys=result[source])}
+        return result
+
+    def _proposed(self, name: str, *, like: str | None) -> Mapping[str, Any] | None:
+        """The JSON of a trial's job with the values that were proposed; None where there are none yet."""
+        if name not in self.values or name not in self._jobs:
+            return None
+        proposed: Mapping[str, Any] = to_json(self._jobs[name] if like is None else self._job(name, like=like))
+        return proposed
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
@@ -252,3 +277,34 @@ class SweepScheduler:
 
     def _keep(self) -> None:
         self._journal.put(FACT, {"values": self.values, "goals": self._goals, "reports": self.reports})
+
+
+OF_A_CLONE = frozenset({"name", "warm_start", "evaluation"})
+"""What a clone and its source differ in, although nobody has set it."""
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a job's JSON by dotted keys as in batch files, without what no person sets."""
+    for key, value in content.items():
+        if not prefix and key in OF_A_CLONE:
+            continue
+        path = f"{prefix}{'loss' if not prefix and key == 'loss_options' else key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _by_keys(changed: Mapping[str, Any], content: Mapping[str, Any], *, keys: Iterable[str]) -> dict[str, Any]:
+    """Changed values by the keys of a sweep, some of which stand for all keys below them, or by their own."""
+    result: dict[str, Any] = {}
+    for path, value in changed.items():
+        above = next((key for key in keys if path.startswith(f"{key}.")), None)
+        result[above or path] = value if above is None else _at(content, above)
+    return result
+
+
+def _at(content: Mapping[str, Any], path: str) -> Any:
+    for key in path.split("."):
+        content = content["loss_options" if key == "loss" and isinstance(content.get("loss_options"), Mapping) else key]
+    return content
