@@ -128,13 +128,18 @@ def with_loss_of(job: Job, *folders: Path) -> Job:
     """Returns a job of an evaluation with the loss of the first model that has one, where the job names none.
 
     The output of a model means what its loss makes of it, such as the similarities of late interaction. Data of
-    another kind than the model was trained on does not suit its loss, and is read by the model's own.
+    another kind than the model was trained on does not suit its loss, and is read by the usual loss of its kind, or
+    by the model's own.
 
     folders: of models, as they were exported.
     """
-    saved = next((content for each in folders if (content := read_json(each / LOSS))), {})
-    if job.loss is not None or not saved or saved["kind"] != data_source_of(job.data).name:
+    if job.loss is not None:
         return job
+    source = data_source_of(job.data)
+    saved = next((content for each in folders if (content := read_json(each / LOSS))), {})
+    if not saved or saved["kind"] != source.name:
+        usual = source.usual_loss if isinstance(source, RowSource) else None
+        return job if usual is None else with_hard_negatives(replace(job, loss=usual))
     options = dict(saved["loss_options"])
     if job.data.path is not None:
         options.pop(HARD_NEGATIVES, None)  # those of the data that is evaluated on count

@@ -233,6 +233,8 @@ class RowKind(StoredSource):
     keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then
         a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
         be in `labels` alone.
+    usual_loss: the loss by which models are evaluated on samples of several sequences, where no other one is known;
+        None where a model's own loss reads the samples.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
     """
 
@@ -253,6 +255,7 @@ class RowKind(StoredSource):
     is_causal: ClassVar[bool] = False
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
+    usual_loss: ClassVar[str | None] = None
 
     @abstractmethod
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:

@@ -209,6 +209,7 @@ class Preference(row_source.RowSource):
     """
 
     name = "preference"
+    usual_loss = "simpo"  # which compares without a reference model
     options_class = PreferenceOptions
     needs_tokenizer = True
     reads_messages = True
