@@ -7,7 +7,7 @@ statement has the record: who changes one of them is found by the other. docs/pr
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -156,33 +156,37 @@ def sign(
         return {each: (folder / each).read_bytes() for each in (STATEMENT, SIGNATURE)}
 
 
-def verify(folder: Path, keys: SigningKeys, *, signature_digest: str | None = None) -> SignatureProof:
+def verify(
+    folder: Path, keys: SigningKeys, *, model: str | None = None, signature_digest: str | None = None
+) -> SignatureProof:
     """Verifies the files of a model in `folder` by the signature among them. Raises SignatureError where they differ.
 
+    model: what messages call the model; the folder by default, which may be a copy that nobody else knows.
     signature_digest: the SHA-256 of the signature, as the model's record has it.
     """
+    model = model or str(folder)
     require_extra("signing", feature="verifying a signature")
     from model_signing import verifying
 
     file = folder / SIGNATURE
     if not file.is_file() or file.is_symlink():
-        raise SignatureError(f"{folder} has no signature. To fix: take a version that was recorded with a signing key")
+        raise SignatureError(f"{model} has no signature. To fix: take a version that was recorded with a signing key")
     if signature_digest is not None and sha256_of(file) != signature_digest:
-        raise SignatureError(f"{file} is not the signature that was recorded. To fix: restore the file")
+        raise SignatureError(f"{model}: {SIGNATURE} is not the signature that was recorded. To fix: restore the file")
     try:
         bundle = json.loads(file.read_text())
         hint = bundle["verificationMaterial"]["publicKey"]["hint"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SignatureError(f"{file} is no signature by a key: {error}. To fix: restore the file") from error
+        raise SignatureError(f"{model}: {SIGNATURE} is no signature by a key. To fix: restore the file") from error
     if hint in (revoked := keys.revoked()):
         raise SignatureError(
-            f"{folder} is signed by the key {revoked[hint]}, which was revoked. "
+            f"{model} is signed by the key {revoked[hint]}, which was revoked. "
             "To fix: retrain it, or take another version"
         )
     names = {_hint(public): name for name, public in keys.public().items()}
     if hint not in names:
         raise SignatureError(
-            f"{folder} is signed by an unknown key ({hint[:16]}...). To fix: put its public key into "
+            f"{model} is signed by an unknown key ({hint[:16]}...). To fix: put its public key into "
             f"{keys.folder / 'trusted'} if you trust it"
         )
     from cryptography.exceptions import InvalidSignature
@@ -191,9 +195,12 @@ def verify(folder: Path, keys: SigningKeys, *, signature_digest: str | None = No
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=keys.public()[names[hint]])
         verifier.set_hashing_config(_hashing()).verify(folder, file)
     except InvalidSignature as error:
-        raise SignatureError(f"{file} was not made by the key {names[hint]}. To fix: restore the file") from error
+        raise SignatureError(
+            f"{model}: {SIGNATURE} was not made by the key {names[hint]}. To fix: restore it"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:  # of what a damaged bundle lacks
-        raise SignatureError(f"{folder} is not what was signed: {error}. To fix: restore its files") from error
+        what = "; ".join(_changed_files(bundle, folder)) or f"{SIGNATURE} is damaged"
+        raise SignatureError(f"{model} is not what was signed: {what}. To fix: restore these files") from error
     subject = _signed(bundle)["subject"][0]
     statement = json.loads((folder / STATEMENT).read_text())
     return SignatureProof(
@@ -202,6 +209,22 @@ def verify(folder: Path, keys: SigningKeys, *, signature_digest: str | None = No
         digest=subject["digest"]["sha256"],
         statement=statement,
     )
+
+
+def _changed_files(bundle: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yields which files of a folder are not those that a signature covers, and how they differ."""
+    try:
+        signed = {each["name"]: each["digest"] for each in _signed(bundle)["predicate"]["resources"]}
+    except (ValueError, KeyError, TypeError):
+        return
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    for name in sorted({*signed, *files} - {SIGNATURE}):
+        if name not in files:
+            yield f"{name} is missing"
+        elif name not in signed:
+            yield f"{name} was added"
+        elif (digest := sha256_of(files[name])) != signed[name]:
+            yield f"{name} has the SHA-256 {digest[:12]}..., not {signed[name][:12]}..."
 
 
 def _signed(bundle: Mapping[str, Any]) -> Mapping[str, Any]:

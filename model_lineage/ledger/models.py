@@ -205,7 +205,7 @@ class Models(registry.Families):
                 if isinstance(error, LedgerError) and error.may_pass:
                     raise
                 raise SignatureError(f"the files of {record.uri} cannot be read: {error}") from error
-            proof = verify(folder, self.keys, signature_digest=model.tags[registry.SIGNED])
+            proof = verify(folder, self.keys, model=record.uri, signature_digest=model.tags[registry.SIGNED])
         recorded = dict(proof.recorded())
         metrics = {valid_key(key): value for key, value in recorded.pop("metrics").items() if math.isfinite(value)}
         now = _recorded(model)

@@ -196,6 +196,24 @@ def test_changes_of_files_and_statements_are_all_found(ledger, home, tuned, tmp_
         shutil.rmtree(copy)
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda folder: (folder / "config.json").write_text("{}"), "config.json has the SHA-256 44136fa355b3..., not "),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "more.txt").write_text("more"), "more.txt was added"),
+    ],
+)
+def test_a_changed_file_is_named_with_its_model(ledger, home, tuned, tmp_path, monkeypatch, change, what):
+    folder = ledger.download_model(tuned.uri, tmp_path)
+    change(folder)
+    monkeypatch.setattr(ledger, "_downloaded", lambda model, to, path: folder)
+    with pytest.raises(SignatureError) as caught:
+        ledger.verify(tuned)
+    assert str(caught.value).startswith(f"{tuned.uri} is not what was signed: {what}")
+    assert str(tmp_path) not in str(caught.value) and "b'" not in str(caught.value)
+
+
 RECORDS = {
     "ringmaster.kind": "lora",
     "ringmaster.parents": "[]",
@@ -306,3 +324,18 @@ def test_a_key_that_signs_nothing_is_told(home, tmp_path):
     key.write_text("no key")
     with pytest.raises(SignatureError, match=r"signs nothing: .*To fix: make it by `openssl"):
         signatures.sign({"a": Path(__file__)}, key=key, recorded={}, materials=[])
+
+
+@pytest.mark.parametrize("content", ["[1]", "not JSON", '{"tensors": {}}'])
+def test_a_changed_reference_is_told_with_its_model_and_file(ledger, base, home, content):
+    (file,) = [each for each in home.rglob("*.stored") if base.model_id in str(each)]
+    before = file.read_bytes()
+    file.write_text(content)
+    try:
+        with pytest.raises(SignatureError) as caught:
+            ledger.verify(base)
+    finally:
+        file.write_bytes(before)
+    assert base.uri in str(caught.value) and "model.safetensors" in str(caught.value)
+    assert "b'" not in str(caught.value) and "/tmp" not in str(caught.value).replace(str(home), "")
+    ledger.verify(base)
