@@ -357,26 +357,28 @@ def batch_is_divisible(job: Job, num_slices: int) -> str | None:
     return None
 
 
+MAX_CHUNKS = 8
+"""Chunks of a global batch, unless a job gives their size: as many as a usual machine has devices."""
 LEAST_CHUNK = 4
 """Samples of a chunk, unless a job gives it: fewer cost more than a fifth of a step."""
 
 
-def choose_chunk(job: Job, gangs: Iterable[GangShape], facts: ModelFacts) -> int | None:
-    """Returns the chunk of an exact job: its batch over the largest gang that can share it; None for other jobs.
+def choose_chunk(job: Job, facts: ModelFacts) -> int | None:
+    """Returns the chunk of an exact job, the samples of a forward and backward; None for other jobs.
 
-    The number of chunks is a power of two. A batch that must not be divided is one chunk. With local updates, so is a
-    worker's share.
+    The chunk decides the bits of the result. It therefore follows from the job alone, and never from the devices that
+    are there or that the job may use. The number of chunks is a power of two. A batch that must not be divided is one
+    chunk. With local updates, so is a worker's share.
     """
     if not job.is_exact or job.exact_chunk is not None:
         return job.exact_chunk
     if job.local_updates is not None:
         return job.global_batch_size // job.local_updates.workers
-    size, num_chunks = job.global_batch_size, 1
-    sizes = [gang.num_devices for gang in gangs if job.num_devices is None or gang.num_devices in job.num_devices]
-    most = 1 if undivided_batch_only(job, facts) else max(sizes, default=1)
-    while 2 * num_chunks <= most and size % (2 * num_chunks) == 0 and size >= 2 * num_chunks * LEAST_CHUNK:
-        num_chunks *= 2
-    return size // num_chunks
+    chunk = job.global_batch_size
+    least = max(LEAST_CHUNK, -(-chunk // MAX_CHUNKS))
+    while not undivided_batch_only(job, facts) and chunk % 2 == 0 and chunk // 2 >= least:
+        chunk //= 2
+    return chunk
 
 
 def why_not_exact(technique: Technique, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:

@@ -237,6 +237,10 @@ class _MicroBatch:
         """Whether a GPU waited for the host, so that its own seconds are unknown."""
         return self.host_s > WAITING * self.total_s
 
+    def with_load(self) -> _MicroBatch:
+        """Returns the same micro-batch with its rows loaded when they are needed, as a part of it."""
+        return replace(self, total_s=self.total_s + self.load_s, host_s=self.host_s + self.load_s, load_s=0.0)
+
 
 class _TimedTrainer(trainers.Trainer):
     """A trainer on one device that notes when its parts begin and end, and chooses the rows of a step itself."""
@@ -276,7 +280,8 @@ class _TimedTrainer(trainers.Trainer):
         large = self._time(max(num_rows, least + 1), kinds, more)
         while large.waits_for_host and 2 * large.num_rows <= self.job.global_batch_size:
             large = self._time(2 * large.num_rows, kinds, more)  # else a row seems to take no time
-        return small, large
+        # Whether loads are slow may turn out between the two: both have them or neither.
+        return (small, large) if self._loader.is_ahead else (small.with_load(), large.with_load())
 
     def _time(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
         self._chosen = [*islice(cycle(self._fitting()), num_rows)]
@@ -303,7 +308,7 @@ class _TimedTrainer(trainers.Trainer):
         return [row for _, row in fitting] or [min(lengths)[1]]
 
     def _micro_batch_of(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
-        load_s = self._host_s("load") if self._loader.is_ahead else 0.0
+        load_s = self._host_s("load")
         total_s, host_s = self._seconds("step") - load_s, self._host_s("step") - load_s
         forward_s = self._seconds("forward")
         layers_s = sum(self._seconds(f"ahead {i}") for i in range(len(kinds)))

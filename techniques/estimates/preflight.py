@@ -101,7 +101,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         facts = with_probe(facts, tried, job)
     if job.adapter is not None and facts.decoder is not None and (more := _other_columns(job, data, order)):
         facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
-    job = replace(job, exact_chunk=choose_chunk(job, order.shapes, facts))
+    job = replace(job, exact_chunk=choose_chunk(job, facts))
     estimator = Estimator(job, facts=facts, data=to_json(data), order=order)
     candidates: list[Candidate] = []
     refusals: list[Refusal] = []
@@ -129,7 +129,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
             )
             listed[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)
             if not listed[name]:
-                least = _least_too_large(too_large, shape)
+                least = _least_too_large(too_large, shape, job)
                 refusals.append(
                     Refusal(
                         technique=name,
@@ -243,9 +243,10 @@ def _needless(technique: Technique, result: Mapping[str, list[Candidate]], shape
     return None
 
 
-def _least_too_large(too_large: Sequence[tuple[Refusal, int]], shape: GangShape) -> str:
+def _least_too_large(too_large: Sequence[tuple[Refusal, int]], shape: GangShape, job: Job) -> str:
     least = min((num_bytes for _, num_bytes in too_large), default=0)
-    return f"needs {least / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device at the least"
+    chunk = f", in chunks of {job.exact_chunk} samples (exact_chunk sets the chunk)" if job.is_exact else ""
+    return f"needs {least / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device at the least{chunk}"
 
 
 def why_no_adaptation(technique: Technique, job: Job) -> str | None:

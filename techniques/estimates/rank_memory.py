@@ -338,6 +338,17 @@ def _ranks(rank: int, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
 
 def _stand_in(scene: RankScenario) -> None:
     """Replaces functions of this process that cannot work without values."""
+    for place, name, value in replacements(scene):
+        assert hasattr(place, name), f"{place.__name__} has no {name}, which estimates of memory replace"
+        setattr(place, name, value)
+
+
+def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
+    """Returns what `_stand_in` replaces: the class or module, the name in it, and what takes its place.
+
+    A name that is no longer looked up there would be replaced to no effect, so a test counts the calls of each. Those
+    of other libraries are in all versions from torch 2.11 and transformers 5.9 on; some of them are private.
+    """
     from torch.distributed import _functional_collectives as collectives
     from torch.nn import parallel
     from transformers import masking_utils
@@ -377,9 +388,7 @@ def _stand_in(scene: RankScenario) -> None:
     if prepared.tensors or prepared.kind in ("tokens", "images"):
         samples = _Samples(prepared)
         replaced.append((trainers, "open_data", lambda *_, **__: (samples, samples)))
-    for place, name, value in replaced:
-        if hasattr(place, name):
-            setattr(place, name, value)
+    return replaced
 
 
 def _model(scene: RankScenario, data: PreparedData, seed: int) -> nn.Module:

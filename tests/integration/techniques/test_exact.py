@@ -6,9 +6,15 @@ from itertools import product
 
 import pytest
 
-from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.codec import to_json
+from ringmaster.tasks.profiling.preflight import with_chunk
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, registry
 from ringmaster.techniques.checkpoints.chain import read_chain
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.technique import GangShape
 from tests.integration.losses.test_losses import PREFERENCES, TINY
 from tests.integration.techniques.test_architectures import spec
 from tests.integration.techniques.test_exact_dropout import FAMILIES
@@ -184,6 +190,70 @@ def test_eight_ranks_too(bench, tmp_path, layout, model):
     job = exact_job(bench, model, other="clipped", exact_chunk=2)
     expected = bench.train(job, Layout("single", 1, {"micro_batch": 2}), tmp_path / "single")
     assert_same_bits(bench.train(job, layout, tmp_path / "eight"), expected)
+
+
+def chosen_on(bench, job, num_devices):
+    """Returns the job as a machine with so many devices would train it, and the layouts that it would choose from."""
+    layouts = []
+    for name in ("single", "ddp", "fsdp"):
+        order = PreflightOrder(
+            jobs=(job,),
+            shapes=tuple(bench.shape(n) for n in range(1, num_devices + 1)),
+            techniques={name: registry.dotted_path(name)},
+            cache_dir=str(bench.cache_dir),
+        )
+        found = preflight_job(job, order)
+        first = {each.num_devices: each for each in reversed(found.candidates)}
+        layouts += [Layout(name, number, dict(each.config)) for number, each in first.items()]
+    return with_chunk(job, found), layouts
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "chunk", "largest_gang"),
+    matrix([(16, 4, 4), (32, 4, 8), (12, 6, 2), (24, 6, 4), (15, 15, 1), (3, 3, 1)], quick=[(12, 6, 2)]),
+)
+def test_machines_of_all_sizes_give_the_same_bits(bench, tmp_path, global_batch_size, chunk, largest_gang):
+    plain = replace(exact_job(bench, other="clipped"), exact_chunk=None, global_batch_size=global_batch_size)
+    allowed = {(1, None), (2, (1,)), (2, (2,)), (4, None), (8, None), (8, (2, 8))}
+    trained = {}
+    for machine, num_devices in sorted(allowed, key=str):
+        job, layouts = chosen_on(bench, replace(plain, num_devices=num_devices), machine)
+        assert job.exact_chunk == chunk
+        for layout in layouts:
+            if str(layout) not in trained:
+                folder = tmp_path / str(len(trained))
+                trained[str(layout)] = layout.num_devices, bench.train(replace(job, num_devices=None), layout, folder)
+    (_, expected), *others = trained.values()
+    for _, other in others:
+        assert_same_bits(other, expected)
+    assert max(number for number, _ in trained.values()) == largest_gang
+
+
+def test_a_chunk_that_fits_no_device_is_refused_and_not_made_smaller(bench):
+    job = replace(exact_job(bench), exact_chunk=None, num_devices=(1,))
+    small = GangShape(kind="cpu", num_devices=1, memory_bytes=1 << 10)
+    order = PreflightOrder(
+        jobs=(job,),
+        shapes=(small,),
+        techniques={"single": registry.dotted_path("single")},
+        cache_dir=str(bench.cache_dir),
+    )
+    found = preflight_job(job, order)
+    assert found.candidates == ()
+    whole = next(refusal for refusal in found.refusals if refusal.config is None)
+    assert whole.is_too_large
+    assert "in chunks of 4 samples (exact_chunk sets the chunk)" in whole.reason
+    assert {refusal.config["micro_batch"] for refusal in found.refusals if refusal.config} == {4}
+
+
+def test_a_job_that_has_begun_keeps_its_chunk(bench):
+    """Earlier releases chose chunks by the devices of a node; a run that is resumed has recorded its own."""
+    job = replace(exact_job(bench), exact_chunk=None)
+    data = prepare(job.data, cache_dir=bench.cache_dir)
+    begun = Preflight(job=job.name, data=to_json(data), facts={}, candidates=(), refusals=(), exact_chunk=8)
+    resumed, layouts = chosen_on(bench, with_chunk(job, begun), 2)
+    assert resumed.exact_chunk == 8
+    assert {layout.config["micro_batch"] for layout in layouts} == {8}
 
 
 def test_a_checkpoint_of_other_chunks_is_refused(bench, tmp_path):

@@ -14,6 +14,7 @@ from ringmaster.techniques.estimates import measured_steps as measuring
 from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.training.batch_loader import BatchLoader
 from tests.integration.workbench import RESNET, write_prose
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -75,6 +76,19 @@ def test_a_gpu_that_waits_for_the_host_gets_more_rows(measure, monkeypatch):
     found = measure(global_batch_size=48)
     assert found.launch_s == 0.0
     assert found.host_s == pytest.approx(48 * found.row_s)  # as many marks for all rows as for two
+
+
+def test_loads_that_turn_out_slow_while_steps_are_measured_are_left_out_of_all(measure, monkeypatch):
+    load = BatchLoader._load
+
+    def timed(loader, request, **arguments):
+        return load(loader, request, **arguments)[0], 1.0 if len(request.rows) > 3 else 0.0
+
+    monkeypatch.setattr(measuring, "_CpuClock", WaitingMarks)
+    monkeypatch.setattr(BatchLoader, "_load", timed)
+    found = measure(global_batch_size=48)
+    assert found.load_s == pytest.approx(1 / 48)
+    assert found.host_s == pytest.approx(48 * found.row_s)
 
 
 class SlowSamples:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 
@@ -224,20 +225,29 @@ def gangs(most):
 
 
 @pytest.mark.parametrize(
-    ("changes", "most", "chunk"),
+    ("changes", "chunk"),
     [
-        ({"global_batch_size": 64}, 8, 8),
-        ({"global_batch_size": 64}, 7, 16),
-        ({"global_batch_size": 16}, 8, 4),  # fewer samples would cost too much
-        ({"global_batch_size": 24}, 4, 6),
-        ({"global_batch_size": 28}, 8, 7),
-        ({"global_batch_size": 15}, 8, 15),
-        ({"global_batch_size": 64, "num_devices": (1, 2)}, 8, 32),
-        ({"global_batch_size": 64, "exact_chunk": 2}, 1, 2),
+        ({"global_batch_size": 64}, 8),
+        ({"global_batch_size": 1024}, 128),
+        ({"global_batch_size": 16}, 4),  # fewer samples would cost too much
+        ({"global_batch_size": 24}, 6),
+        ({"global_batch_size": 28}, 7),
+        ({"global_batch_size": 60}, 15),
+        ({"global_batch_size": 15}, 15),
+        ({"global_batch_size": 2}, 2),
+        ({"global_batch_size": 64, "exact_chunk": 2}, 2),
+        ({"global_batch_size": 64, "num_devices": (2,)}, 8),
+        ({"global_batch_size": 64, "num_devices": (16,)}, 8),
+        ({"global_batch_size": 64, "compile": True}, 8),
     ],
 )
-def test_the_chunk_is_that_of_the_largest_useful_gang(changes, most, chunk):
-    assert choose_chunk(job(**changes), gangs(most), FACTS) == chunk
+def test_the_chunk_follows_from_the_batch_alone(changes, chunk):
+    assert choose_chunk(job(**changes), FACTS) == chunk
+
+
+def test_a_batch_that_must_stay_whole_is_one_chunk():
+    assert choose_chunk(job(global_batch_size=64), replace(FACTS, whole_batch="it normalizes over the batch")) == 64
+    assert choose_chunk(job(global_batch_size=64, compile=True), replace(FACTS, has_dropout=True)) == 64
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""What estimates of memory replace in their process is there, and what replaces it is called."""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from ringmaster.codec import to_json
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.data import PreparedData
+from ringmaster.techniques.estimates import rank_memory
+from ringmaster.techniques.estimates.device_rates import run_in_children
+from ringmaster.techniques.estimates.rank_memory import RankScenario, estimate_rank
+from ringmaster.techniques.job import Numerics
+from ringmaster.techniques.technique import KERNELS, GangShape
+from ringmaster.techniques.training.kernels import ATTENTION
+from tests.integration.workbench import GPT2_WITH_DROPOUT, LLAMA
+
+TOKENS = PreparedData(
+    name="text", digest="", num_samples=64, num_held_out=8, kind="tokens", vocab_size=64, seq_len=16, source=""
+)
+MIXTURE = ModelSpec(
+    architecture="MixtralForCausalLM", config={**LLAMA.config, "num_local_experts": 4, "num_experts_per_tok": 2}
+)
+EVERYWHERE = {"build_model", "draws_of", "open_data", "prepare", "rollout_of"}
+# What a model, a technique and a config need, beside what all of them do.
+CASES = [
+    (LLAMA, "single", {KERNELS: f"{ATTENTION}:eager"}, {"_apply", "is_tracing", "why_kernels_differ"}),
+    (GPT2_WITH_DROPOUT, "ddp", {}, {"DistributedDataParallel", "is_tracing", "kept"}),
+    (LLAMA, "context", {"exchange": "all_gather", "sharded": False}, {"causal_lower_right"}),
+    (
+        LLAMA,
+        "tensor",
+        {"sequence_parallel": True, "loss_parallel": True},
+        {"_are_we_tracing"},
+    ),
+    (MIXTURE, "expert", {"reshard": True}, {"sizes_of", "_can_use_grouped_mm"}),
+]
+
+
+def scene(folder, model, technique, config):
+    job = Job(
+        name="a",
+        model=model,
+        data=DataSpec(source="python-stdlib", seq_len=16),
+        global_batch_size=8,
+        num_steps=1,
+        numerics=Numerics(tolerance=1e-3) if KERNELS in config else None,
+    )
+    return RankScenario(
+        job=job,
+        data=to_json(TOKENS),
+        technique=registry.BUILTIN[technique],
+        config={"micro_batch": 4, "recompute": "none", **config},
+        shape=GangShape(kind="cpu", num_devices=1 if technique == "single" else 2, memory_bytes=1 << 33),
+        cache_dir=str(folder),
+    )
+
+
+def in_child(work):
+    ((_, result, fault),) = run_in_children([work], at_once=1)
+    assert not fault
+    return result
+
+
+def calls(a_scene):
+    """Returns how often each replacement is called in an estimate; its process ends, as parts of torch are replaced."""
+    counted, plain = Counter(), rank_memory.replacements
+
+    def counting(name, value):
+        def called(*args, **kwargs):
+            counted[name] += 1
+            return value(*args, **kwargs)
+
+        return called
+
+    rank_memory.replacements = lambda one: [(place, name, counting(name, value)) for place, name, value in plain(one)]
+    estimate_rank(a_scene)
+    return dict(counted)
+
+
+@pytest.mark.parametrize(("model", "technique", "config", "needed"), CASES, ids=[case[1] for case in CASES])
+def test_what_an_estimate_replaces_is_used(tmp_path, model, technique, config, needed):
+    counted = in_child(partial(calls, scene(tmp_path, model, technique, config)))
+    assert needed | EVERYWHERE <= counted.keys()
+
+
+def test_every_replacement_is_used_in_some_estimate(tmp_path):
+    names = [name for _, name, _ in rank_memory.replacements(scene(tmp_path, LLAMA, "single", {}))]
+    assert sorted(names) == sorted(EVERYWHERE.union(*(needed for *_, needed in CASES)))
+
+
+def replaces_what_is_gone(a_scene):
+    plain = rank_memory.replacements
+    rank_memory.replacements = lambda one: [(rank_memory, "no_such_name", None), *plain(one)]
+    try:
+        estimate_rank(a_scene)
+    except AssertionError as error:
+        return str(error)
+
+
+def test_a_name_that_is_gone_is_told(tmp_path):
+    told = in_child(partial(replaces_what_is_gone, scene(tmp_path, LLAMA, "single", {})))
+    assert told.endswith("rank_memory has no no_such_name, which estimates of memory replace")
