@@ -32,7 +32,7 @@ from ringmaster.techniques.data.row_kind import (
 )
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, complete_tokenizer
 from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of, packed
-from ringmaster.techniques.data.sources.builtin import load_splits, rows_of_splits, with_leaks_of_splits
+from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.tokens import save_tokenizer
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
@@ -531,29 +531,11 @@ class RowSource(RowKind):
         splits = load_splits(replace(spec, kwargs=others))
         columns = self.columns(spec, splits[0].column_names)
         if self.has_classes and not self.options(spec).labels:
-            labels = _class_names(splits[0].features[columns.columns[LABEL]])
+            labels = class_names(splits[0].features[columns.columns[LABEL]])
             spec = replace(spec, options={**spec.options, "labels": labels})
-        named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
-
-        def content(row: dict[str, Any], place: str) -> dict[str, Any]:
-            return columns.content(row | {name: _with_names(row[name], names) for name, names in named.items()}, place)
-
-        rows = partial(rows_of_splits, splits, spec, columns.names, content=content, key=_split_key)
+        rows = partial(rows_of_splits, splits, spec, columns.names, content=columns.content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
         return with_leaks_of_splits(result, splits, spec, columns=columns.names)
-
-
-def _class_names(feature: Any) -> tuple[str, ...]:
-    """The names of the classes that a `datasets` feature declares, of a label or of a list of labels."""
-    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
-
-
-def _with_names(value: Any, names: Sequence[str]) -> Any:
-    if isinstance(value, list):
-        return [_with_names(each, names) for each in value]
-    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
-        return IGNORED
-    return None if value is None else names[value]
 
 
 def _split_key(content: Mapping[str, Any], index: int) -> str:
