@@ -115,7 +115,8 @@ class PreparedData:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
         columns = ", ".join(name if name == role else f"{name} as {role}" for role, name in self.columns)
         parts = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
-        parts.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
+        held_out = f"{self.num_held_out:,} held out" if self.num_held_out else "none held out to compute metrics on"
+        parts.append(f"{self.num_samples:,} samples to train on, {held_out}")
         if self.labels:
             parts.append(f"{len(self.labels)} classes ({shown(self.labels)})")
         if self.seq_len is not None:
