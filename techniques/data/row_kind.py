@@ -234,6 +234,7 @@ class RowKind(StoredSource):
         a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
         be in `labels` alone.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
+    is_embedded: whether samples are texts whose embeddings are compared, as Sentence-Transformers computes them.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("path", "dataset")
@@ -253,6 +254,7 @@ class RowKind(StoredSource):
     is_causal: ClassVar[bool] = False
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
+    is_embedded: ClassVar[bool] = False
 
     @abstractmethod
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:

@@ -38,6 +38,8 @@ from ringmaster.techniques.data.tokens import save_tokenizer
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.models.model_folders import positions_in
+from ringmaster.techniques.models.sentence_embeddings import MAX_LENGTH, max_length_of
 
 __all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of", "text_of"]
 
@@ -74,13 +76,25 @@ class RowSamples:
     ) -> None:
         self._folder, self._kind, self._spec, self._columns, self._where = folder, kind, spec, columns, where
         self._rows, self._cache_dir = rows, cache_dir
-        self._max_length = spec.seq_len or DEFAULT_MAX_LENGTH
+        is_limited = spec.tokenizer is not None and kind.is_embedded
+        self._embedded_length = max_length_of(str(spec.tokenizer)) if is_limited else None
+        self._max_length = spec.seq_len or self._default_length()
         self._progress = TextProgress("preparing", what="rows")
         self._options = kind.options(spec)
         self._label_column = columns.columns[LABEL] if kind.has_classes else None
         self._labels: tuple[str, ...] = self._options.labels if kind.has_classes else ()
         self._finds_classes = kind.has_classes and not self._labels
         self._context = self._with_tokenizer()
+
+    def _default_length(self) -> int:
+        """The most tokens of a sample where the spec names none: those that the tokenizer's model reads.
+
+        Rows of causal models are not cut to it, as their answers come last.
+        """
+        limits = [DEFAULT_MAX_LENGTH, self._embedded_length]
+        if self._spec.tokenizer is not None and self._kind.needs_tokenizer and not self._kind.is_causal:
+            limits.append(positions_in(self._spec.tokenizer))
+        return min(each for each in limits if each is not None)
 
     def write(self) -> PreparedData:
         """Writes the samples, and the manifest of named data; returns the description."""
@@ -132,6 +146,7 @@ class RowSamples:
             "columns": self._columns.columns,
             "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
             "tokenizer": encoded_rows.content_of(tokenizer) if tokenizer.exists() else None,
+            "max_length": self._max_length,
             **({} if self._context.retriever is None else {"store": self._context.retriever.digest}),
         }
 
@@ -400,6 +415,10 @@ class RowSamples:
             columns=tuple(sorted(self._columns.columns.items())),
             lengths=(width, width) if spec.packing else tuple(map(int, typical)),
         )
+        if (most := self._embedded_length) is not None and longest > most:
+            note = f"texts have up to {longest:,} tokens, of which Sentence-Transformers reads {most:,} with "
+            note += f"{spec.tokenizer} ({MAX_LENGTH}), and {width:,} with an export"
+            prepared = replace(prepared, notes=(note,))
         return kind.described(self._with_label_faults(prepared, labels))
 
     def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
@@ -413,7 +432,7 @@ class RowSamples:
                 faults.append(class_labels.constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
                 notes += class_labels.notes_on(labels, trained=classes, are_learnt=self._finds_classes)
-        return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
+        return replace(prepared, training_faults=tuple(faults), notes=(*prepared.notes, *notes))
 
 
 def _num_left_out(part: encoded_rows.EncodedPart) -> int:

@@ -10,8 +10,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.model_facts import num_positions
 
 CONFIG, FACTORY = "config.json", "model.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 LOSS = "loss.json"
 """The file of the loss that a model was trained with, where its job names one, and the kind of data."""
 REFERENCE = "reference"
@@ -59,6 +61,20 @@ def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
         if any(place.glob("*_optim_states.pt")) or any(place.glob("*_model_states.pt")):
             return FoundCheckpoint(kind="deepspeed", folder=place)
     return None
+
+
+def positions_in(name: str) -> int | None:
+    """Returns the most tokens that a model has positions for, that of a folder or of a name on the hub.
+
+    None where there is no config of a Hugging Face model, or it names no limit.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir(), trust_remote_code=False)
+    except (OSError, ValueError):
+        return None
+    return num_positions(config)
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:

@@ -28,6 +28,7 @@ from ringmaster.techniques.metric import (
     metrics_named,
     scored_metrics,
 )
+from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.models.peft_format import resolved
@@ -43,7 +44,6 @@ from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
 from ringmaster.techniques.training.generation import (
     answer_writer_of,
-    num_positions,
     prompt_seed,
     prompts_of,
     rollout_of,
@@ -70,7 +70,7 @@ def completions_of(
     """
     generation = function.generation
     assert generation is not None
-    longest, has = (data.seq_len or 0) + generation.max_new_tokens, num_positions(model)
+    longest, has = (data.seq_len or 0) + generation.max_new_tokens, num_positions(getattr(model, "config", None))
     if has is not None and has < longest:
         raise StepError(
             [

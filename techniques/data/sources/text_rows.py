@@ -222,6 +222,7 @@ class Embedding(RowSource):
     version = 2
     options_class = EmbeddingOptions
     needs_tokenizer = True
+    is_embedded = True
     copies_labels = False  # the other pairs of a batch are what a text is told from
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
