@@ -143,11 +143,15 @@ def text_config_of(config: Any) -> Any:
 
 
 def num_positions(config: Any) -> int | None:
-    """Returns the most tokens that a Hugging Face model has positions for; None where its config names no limit."""
+    """Returns the most tokens that a Hugging Face model has positions for; None where its config names no limit.
+
+    config: None for that of no model.
+    """
     config = text_config_of(config)
     most = getattr(config, "max_position_embeddings", None)
-    is_limited = isinstance(most, int) and most > 0  # XLNet's config has -1
-    return most - num_positions_before(config) if is_limited else None
+    if not isinstance(most, int) or most <= 0:  # XLNet's config has -1
+        return None
+    return most - num_positions_before(config)
 
 
 def num_positions_before(config: Any, *, pad_token_id: int | None = None) -> int:

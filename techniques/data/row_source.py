@@ -38,7 +38,8 @@ from ringmaster.techniques.data.tokens import save_tokenizer
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.models.model_folders import positions_in
+from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.models.model_folders import config_in
 from ringmaster.techniques.models.sentence_embeddings import MAX_LENGTH, max_length_of
 
 __all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of", "text_of"]
@@ -50,6 +51,8 @@ NOT_OF_SAMPLES = frozenset(
     {"path", "held_out_path", "held_out", "window", "time_column", "name", "version", "tokenizer"}
     | {"padding", "sampling", "packing"}
 )
+PADDED_ON_THE_LEFT = ("xlnet",)
+"""The `model_type` of models whose classifiers read the last token of a batch, whatever row it is of."""
 ROWS_PER_CALL, SAMPLES_OF_LENGTHS = 512, 1 << 16
 # How many rows after the first one without a sample are searched for others.
 ROWS_AFTER_A_FAULT = 10_000
@@ -77,6 +80,9 @@ class RowSamples:
         self._folder, self._kind, self._spec, self._columns, self._where = folder, kind, spec, columns, where
         self._rows, self._cache_dir = rows, cache_dir
         is_limited = spec.tokenizer is not None and kind.is_embedded
+        # The folder of a tokenizer is mostly that of the model, whose limits and padding are then known here.
+        reads_model = spec.tokenizer is not None and kind.needs_tokenizer and not kind.is_causal
+        self._config = config_in(str(spec.tokenizer)) if reads_model else None
         self._embedded_length = max_length_of(str(spec.tokenizer)) if is_limited else None
         self._max_length = spec.seq_len or self._default_length()
         self._progress = TextProgress("preparing", what="rows")
@@ -91,9 +97,7 @@ class RowSamples:
 
         Rows of causal models are not cut to it, as their answers come last.
         """
-        limits = [DEFAULT_MAX_LENGTH, self._embedded_length]
-        if self._spec.tokenizer is not None and self._kind.needs_tokenizer and not self._kind.is_causal:
-            limits.append(positions_in(self._spec.tokenizer))
+        limits = (DEFAULT_MAX_LENGTH, self._embedded_length, num_positions(self._config))
         return min(each for each in limits if each is not None)
 
     def write(self) -> PreparedData:
@@ -127,7 +131,8 @@ class RowSamples:
             save_tokenizer(folder, spec, chain.from_iterable(self._texts(row, context) for row in trained))
             has_padding, has_chat_template = is_trained or not kind.is_causal, is_trained and kind.reads_messages
             if has_padding or has_chat_template:
-                complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template)
+                pad_id = getattr(self._config, "pad_token_id", None)
+                complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template, pad_id=pad_id)
             context = replace(context, _tokenizer=RowTokenizer(folder))
         return context
 
@@ -410,6 +415,7 @@ class RowSamples:
             prepared,
             kind="other" if len(tensors.get(arrow_files.TOKENS, ())) > 1 else prepared.kind,  # of pairs
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
+            pads_left=getattr(self._config, "model_type", None) in PADDED_ON_THE_LEFT,
             labels=() if labels is None else labels.names,
             tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
             columns=tuple(sorted(self._columns.columns.items())),
@@ -535,7 +541,12 @@ class RowSource(RowKind):
         """Returns the samples in the rows of a table, which are padded."""
         padding = {**self.padding, arrow_files.TOKENS: prepared.pad_token_id or 0}
         return PaddedSamples(
-            table, collate=self.collate, width=prepared.seq_len or 1, padding=padding, uncut=self.uncut
+            table,
+            collate=self.collate,
+            width=prepared.seq_len or 1,
+            padding=padding,
+            uncut=self.uncut,
+            pads_left=prepared.pads_left,
         )
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:

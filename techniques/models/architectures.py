@@ -336,6 +336,18 @@ def is_anonymous(classes: Sequence[str]) -> bool:
     return all(name.startswith(ANONYMOUS) for name in classes)
 
 
+def note_on_classes(spec: ModelSpec, data: PreparedData, weights_from: Path | None) -> str | None:
+    """Returns what people should know where the classes of a trained head have no names, and get those of the data."""
+    name = str(weights_from or "") or (None if spec.has_fresh_head else spec.from_pretrained)
+    if name is None or not data.labels or is_anonymous(data.labels):
+        return None
+    config = read_json(Path(name) / CONFIG)
+    learnt = [str(each) for _, each in sorted((config.get("id2label") or {}).items(), key=lambda item: int(item[0]))]
+    if "Classification" not in str(config.get("architectures")) or not is_anonymous(learnt):
+        return None
+    return f"the classes of {name} have no names, and are taken for {_few(data.labels)}, in this order"
+
+
 def _set_classes(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> None:
     """Gives a config what its outputs are: the names of the data's classes, and the type of the problem.
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.model_facts import num_positions
 
 CONFIG, FACTORY = "config.json", "model.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -63,18 +63,21 @@ def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
     return None
 
 
-def positions_in(name: str) -> int | None:
-    """Returns the most tokens that a model has positions for, that of a folder or of a name on the hub.
+def config_in(name: str) -> SimpleNamespace | None:
+    """Returns what the config in a folder, or of a model on the hub, says of text; None where there is none.
 
-    None where there is no config of a Hugging Face model, or it names no limit.
+    It is as it was written, without the defaults of its class, which may take much memory to be made.
     """
-    from transformers import AutoConfig
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        config = AutoConfig.from_pretrained(name, local_files_only=Path(name).is_dir(), trust_remote_code=False)
-    except (OSError, ValueError):
+        file = Path(name) / CONFIG if Path(name).is_dir() else Path(hf_hub_download(name, CONFIG))
+    except (OSError, ValueError, HfHubHTTPError):
         return None
-    return num_positions(config)
+    content = read_json(file)
+    fields = content.get("text_config", content)
+    return SimpleNamespace(**fields) if isinstance(fields, dict) and fields else None
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:

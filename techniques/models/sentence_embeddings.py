@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.models.model_folders import CONFIG, TOKENIZER_CONFIG, positions_in, read_json
+from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.models.model_folders import CONFIG, TOKENIZER_CONFIG, config_in, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,10 @@ def max_length_of(base: str) -> int | None:
     of_tokenizer = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
     if (named := of_tokenizer.get("model_max_length", settings.get(MAX_LENGTH))) is not None:
         return int(named)
-    limits = (read_json(transformer / TOKENIZER_CONFIG).get("model_max_length"), positions_in(str(transformer)))
+    limits = (
+        read_json(transformer / TOKENIZER_CONFIG).get("model_max_length"),
+        num_positions(config_in(str(transformer))),
+    )
     return min((int(each) for each in limits if each is not None and each < MOST_LENGTH), default=None)
 
 

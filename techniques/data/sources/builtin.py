@@ -220,6 +220,8 @@ def describe_factory(
     training, held_out = datasets
     sample = training[0]
     shapes = {name: tuple(value.shape) for name, value in sample.items()}
+    # Of others, the kind tells the tensors, and labels are taken for numbers of classes.
+    is_described = len(shapes.get("input_ids", ())) > 1 or "float" in str(getattr(sample.get("labels"), "dtype", ""))
     return data_source.PreparedData(
         name=spec.factory.rpartition(":")[2],
         digest=str(getattr(training, "digest", None) or _samples_digest(datasets)),
@@ -228,7 +230,7 @@ def describe_factory(
         vocab_size=getattr(training, "vocab_size", None),
         num_labels=getattr(training, "num_labels", None),
         source=spec.factory,
-        tensors=data_source.sample_tensors(sample, shapes) if len(shapes.get("input_ids", ())) > 1 else (),
+        tensors=data_source.sample_tensors(sample, shapes) if is_described else (),
         **data_source.shape_fields(shapes),
     )
 
