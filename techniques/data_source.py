@@ -74,6 +74,7 @@ class PreparedData:
         and labels. Samples are made up from them where the data is on another machine, or memory is estimated.
     labels: the names of the classes, in the order of their numbers; () where they have no names.
     pad_token_id: the token that fills up shorter samples.
+    pads_left: whether it comes before a sample's tokens, and not behind them.
     num_truncated: number of samples that were longer than `seq_len` and were cut.
     num_left_out: number of samples that were left out, as no label was left in them.
     columns: (role, column) of what the samples are made of, such as ("label", "stars").
@@ -102,6 +103,7 @@ class PreparedData:
     tensors: tuple[SampleTensor, ...] = field(default=(), metadata=SINCE_LATER)
     labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     pad_token_id: int | None = field(default=None, metadata=SINCE_LATER)
+    pads_left: bool = field(default=False, metadata=SINCE_LATER)
     num_truncated: int = field(default=0, metadata=SINCE_LATER)
     num_left_out: int = field(default=0, metadata=SINCE_LATER)
     columns: tuple[tuple[str, str], ...] = field(default=(), metadata=SINCE_LATER)
@@ -115,7 +117,8 @@ class PreparedData:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
         columns = ", ".join(name if name == role else f"{name} as {role}" for role, name in self.columns)
         parts = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
-        parts.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
+        held_out = f"{self.num_held_out:,} held out" if self.num_held_out else "none held out to compute metrics on"
+        parts.append(f"{self.num_samples:,} samples to train on, {held_out}")
         if self.labels:
             parts.append(f"{len(self.labels)} classes ({shown(self.labels)})")
         if self.seq_len is not None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from typing import Any
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.job import Job, ModelSpec
@@ -126,6 +127,44 @@ class ModelFacts:
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 """Endings of the names of transformers' causal language models."""
+
+POSITIONS_AFTER_PADDING = frozenset(
+    {"camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"}
+    | {"roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+    | {"altclip_text_model", "bridgetower_text_model", "clap_text_model"}
+)
+"""The `model_type` of models whose first token has the position behind that of padding, their padding token's id."""
+
+
+def text_config_of(config: Any) -> Any:
+    """Returns the part of a Hugging Face config that describes how text is read, which mostly is the config itself."""
+    nested = getattr(config, "text_config", None)
+    return config if nested is None or isinstance(nested, dict) else nested
+
+
+def num_positions(config: Any) -> int | None:
+    """Returns the most tokens that a Hugging Face model has positions for; None where its config names no limit.
+
+    config: None for that of no model.
+    """
+    config = text_config_of(config)
+    most = getattr(config, "max_position_embeddings", None)
+    if not isinstance(most, int) or most <= 0:  # XLNet's config has -1
+        return None
+    return most - num_positions_before(config)
+
+
+def num_positions_before(config: Any, *, pad_token_id: int | None = None) -> int:
+    """Returns how many of a model's positions lie before that of the first token.
+
+    pad_token_id: the padding token that the config will have; None for the one that it has.
+    """
+    kind, padding = getattr(config, "model_type", None), getattr(config, "pad_token_id", None)
+    if kind not in POSITIONS_AFTER_PADDING or getattr(config, "position_embedding_type", None) == "rotary":
+        return 0
+    padding = padding if pad_token_id is None else pad_token_id
+    return 2 if kind == "mpnet" or padding is None else padding + 1  # MPNet's padding is always 1
+
 
 # The forward of these models accepts hidden states in place of embeddings, without further processing, and explicit
 # positions. Only attention mixes tokens.

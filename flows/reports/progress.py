@@ -381,4 +381,4 @@ def _numbers(devices: tuple[tuple[str, int], ...]) -> str:
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()) or "no metric was computed"

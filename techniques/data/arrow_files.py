@@ -201,11 +201,11 @@ def rows_by_column(table: Table) -> dict[str, list[Array] | Array]:
     return result
 
 
-def padded(values: Array, lengths: NDArray[np.int64], *, width: int, fill: int) -> Array:
-    """Returns ragged rows, cut or padded on the right to `width`: [rows, ..., width]."""
+def padded(values: Array, lengths: NDArray[np.int64], *, width: int, fill: int, pads_left: bool = False) -> Array:
+    """Returns ragged rows, cut on the right or padded to `width`, on the right or on the left: [rows, ..., width]."""
     rows = np.full((len(lengths), width, *values.shape[1:]), fill, dtype=values.dtype)
     if lengths.max(initial=0) > width:
         places = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         values = values[places < width]
-    rows[np.arange(width) < lengths[:, None]] = values
+    rows[(np.arange(width) < lengths[:, None])[:, :: -1 if pads_left else 1]] = values
     return np.ascontiguousarray(np.moveaxis(rows, 1, -1))

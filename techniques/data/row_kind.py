@@ -236,6 +236,7 @@ class RowKind(StoredSource):
     usual_loss: the loss by which models are evaluated on samples of several sequences, where no other one is known;
         None where a model's own loss reads the samples.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
+    is_embedded: whether samples are texts whose embeddings are compared, as Sentence-Transformers computes them.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("path", "dataset")
@@ -256,6 +257,7 @@ class RowKind(StoredSource):
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
     usual_loss: ClassVar[str | None] = None
+    is_embedded: ClassVar[bool] = False
 
     @abstractmethod
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:

@@ -32,12 +32,15 @@ from ringmaster.techniques.data.row_kind import (
 )
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, complete_tokenizer
 from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of, packed
-from ringmaster.techniques.data.sources.builtin import load_splits, rows_of_splits, with_leaks_of_splits
+from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.tokens import save_tokenizer
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.models.model_folders import config_in
+from ringmaster.techniques.models.sentence_embeddings import MAX_LENGTH, max_length_of
 
 __all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of", "text_of"]
 
@@ -48,6 +51,8 @@ NOT_OF_SAMPLES = frozenset(
     {"path", "held_out_path", "held_out", "window", "time_column", "name", "version", "tokenizer"}
     | {"padding", "sampling", "packing"}
 )
+PADDED_ON_THE_LEFT = ("xlnet",)
+"""The `model_type` of models whose classifiers read the last token of a batch, whatever row it is of."""
 ROWS_PER_CALL, SAMPLES_OF_LENGTHS = 512, 1 << 16
 # How many rows after the first one without a sample are searched for others.
 ROWS_AFTER_A_FAULT = 10_000
@@ -74,13 +79,26 @@ class RowSamples:
     ) -> None:
         self._folder, self._kind, self._spec, self._columns, self._where = folder, kind, spec, columns, where
         self._rows, self._cache_dir = rows, cache_dir
-        self._max_length = spec.seq_len or DEFAULT_MAX_LENGTH
+        is_limited = spec.tokenizer is not None and kind.is_embedded
+        # The folder of a tokenizer is mostly that of the model, whose limits and padding are then known here.
+        reads_model = spec.tokenizer is not None and kind.needs_tokenizer and not kind.is_causal
+        self._config = config_in(str(spec.tokenizer)) if reads_model else None
+        self._embedded_length = max_length_of(str(spec.tokenizer)) if is_limited else None
+        self._max_length = spec.seq_len or self._default_length()
         self._progress = TextProgress("preparing", what="rows")
         self._options = kind.options(spec)
         self._label_column = columns.columns[LABEL] if kind.has_classes else None
         self._labels: tuple[str, ...] = self._options.labels if kind.has_classes else ()
         self._finds_classes = kind.has_classes and not self._labels
         self._context = self._with_tokenizer()
+
+    def _default_length(self) -> int:
+        """The most tokens of a sample where the spec names none: those that the tokenizer's model reads.
+
+        Rows of causal models are not cut to it, as their answers come last.
+        """
+        limits = (DEFAULT_MAX_LENGTH, self._embedded_length, num_positions(self._config))
+        return min(each for each in limits if each is not None)
 
     def write(self) -> PreparedData:
         """Writes the samples, and the manifest of named data; returns the description."""
@@ -113,7 +131,8 @@ class RowSamples:
             save_tokenizer(folder, spec, chain.from_iterable(self._texts(row, context) for row in trained))
             has_padding, has_chat_template = is_trained or not kind.is_causal, is_trained and kind.reads_messages
             if has_padding or has_chat_template:
-                complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template)
+                pad_id = getattr(self._config, "pad_token_id", None)
+                complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template, pad_id=pad_id)
             context = replace(context, _tokenizer=RowTokenizer(folder))
         return context
 
@@ -132,6 +151,7 @@ class RowSamples:
             "columns": self._columns.columns,
             "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
             "tokenizer": encoded_rows.content_of(tokenizer) if tokenizer.exists() else None,
+            "max_length": self._max_length,
             **({} if self._context.retriever is None else {"store": self._context.retriever.digest}),
         }
 
@@ -421,11 +441,16 @@ class RowSamples:
             prepared,
             kind="other" if len(tensors.get(arrow_files.TOKENS, ())) > 1 else prepared.kind,  # of pairs
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
+            pads_left=getattr(self._config, "model_type", None) in PADDED_ON_THE_LEFT,
             labels=() if labels is None else labels.names,
             tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
             columns=tuple(sorted(self._columns.columns.items())),
             lengths=(width, width) if spec.packing else tuple(map(int, typical)),
         )
+        if (most := self._embedded_length) is not None and longest > most:
+            note = f"texts have up to {longest:,} tokens, of which Sentence-Transformers reads {most:,} with "
+            note += f"{spec.tokenizer} ({MAX_LENGTH}), and {width:,} with an export"
+            prepared = replace(prepared, notes=(note,))
         return kind.described(self._with_label_faults(prepared, labels))
 
     def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
@@ -439,7 +464,7 @@ class RowSamples:
                 faults.append(class_labels.constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
                 notes += class_labels.notes_on(labels, trained=classes, are_learnt=self._finds_classes)
-        return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
+        return replace(prepared, training_faults=tuple(faults), notes=(*prepared.notes, *notes))
 
     def _with_content_faults(self, prepared: PreparedData, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
         """The description with the samples that lost what their rows say."""
@@ -547,7 +572,12 @@ class RowSource(RowKind):
         """Returns the samples in the rows of a table, which are padded."""
         padding = {**self.padding, arrow_files.TOKENS: prepared.pad_token_id or 0}
         return PaddedSamples(
-            table, collate=self.collate, width=prepared.seq_len or 1, padding=padding, uncut=self.uncut
+            table,
+            collate=self.collate,
+            width=prepared.seq_len or 1,
+            padding=padding,
+            uncut=self.uncut,
+            pads_left=prepared.pads_left,
         )
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
@@ -562,29 +592,11 @@ class RowSource(RowKind):
         splits = load_splits(replace(spec, kwargs=others))
         columns = self.columns(spec, splits[0].column_names)
         if self.has_classes and not self.options(spec).labels:
-            labels = _class_names(splits[0].features[columns.columns[LABEL]])
+            labels = class_names(splits[0].features[columns.columns[LABEL]])
             spec = replace(spec, options={**spec.options, "labels": labels})
-        named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
-
-        def content(row: dict[str, Any], place: str) -> dict[str, Any]:
-            return columns.content(row | {name: _with_names(row[name], names) for name, names in named.items()}, place)
-
-        rows = partial(rows_of_splits, splits, spec, columns.names, content=content, key=_split_key)
+        rows = partial(rows_of_splits, splits, spec, columns.names, content=columns.content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
         return with_leaks_of_splits(result, splits, spec, columns=columns.names)
-
-
-def _class_names(feature: Any) -> tuple[str, ...]:
-    """The names of the classes that a `datasets` feature declares, of a label or of a list of labels."""
-    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
-
-
-def _with_names(value: Any, names: Sequence[str]) -> Any:
-    if isinstance(value, list):
-        return [_with_names(each, names) for each in value]
-    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
-        return IGNORED
-    return None if value is None else names[value]
 
 
 def _split_key(content: Mapping[str, Any], index: int) -> str:

@@ -288,17 +288,20 @@ def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
     return [parts[0][:kept], parts[1][: most - kept]]
 
 
-def complete_tokenizer(folder: Path, *, has_padding: bool, has_chat_template: bool) -> None:
+def complete_tokenizer(folder: Path, *, has_padding: bool, has_chat_template: bool, pad_id: int | None = None) -> None:
     """Gives the tokenizer in `folder` what its files lack.
 
-    has_padding: the padding token that rows have, so that texts are encoded in batches. has_chat_template: ChatML, with
+    has_padding: the padding token that rows have, so that texts are encoded in batches. pad_id: that of its model, None
+        where it is unknown: the token is then the end of a text, or the first one. has_chat_template: ChatML, with
         its special tokens, for a tokenizer that was trained on the data.
     """
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     if has_padding and tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        of_model = pad_id if isinstance(pad_id, int) and 0 <= pad_id < len(tokenizer) else None
+        token = tokenizer.eos_token if of_model is None else tokenizer.convert_ids_to_tokens(of_model)
+        tokenizer.pad_token = token or tokenizer.convert_ids_to_tokens(0)
     if has_chat_template:
         tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
         tokenizer.chat_template = CHATML

@@ -57,7 +57,8 @@ class ArraySamples:
 class PaddedSamples(ArraySamples):
     """Samples with ragged columns, which are padded to one width.
 
-    width: the width where `rows` is given none. padding: the values that fill up the columns. uncut: the columns that
+    width: the width where `rows` is given none. padding: the values that fill up the columns. pads_left: whether they
+        come first, and not last. uncut: the columns that
         are no tokens: they are padded to their longest row, and do not count in lengths.
     """
 
@@ -69,9 +70,11 @@ class PaddedSamples(ArraySamples):
         width: int,
         padding: Mapping[str, int],
         uncut: Collection[str] = (),
+        pads_left: bool = False,
     ) -> None:
         super().__init__(table, collate=collate)
         self._table, self._padding, self._uncut, self.width = table, padding, uncut, width
+        self._pads_left = pads_left
 
     def lengths(self) -> NDArray[np.int64]:
         """Returns the length of each sample, the longest of its columns: [samples]."""
@@ -90,7 +93,8 @@ class PaddedSamples(ArraySamples):
                 plain[name] = np.array(values)
             else:
                 widest = int(lengths.max(initial=1)) if name in self._uncut else width or self.width
-                ragged[name] = arrow_files.padded(values, lengths, width=widest, fill=self._padding.get(name, 0))
+                fill = self._padding.get(name, 0)
+                ragged[name] = arrow_files.padded(values, lengths, width=widest, fill=fill, pads_left=self._pads_left)
         return self._collate({**plain, **ragged})
 
 

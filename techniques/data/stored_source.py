@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "data.json"
 """What describes the samples in a folder. Releases before 0.4 had another one, beside files of another form."""
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
-FORMAT = 3
+FORMAT = 4
 
 
 def prepare_once(
@@ -164,6 +164,8 @@ def described(
     training, held_out = (arrow_files.open_split(folder, split) for split in arrow_files.SPLITS)
     batch = (samples or ArraySamples(training, collate=as_tensors)).rows(range(min(training.num_rows, 1)))
     shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
+    has_numbers = arrow_files.LABELS in batch and batch[arrow_files.LABELS].is_floating_point()
+    is_described = samples is not None or has_numbers  # else labels are taken for numbers of classes
     if num_labels is None and shapes.get(arrow_files.LABELS) == ():
         num_labels = arrow_files.num_values(folder, arrow_files.LABELS)
     if vocab_size is None and arrow_files.TOKENS in shapes:
@@ -177,7 +179,7 @@ def described(
         num_held_out=held_out.num_rows,
         vocab_size=vocab_size,
         end_of_text_id=end_of_text_id,
-        tensors=() if samples is None else data_source.sample_tensors(batch, shapes),
+        tensors=data_source.sample_tensors(batch, shapes) if is_described else (),
         **data_source.shape_fields(shapes),
     )
 

@@ -24,6 +24,7 @@ from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
 from ringmaster.techniques.models.adapters import attach
+from ringmaster.techniques.models.architectures import note_on_classes
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder
@@ -146,9 +147,11 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
                 if why
             ]
         candidates += [candidate for group in listed.values() for candidate in group]
+    base = order.weights.get(job.name)
+    note = note_on_classes(job.model, data, None if base is None else Path(base)) if job.trains else None
     return Preflight(
         job=job.name,
-        data=to_json(data),
+        data=to_json(data if note is None else replace(data, notes=(*data.notes, note))),
         facts=to_json(facts),
         candidates=tuple(candidates),
         refusals=tuple(refusals),

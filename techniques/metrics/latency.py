@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ringmaster.techniques.metric import ModelMetric
+from ringmaster.techniques.model_facts import num_positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +109,7 @@ class Latency(ModelMetric):
             pixels = torch.randn(rows, config.num_channels, *sides, generator=draw)
             return {"pixel_values": pixels.to(device)}
         text = config.get_text_config()
-        limit = getattr(text, "max_position_embeddings", None) or self.options["tokens"]
+        limit = num_positions(text) or self.options["tokens"]
         length = min(self.options["tokens"], limit - self.options["new_tokens"])
         ids = torch.randint(text.vocab_size, (rows, length), generator=draw).to(device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.model_facts import CAUSAL
+from ringmaster.techniques.model_facts import (
+    CAUSAL,
+    POSITIONS_AFTER_PADDING,
+    num_positions,
+    num_positions_before,
+    text_config_of,
+)
 from ringmaster.techniques.models.model_folders import read_json
 
 if TYPE_CHECKING:
@@ -24,8 +30,11 @@ if TYPE_CHECKING:
 
 # Fields that configs accept although they have no such attribute: older spellings, and any special token.
 CONFIG, MOST_CONFIG_BYTES = "config.json", 64_000_000
-OF_LABELS = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
+OF_CLASSES = frozenset({"num_labels", "id2label", "label2id"})
 """Fields of which each determines the others."""
+SINGLE_LABEL = "single_label_classification"
+ANONYMOUS = "LABEL_"
+"""What the names of classes begin with where a model has none of its own."""
 # What no model has, and what would take minutes or all of a machine's memory to find out by building it.
 MOST_LAYERS, MOST_SIZE, MOST_MODULES = 10_000, 2**31 - 1, 200_000
 MOST_BUILD_S = 60.0
@@ -87,14 +96,16 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     taken = {
         name: value
         for name, value in _from_data(default, data, is_causal=spec.architecture.endswith(CAUSAL))
-        if aliases.get(name, name) not in given and not (name in OF_LABELS and given & OF_LABELS)
+        if aliases.get(name, name) not in given and not (name in OF_CLASSES and given & OF_CLASSES)
     }
     config = _made(config_class, spec.architecture, **{**taken, **spec.config})
     config.architectures = [spec.architecture]
+    if "pad_token_id" not in given:
+        _set_padding(config, data)
     _leave_out_foreign_tokens(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = data.end_of_text_id or 0
-    return _checked(config, data, of=spec.architecture)
+    return _checked(config, data, spec, of=spec.architecture)
 
 
 def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
@@ -103,20 +114,19 @@ def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
     config, name = _pretrained(spec), spec.from_pretrained
     if spec.architecture is not None:
         config.architectures = [spec.architecture]
-        if OF_LABELS.isdisjoint(spec.config):
-            for field, value in _labels_of(data):
+        if OF_CLASSES.isdisjoint(spec.config):
+            for field, value in _classes_of(data):
                 setattr(config, field, value)
     for field, value in spec.config.items():
         setattr(config, field, value)
-    is_causal = bool(config.architectures) and config.architectures[0].endswith(CAUSAL)
-    if getattr(config, "pad_token_id", None) is None and data.pad_token_id is not None and not is_causal:
-        config.pad_token_id = data.pad_token_id
+    if "pad_token_id" not in spec.config:
+        _set_padding(config, data)
     if not config.architectures:
         raise ValueError(
             f"model: {name!r} does not say its class. To fix: add it to model.config, e.g. "
             f"architectures: [LlamaForCausalLM]"
         )
-    return _checked(config, data, of=str(name))
+    return _checked(config, data, spec, of=str(name))
 
 
 def _pretrained(spec: ModelSpec) -> Any:
@@ -215,19 +225,35 @@ def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(f"model: {name} refuses its config: {reason}. To fix: correct model.config") from e
 
 
-def _labels_of(data: PreparedData) -> Iterator[tuple[str, Any]]:
-    """Yields the config fields of the data's classes: their names, where they have some, else their number.
+def _set_padding(config: Any, data: PreparedData) -> None:
+    """Gives a config the padding token of the data, by which classifiers of decoders find the last token of a row.
 
-    The type of the problem is what a pipeline of transformers turns logits into probabilities by.
+    Not a causal model's, which reads no padding; nor one by which positions are counted.
     """
-    labels = next((tensor for tensor in data.tensors if tensor.name == "labels"), None)
-    if labels is not None and labels.dtype == "float32":
-        yield "problem_type", "multi_label_classification" if labels.shape else "regression"
+    text, is_causal = text_config_of(config), bool(config.architectures) and config.architectures[0].endswith(CAUSAL)
+    if data.pad_token_id is None or is_causal or text.model_type in POSITIONS_AFTER_PADDING:
+        return
+    for each in (config, text):
+        each.pad_token_id = data.pad_token_id
+
+
+def _classes_of(data: PreparedData) -> Iterator[tuple[str, Any]]:
+    """Yields the config fields of the data's classes: their names, where they have some, else their number."""
     if data.labels:
         yield "id2label", dict(enumerate(data.labels))
         yield "label2id", {name: number for number, name in enumerate(data.labels)}
     elif data.num_labels is not None:
         yield "num_labels", data.num_labels
+
+
+def _problem_of(data: PreparedData) -> str | None:
+    """Returns the type of the problem by which a pipeline of transformers turns logits into probabilities, and by which
+    some models compute their loss; None where the samples have no classes or numbers.
+    """
+    labels = next((tensor for tensor in data.tensors if tensor.name == "labels"), None)
+    if labels is not None and labels.dtype == "float32":
+        return "multi_label_classification" if labels.shape else "regression"
+    return None if data.num_labels is None else SINGLE_LABEL
 
 
 def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator[tuple[str, Any]]:
@@ -236,7 +262,7 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
     A causal model needs no padding token, and the embedding of one would not be trained.
     """
     if hasattr(default, "num_labels"):
-        yield from _labels_of(data)
+        yield from _classes_of(data)
     fields = {
         "vocab_size": data.vocab_size,
         "pad_token_id": None if is_causal else data.pad_token_id,
@@ -245,10 +271,13 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
         "bos_token_id": data.end_of_text_id,
         "eos_token_id": data.end_of_text_id,
     }
-    yield from ((name, value) for name, value in fields.items() if value is not None and hasattr(default, name))
-    positions = getattr(default, "max_position_embeddings", None)
-    if isinstance(positions, int) and data.seq_len is not None and data.seq_len > positions:
-        yield "max_position_embeddings", data.seq_len
+    found = {name: value for name, value in fields.items() if value is not None and hasattr(default, name)}
+    yield from found.items()
+    positions = num_positions(default)
+    if positions is not None and data.seq_len is not None:
+        needed = data.seq_len + num_positions_before(default, pad_token_id=found.get("pad_token_id"))
+        if needed > positions + num_positions_before(default):
+            yield "max_position_embeddings", needed
 
 
 def undeclared_fields(spec: ModelSpec) -> list[str]:
@@ -294,7 +323,7 @@ def check_labels(config: Any, data: PreparedData, *, of: str) -> None:
     """
     names = dict(getattr(config, "id2label", None) or {})
     learnt = tuple(str(names[number]) for number in sorted(names, key=int))
-    if not data.labels or learnt == data.labels or all(name.startswith("LABEL_") for name in learnt):
+    if not data.labels or learnt == data.labels or is_anonymous(learnt):
         return
     raise ValueError(
         f"model: {of} has the classes {_few(learnt)}, and {data.name} has {_few(data.labels)}. To fix: set data.labels "
@@ -302,22 +331,64 @@ def check_labels(config: Any, data: PreparedData, *, of: str) -> None:
     )
 
 
+def is_anonymous(classes: Sequence[str]) -> bool:
+    """Returns whether a model's classes have no names of their own."""
+    return all(name.startswith(ANONYMOUS) for name in classes)
+
+
+def note_on_classes(spec: ModelSpec, data: PreparedData, weights_from: Path | None) -> str | None:
+    """Returns what people should know where the classes of a trained head have no names, and get those of the data."""
+    name = str(weights_from or "") or (None if spec.has_fresh_head else spec.from_pretrained)
+    if name is None or not data.labels or is_anonymous(data.labels):
+        return None
+    config = read_json(Path(name) / CONFIG)
+    learnt = [str(each) for _, each in sorted((config.get("id2label") or {}).items(), key=lambda item: int(item[0]))]
+    if "Classification" not in str(config.get("architectures")) or not is_anonymous(learnt):
+        return None
+    return f"the classes of {name} have no names, and are taken for {_few(data.labels)}, in this order"
+
+
+def _set_classes(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> None:
+    """Gives a config what its outputs are: the names of the data's classes, and the type of the problem.
+
+    Raises ValueError where its classes have other names, or where `spec` says that the problem is another one.
+    """
+    check_labels(config, data, of=of)
+    if data.labels:
+        config.id2label = {**config.id2label, **dict(enumerate(data.labels))}
+        config.label2id = {name: number for number, name in config.id2label.items()}
+    problem, given = _problem_of(data), spec.config.get("problem_type")
+    if problem is None:
+        return
+    if given not in (None, problem):
+        raise ValueError(
+            f"model: config.problem_type is {given}, and the labels of {data.name} make it {problem}. To fix: leave it "
+            "out, or write labels as lists for several classes a row, and as numbers with kind text-regression"
+        )
+    if problem != SINGLE_LABEL or getattr(config, "problem_type", None) is not None:
+        config.problem_type = problem
+
+
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
-def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
+def _checked(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> Any:
     """`config`, set up for training. Raises ValueError if it does not fit the data."""
     at_least = {
         "vocab_size": (data.vocab_size, "tokens", "train on the model's own tokenizer (data.tokenizer)"),
         "num_labels": (data.num_labels, "labels", "set model.config.num_labels, for a fresh head of that size"),
-        "max_position_embeddings": (data.seq_len, "tokens a sample", "lower data.seq_len"),
     }
     for name, (needed, what, remedy) in at_least.items():
         has = getattr(config, name, None)
         if needed is not None and isinstance(has, int) and has < needed:
             raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed} {what}. To fix: {remedy}")
-    check_labels(config, data, of=of)
+    if data.seq_len is not None and (most := num_positions(config)) is not None and most < data.seq_len:
+        raise ValueError(
+            f"model: {of} has positions for {most} tokens, and {data.name} has {data.seq_len} tokens a sample. To fix: "
+            "lower data.seq_len"
+        )
+    _set_classes(config, data, spec, of=of)
     for name, needed in (("image_size", data.image_size), ("num_channels", data.num_channels)):
         has = getattr(config, name, None)
         if needed is not None and isinstance(has, int) and has != needed:

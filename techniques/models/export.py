@@ -127,7 +127,7 @@ def _copy_description(folder: Path, model: nn.Module, *, prepared: PreparedData,
     """Copies what belongs to a model beside its weights and its config."""
     copy_processors(folder, prepared=prepared, base=base)
     if _has_no_head(model):
-        copy_modules(base, folder)
+        copy_modules(base, folder, seq_len=prepared.seq_len)
 
 
 def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -> None:

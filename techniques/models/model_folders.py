@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from ringmaster.techniques.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 LOSS = "loss.json"
 """The file of the loss that a model was trained with, where its job names one, and the kind of data."""
 REFERENCE = "reference"
@@ -59,6 +61,23 @@ def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
         if any(place.glob("*_optim_states.pt")) or any(place.glob("*_model_states.pt")):
             return FoundCheckpoint(kind="deepspeed", folder=place)
     return None
+
+
+def config_in(name: str) -> SimpleNamespace | None:
+    """Returns what the config in a folder, or of a model on the hub, says of text; None where there is none.
+
+    It is as it was written, without the defaults of its class, which may take much memory to be made.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        file = Path(name) / CONFIG if Path(name).is_dir() else Path(hf_hub_download(name, CONFIG))
+    except (OSError, ValueError, HfHubHTTPError):
+        return None
+    content = read_json(file)
+    fields = content.get("text_config", content)
+    return SimpleNamespace(**fields) if isinstance(fields, dict) and fields else None
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:

@@ -15,12 +15,21 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.models.model_folders import CONFIG, TOKENIZER_CONFIG, config_in, read_json
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 FILES = (MODULES, SETTINGS, "sentence_*_config.json", "[0-9]_*/*")
 """Patterns of the files beside those of the transformer."""
+TRANSFORMER_SETTINGS = "sentence_{}_config.json"
+TRANSFORMER_NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""The file of the settings of a transformer, and the names in it, of which the first that is there counts."""
+MAX_LENGTH, LOWER_CASES = "max_seq_length", "do_lower_case"
+MOST_LENGTH = 10**9
+"""Tokenizers without a limit name a larger one."""
 
 FORMER_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -57,8 +66,8 @@ def pooling_of(base: str | None) -> Pooling:
     folder = None if base is None else local_folder(base)
     if folder is None or not (folder / MODULES).is_file():
         return Pooling()
-    kinds = {each["type"].rpartition(".")[2]: folder / each["path"] for each in _read(folder / MODULES)}
-    if foreign := sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"}):
+    kinds = _modules(folder)
+    if foreign := [name for name in kinds if name not in ("Transformer", "Pooling", "Normalize")]:
         raise ValueError(
             f"model: {base} has the Sentence-Transformers module {foreign[0]}, which is not trained here. To fix: give "
             "a base of a Transformer with Pooling and Normalize; or the transformer alone, without modules.json"
@@ -73,13 +82,44 @@ def pooling_of(base: str | None) -> Pooling:
         faults.append(f"compares embeddings by {similarity}, and they are trained by cosine or dot")
     if prompt and settings.get("prompts", {}).get(prompt):
         faults.append(f"puts the prompt {prompt!r} before each text, which training does not (default_prompt_name)")
+    transformer = kinds.get("Transformer", folder)
+    if _transformer_settings(transformer)[1].get(LOWER_CASES) and not _lower_cases(transformer):
+        faults.append(f"lower-cases texts before its tokenizer reads them, which training does not ({LOWER_CASES})")
     if faults:
         raise ValueError(f"model: {base} {'; and it '.join(faults)}. To fix: change this in its folder")
     return Pooling(modes=modes, is_normalized="Normalize" in kinds or similarity == "cosine")
 
 
-def copy_modules(base: str | None, folder: Path) -> None:
-    """Copies the modules of a base, beside its transformer, to the folder of an export; nothing where it has none."""
+def max_length_of(base: str) -> int | None:
+    """Returns the most tokens of a text that Sentence-Transformers reads with a base, a folder or a name on the hub.
+
+    None where the base has no modules, or no limit.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        folder = local_folder(base, patterns=(*FILES, CONFIG, TOKENIZER_CONFIG))
+    except (OSError, ValueError, HfHubHTTPError):  # nothing is there: what loads the tokenizer says so
+        return None
+    if not (folder / MODULES).is_file():
+        return None
+    transformer = _modules(folder).get("Transformer", folder)
+    settings = _transformer_settings(transformer)[1]
+    of_tokenizer = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
+    if (named := of_tokenizer.get("model_max_length", settings.get(MAX_LENGTH))) is not None:
+        return int(named)
+    limits = (
+        read_json(transformer / TOKENIZER_CONFIG).get("model_max_length"),
+        num_positions(config_in(str(transformer))),
+    )
+    return min((int(each) for each in limits if each is not None and each < MOST_LENGTH), default=None)
+
+
+def copy_modules(base: str | None, folder: Path, *, seq_len: int | None) -> None:
+    """Copies the modules of a base, beside its transformer, to the folder of an export; nothing where it has none.
+
+    seq_len: the most tokens of the texts that were trained on, which the export reads as well.
+    """
     source = None if base is None else local_folder(base)
     if source is None or not (source / MODULES).is_file():
         return
@@ -87,6 +127,10 @@ def copy_modules(base: str | None, folder: Path) -> None:
         target = folder / file.relative_to(source)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
+    most = max_length_of(str(folder))
+    if seq_len is not None and most is not None and most < seq_len:
+        path, settings = _transformer_settings(_modules(folder).get("Transformer", folder))
+        path.write_text(json.dumps({**settings, MAX_LENGTH: seq_len}, indent=4))
 
 
 def last_hidden_state(output: Any) -> Tensor | None:
@@ -132,6 +176,32 @@ def local_folder(base: str, *, patterns: Sequence[str] = FILES) -> Path:
 
     # The base itself was loaded from the hub, so that this is in its cache, or can be.
     return Path(snapshot_download(base, allow_patterns=list(patterns)))
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    """Returns the folder of each module of a base, by the name of its class; of a foreign class by its whole path."""
+    return {
+        each["type"].rpartition(".")[2] if each["type"].startswith("sentence_transformers.") else each["type"]: (
+            folder / each["path"]
+        )
+        for each in _read(folder / MODULES)
+    }
+
+
+def _transformer_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the file of a transformer's settings, and its content; {} where there is none."""
+    files = [folder / TRANSFORMER_SETTINGS.format(name) for name in TRANSFORMER_NAMES]
+    file = next((each for each in files if each.is_file()), files[0])
+    return file, read_json(file)
+
+
+def _lower_cases(folder: Path) -> bool:
+    """Returns whether the tokenizer in a folder reads texts in lower case by itself."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    return normalizer is not None and "A" not in normalizer.normalize_str("A")
 
 
 def _read(file: Path) -> Any:

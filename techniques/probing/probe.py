@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ringmaster.codec import digest, set_fields
 from ringmaster.errors import ModelTooLarge, StepError
@@ -28,6 +29,7 @@ from ringmaster.techniques.metric import (
     metrics_named,
     scored_metrics,
 )
+from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.models.peft_format import resolved
@@ -38,12 +40,12 @@ from ringmaster.techniques.probing.faults import (
     shapes_of,
     why_tokens_are_foreign,
 )
+from ringmaster.techniques.probing.rows import check_longest, why_not_causal, why_reads_padding
 from ringmaster.techniques.probing.tiny import LONGEST, cropped, made_up, ragged, rows_of, tiny_config
 from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
 from ringmaster.techniques.training.generation import (
     answer_writer_of,
-    num_positions,
     prompt_seed,
     prompts_of,
     rollout_of,
@@ -70,7 +72,7 @@ def completions_of(
     """
     generation = function.generation
     assert generation is not None
-    longest, has = (data.seq_len or 0) + generation.max_new_tokens, num_positions(model)
+    longest, has = (data.seq_len or 0) + generation.max_new_tokens, num_positions(getattr(model, "config", None))
     if has is not None and has < longest:
         raise StepError(
             [
@@ -305,7 +307,7 @@ def _check_size(config: Any) -> None:
         )
 
 
-FORMAT = 4  # to be incremented whenever a probe of the same job would have another result
+FORMAT = 5  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
 MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
 
@@ -380,6 +382,7 @@ class _TinyStep:
         with explained("loss: it does not suit the model", "correct loss"):
             self._loss = loss_of(job.loss, self._model, job.model, options=job.loss_options)
         disable_dropout(self._model, self._loss)
+        self._whole = samples
         if self._loss.function is not None and self._loss.function.generation is not None:
             samples = completions_of(samples, model=self._model, function=self._loss.function, job=job, data=data)
         else:
@@ -395,11 +398,11 @@ class _TinyStep:
                 faults = [fault for fault in [why_not_apart(self._model, self._batch)] if fault]
         if faults:
             raise StepError(faults)
+        self._check_rows()
         sites = self.sites()
         output = self._forward(self._batch)
-        more = [i * len(self._training) // MORE_LABELS for i in range(MORE_LABELS)]
         faults = list(
-            faults_of_labels(self._job, output, self._loss, self._batch, others=lambda: self._samples(more)["labels"])
+            faults_of_labels(self._job, output, self._loss, self._batch, others=lambda: self._more()["labels"])
         )
         if unread := [name for name in self._undeclared if name not in self._read]:
             faults.append(misspelt(self._job.model, unread))
@@ -422,6 +425,21 @@ class _TinyStep:
             self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad(set_to_none=True)
         return sites
+
+    def _check_rows(self) -> None:
+        """Raises StepError where the model does not read a row as long as they may be, or reads what it must not."""
+        if not isinstance(self._model, PreTrainedModel):
+            return
+        with seeded(0):
+            check_longest(self._model, self._loss, self._whole, seq_len=self._data.seq_len)
+        if self._loss.shifted:
+            faults = [why_not_causal(self._model, self._loss, self._batch)]
+        else:
+            some = self._more() if self._data.kind == "tokens" else {}
+            end = self._data.end_of_text_id
+            faults = [why_reads_padding(self._model, self._loss, some, read=self._read, end_of_text_id=end)]
+        if faults := [fault for fault in faults if fault]:
+            raise StepError(faults)
 
     def _add_fewer(self, metric: Metric, totals: MetricTotals, written: Sequence[Sequence[int]] | None) -> None:
         """Adds fewer rows than before, with the losses of each row, and draws samples of them, as scoring does."""
@@ -453,6 +471,9 @@ class _TinyStep:
 
     def _samples(self, rows: Sequence[int]) -> dict[str, Tensor]:
         return fetch(self._training, [row % len(self._training) for row in rows])
+
+    def _more(self) -> dict[str, Tensor]:
+        return self._samples([i * len(self._training) // MORE_LABELS for i in range(MORE_LABELS)])
 
     def sites(self) -> DrawSites:
         with seeded(0):
@@ -497,7 +518,7 @@ def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
         if named is None or (named.drops_out and not named.in_pairs):  # the same for every loss
             job = replace(job, loss=None, loss_options={})
     versions = (torch.__version__, transformers.__version__)
-    lines = [FORMAT, set_fields(job, but=but), replace(data, folder=""), source_states(job), versions]
+    lines = [FORMAT, set_fields(job, but=but), replace(data, folder="", notes=()), source_states(job), versions]
     return cache_dir.absolute() / "probes" / f"{what}-{digest(lines, length=32)}.json"
 
 

@@ -109,13 +109,15 @@ def _thin(config: Any) -> None:
 def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Tensor]:
     """Crops tensors of `seq_len` tokens a sample to `LONGEST` tokens; other tensors stay unchanged.
 
-    The tokens are those where a sample's labels begin, and where the sequences of a pair begin to differ: of a common
+    The tokens are those behind padding on the left, where a sample's labels begin, and where the sequences of a pair begin to differ: of a common
     prompt alone the gradients of a preference cancel, and what is left is rounding.
     """
     if seq_len is None or seq_len <= LONGEST:
         return dict(batch)
     first = torch.zeros(len(next(iter(batch.values()))), dtype=torch.long)
-    tokens, labels = batch.get("input_ids"), batch.get("labels")
+    tokens, labels, mask = batch.get("input_ids"), batch.get("labels"), batch.get("attention_mask")
+    if mask is not None and mask.shape[-1] == seq_len:
+        first = _first(mask != 0)
     if labels is not None and labels.dim() > 1 and labels.shape[-1] == seq_len and not labels.is_floating_point():
         first = _first(labels != IGNORED)
     if tokens is not None and tokens.dim() == 3:

@@ -17,10 +17,17 @@ from numpy.typing import NDArray
 
 from ringmaster.files import sha256_of
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
+from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.build import no_progress_bar
 from ringmaster.techniques.models.export import PROCESSOR_FILES
 from ringmaster.techniques.models.model_folders import CONFIG, INDEX, has_weights
-from ringmaster.techniques.models.sentence_embeddings import FILES, embeddings, last_hidden_state, pooling_of
+from ringmaster.techniques.models.sentence_embeddings import (
+    FILES,
+    embeddings,
+    last_hidden_state,
+    max_length_of,
+    pooling_of,
+)
 
 Vectors = NDArray[np.float32]
 Tokens = Sequence[int] | NDArray[Any]
@@ -57,8 +64,8 @@ class PassageEncoder:
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
             )
         self.model = model.eval().to(self._device)
-        most = getattr(model.config, "max_position_embeddings", None) or max_length
-        self._max_length = min(max_length, most)
+        limits = (num_positions(model.config), max_length_of(str(folder)))
+        self._max_length = min([max_length, *(each for each in limits if each is not None)])
         self._tokenizer = RowTokenizer(folder)
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:

@@ -15,6 +15,7 @@ import numpy as np
 from ringmaster.codec import from_json
 from ringmaster.registry import resolve
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.peft_format import base_name, base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.processes.order import Slot
@@ -378,7 +379,7 @@ def _tokenized(texts: list[str], tokenizer_name: str, *, config: Any, shifted: b
     if shifted:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         ids = [[*([] if start is None else [start]), *row] for row in ids]
-    longest, limit = max(map(len, ids)), getattr(config, "max_position_embeddings", None)
+    longest, limit = max(map(len, ids)), num_positions(config)
     if limit is not None and longest > limit:
         raise ValueError(f"a case has {longest} tokens, and the model reads {limit}. To fix: shorten it")
     if min(map(len, ids)) < (2 if shifted else 1):

@@ -28,6 +28,7 @@ from ringmaster.techniques.data.sources.completion import PROMPT, ROW
 from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
+from ringmaster.techniques.model_facts import num_positions
 
 WIDTH_MULTIPLE = 8
 TURN_END = "<|im_end|>"
@@ -191,7 +192,7 @@ class AnswerWriter:
 
     def _most_prompt_tokens(self, model: nn.Module) -> int:
         """Returns of how many tokens, the last ones of a prompt, the model has positions beside those of the answer."""
-        has = num_positions(model)
+        has = num_positions(model.config)
         if has is None or _encodes(model):
             return 0  # all of them
         if has <= self.max_new_tokens:
@@ -245,13 +246,6 @@ def _check_generates(model: nn.Module, what: str) -> None:
         raise ValueError(
             f"{what}: {type(model).__name__} has no generate. To fix: train a language model of transformers"
         )
-
-
-def num_positions(model: nn.Module) -> int | None:
-    """Returns how many positions a model has; None where its config does not say it."""
-    config = getattr(model, "config", None)
-    has = next((n for key in ("max_position_embeddings", "n_positions") if (n := getattr(config, key, None))), None)
-    return has if isinstance(has, int) else None
 
 
 def _encodes(model: nn.Module) -> bool:

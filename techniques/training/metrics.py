@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +170,7 @@ class MetricTotals:
         return [*vectors, *(part.flatten() for part in self._measured)]
 
     def result(self, parts: Sequence[Sequence[Tensor]] | None = None) -> dict[str, float]:
-        """Returns the metrics; NaN where nothing was counted.
+        """Returns the metrics, NaN where nothing was counted; without a row, only those that read none.
 
         parts: for each of `parts()`, those of all ranks (`Ranks.gather`). None stands for this rank alone.
         """
@@ -188,7 +187,7 @@ class MetricTotals:
             values_by_name = {
                 metric.name: float(metric.value({name: totals[name] for name in metric.sums})) for metric in measured
             }
-        return {name: values_by_name.get(name, math.nan) for name in self._names}
+        return {name: values_by_name[name] for name in self._names if name in values_by_name}
 
 
 def rounded(values: Tensor) -> Tensor:

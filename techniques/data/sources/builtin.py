@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
 LEFT_OUT = frozenset(
@@ -219,6 +220,8 @@ def describe_factory(
     training, held_out = datasets
     sample = training[0]
     shapes = {name: tuple(value.shape) for name, value in sample.items()}
+    # Of others, the kind tells the tensors, and labels are taken for numbers of classes.
+    is_described = len(shapes.get("input_ids", ())) > 1 or "float" in str(getattr(sample.get("labels"), "dtype", ""))
     return data_source.PreparedData(
         name=spec.factory.rpartition(":")[2],
         digest=str(getattr(training, "digest", None) or _samples_digest(datasets)),
@@ -227,7 +230,7 @@ def describe_factory(
         vocab_size=getattr(training, "vocab_size", None),
         num_labels=getattr(training, "num_labels", None),
         source=spec.factory,
-        tensors=data_source.sample_tensors(sample, shapes) if len(shapes.get("input_ids", ())) > 1 else (),
+        tensors=data_source.sample_tensors(sample, shapes) if is_described else (),
         **data_source.shape_fields(shapes),
     )
 
@@ -312,11 +315,12 @@ def with_leaks_of_splits(
 def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> Iterator[data_source.Row]:
     """Yields rows as they are stored, images as the bytes of their files."""
     for name, split in zip((spec.split, spec.held_out_split), splits, strict=True):
-        file = f"dataset {spec.dataset!r}, split {name!r}"
+        file, classes = f"dataset {spec.dataset!r}, split {name!r}", _classes_by_column(split, columns)
         for number, row in enumerate(split.select_columns([*columns]), start=1):
             # The bytes of a file alone: it may have another name.
             content = {
-                key: value.get("bytes") or value if isinstance(value, dict) else value for key, value in row.items()
+                key: value.get("bytes") or value if isinstance(value, dict) else value
+                for key, value in _with_class_names(row, classes).items()
             }
             yield data_source.Row(
                 file=file, number=number, value=row, content=content, held_out=name == spec.held_out_split
@@ -390,16 +394,63 @@ def rows_of_splits(
     """Yields the rows of splits.
 
     names: the columns that are read. content: returns what is read of a row; called with the row, and its place in
-    messages. key: returns the text by whose hash a row of a single split is held out, of its content and its index.
+    messages. Classes are there by their names, as each split may number them in its own order. key: returns the text by
+    whose hash a row of a single split is held out, of its content and its index.
     """
     where = f"dataset {spec.dataset!r}"
     for position, split in enumerate(splits):
+        classes = _classes_by_column(split, names)
         for index, row in enumerate(split.select_columns([*names])):
             place = f"{where}, row {index + 1}"
             values = {name: _image_or_value(value, place) for name, value in row.items()}
-            read = content(values, place)
+            read = content(_with_class_names(values, classes), place)
             held_out = position == 1 if len(splits) == 2 else is_held_out(key(read, index), share=spec.held_out)
             yield data_source.Row(file=where, number=index + 1, value=values, content=read, held_out=held_out)
+
+
+def class_names(feature: Any) -> tuple[str, ...]:
+    """Returns the names of the classes that a `datasets` feature declares, of a label or of a list of labels."""
+    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
+
+
+def _classes_by_column(split: Any, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    return {name: names for name in columns if (names := class_names(split.features[name]))}
+
+
+def _with_class_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    return row | {name: _class_name(row[name], names) for name, names in classes.items()}
+
+
+def _class_name(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_class_name(each, names) for each in value]
+    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
+        return IGNORED
+    return None if value is None else names[value]
+
+
+def _renumbered_classes(splits: list[Any], spec: DataSpec) -> list[dict[str, arrow_files.Array]]:
+    """Returns, for each split, the number in the training split of each class of a column whose classes differ there.
+
+    Raises ValueError where the training split does not name a class.
+    """
+    first, result = splits[0], list[dict[str, arrow_files.Array]]()
+    for name, split in zip((spec.split, spec.held_out_split), splits, strict=False):
+        numbers = dict[str, arrow_files.Array]()
+        for column, feature in split.features.items():
+            own, known = class_names(feature), class_names(first.features.get(column))
+            if own == known:
+                continue
+            if not known or not set(own) <= set(known) or not own:
+                named = [data_source.shown(each) or "of no names" for each in (known, own)]
+                raise ValueError(
+                    f"dataset {spec.dataset!r}, column {column!r}: the classes of the split {spec.split!r} are "
+                    f"{named[0]}, and those of {name!r} {named[1]}. To fix: cast both to one ClassLabel, by datasets' "
+                    "cast_column"
+                )
+            numbers[column] = np.array([known.index(each) for each in own])
+        result.append(numbers)
+    return result
 
 
 def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column: str) -> data_source.PreparedData:
@@ -407,9 +458,12 @@ def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column:
         arrow_files.ArrowWriter(arrow_files.split_file(folder, "training")) as training,
         arrow_files.ArrowWriter(arrow_files.split_file(folder, "held_out")) as held_out,
     ):
-        for number, split in enumerate(splits):
+        for number, (split, classes) in enumerate(zip(splits, _renumbered_classes(splits, spec), strict=True)):
             for start in range(0, len(split), ROWS_PER_CALL):
                 columns = _columns(split[start : start + ROWS_PER_CALL], spec, text_column)
+                for name, numbers in classes.items():
+                    if (values := columns.get(RENAMED.get(name, name))) is not None:
+                        values[...] = np.where(values < 0, values, numbers[values])
                 table = arrow_files.table_of({name: arrow_files.column_of(values) for name, values in columns.items()})
                 rows = range(start, min(start + ROWS_PER_CALL, len(split)))
                 chosen = np.array(
@@ -419,7 +473,10 @@ def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column:
                 held_out.write(table.filter(chosen))
     features = splits[0].features
     label = next((features[name] for name in ("label", "labels") if name in features), None)
-    prepared = described(folder, num_labels=getattr(label, "num_classes", None))
+    names = class_names(label)
+    prepared = described(folder, num_labels=len(names) or None)
+    if not all(map(str.isdecimal, names)):  # numbers are what a data set calls classes without names
+        prepared = replace(prepared, labels=names)
     if "labels" not in columns or columns["labels"].ndim > 1:
         return prepared
     if len(same := distinct_labels(folder, "training")) != 1:

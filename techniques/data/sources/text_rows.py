@@ -223,6 +223,7 @@ class Embedding(RowSource):
     options_class = EmbeddingOptions
     needs_tokenizer = True
     usual_loss = "contrastive"
+    is_embedded = True
     copies_labels = False  # the other pairs of a batch are what a text is told from
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:

@@ -116,7 +116,9 @@ def test_evaluations_and_ends_have_lines_at_once(clock):
     view.listen(started())
     view.listen(said(EvaluationReported(step=20, metrics={"loss": 1.25, "accuracy": 0.5})))
     view.listen(JobEnded(job="a", status="done", message="", details={"metrics": {"loss": 1.0}}))
-    assert new()[1:] == ["a at step 20: loss 1.25, accuracy 0.5", "a is done: loss 1"]
+    view.listen(JobEnded(job="b", status="done", message="", details={"metrics": {}}))  # of no row
+    ends = ["a is done: loss 1", "b is done: no metric was computed"]
+    assert new()[1:] == ["a at step 20: loss 1.25, accuracy 0.5", *ends]
 
 
 def test_a_pipe_says_what_a_gang_does_beside_training_and_what_is_done_before_it(clock):

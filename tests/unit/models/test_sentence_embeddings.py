@@ -4,8 +4,17 @@ import json
 
 import pytest
 import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers
 
-from ringmaster.techniques.models.sentence_embeddings import FORMER_MODES, Pooling, copy_modules, embeddings, pooling_of
+from ringmaster.techniques.models.sentence_embeddings import (
+    FORMER_MODES,
+    Pooling,
+    copy_modules,
+    embeddings,
+    max_length_of,
+    pooling_of,
+)
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 
@@ -14,7 +23,8 @@ def base_in(folder, *modules, settings=None, **pooling):
     """Writes the files of a base beside its transformer, as releases before 6 named the modules."""
     folder.mkdir()
     named = [
-        {"path": f"{i}_{name}", "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(modules, 1)
+        {"path": f"{i}_{name}", "type": name if "." in name else f"sentence_transformers.models.{name}"}
+        for i, name in enumerate(modules, 1)
     ]
     (folder / "modules.json").write_text(json.dumps([TRANSFORMER, *named]))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings or {}))
@@ -51,6 +61,7 @@ def test_a_model_without_modules_has_the_normalized_mean(tmp_path):
 @pytest.mark.parametrize(
     ("modules", "settings", "pooling", "fault"),
     [
+        (("custom.Pooling",), {}, {}, "has the Sentence-Transformers module custom.Pooling, which is not trained here"),
         (("Pooling", "Dense"), {}, {}, "has the Sentence-Transformers module Dense, which is not trained here. To fix"),
         (("Pooling",), {"similarity_fn_name": "manhattan"}, {}, "compares embeddings by manhattan, .* To fix"),
         (("Pooling",), {}, {"pooling_mode": "median"}, "pools by median, which is none of cls, max, .* To fix"),
@@ -82,9 +93,47 @@ def test_the_files_of_modules_are_copied_and_those_of_the_transformer_are_not(tm
     (tmp_path / "base" / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "base" / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
     (tmp_path / "export").mkdir()
-    copy_modules(base, tmp_path / "export")
+    copy_modules(base, tmp_path / "export", seq_len=5)
     copied = sorted(path.relative_to(tmp_path / "export").as_posix() for path in (tmp_path / "export").rglob("*.*"))
     assert copied == [
         "1_Pooling/config.json", "config_sentence_transformers.json", "modules.json", "sentence_bert_config.json",
     ]  # fmt: skip
     assert pooling_of(str(tmp_path / "export")).modes == ("cls",)
+    assert max_length_of(str(tmp_path / "export")) == 7
+    copy_modules(base, tmp_path / "export", seq_len=9)  # it was trained on longer texts, which it then reads
+    assert max_length_of(str(tmp_path / "export")) == 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokenizer", "config", "most"),
+    [
+        ({"max_seq_length": 8}, {"model_max_length": 16}, {"max_position_embeddings": 32}, 8),
+        ({"max_seq_length": 8, "tokenizer_args": {"model_max_length": 4}}, {}, {}, 4),
+        ({}, {"model_max_length": 16}, {"max_position_embeddings": 32}, 16),
+        ({}, {"model_max_length": 10**30}, {"max_position_embeddings": 32}, 32),
+        ({}, {}, {"model_type": "roberta", "max_position_embeddings": 34, "pad_token_id": 1}, 32),
+        ({}, {}, {"model_type": "xlnet"}, None),
+    ],
+)
+def test_a_base_says_how_many_tokens_it_reads(tmp_path, settings, tokenizer, config, most):
+    base = base_in(tmp_path / "base", "Pooling")
+    files = {"sentence_bert_config.json": settings, "tokenizer_config.json": tokenizer}
+    for name, content in {**files, "config.json": {"model_type": "bert", **config}}.items():
+        (tmp_path / "base" / name).write_text(json.dumps(content))
+    assert max_length_of(base) == most
+    (tmp_path / "base" / "modules.json").unlink()
+    assert max_length_of(base) is None
+
+
+@pytest.mark.parametrize("lower_cases", [True, False])
+def test_texts_in_lower_case_are_those_of_the_tokenizer_or_refused(tmp_path, lower_cases):
+    base = base_in(tmp_path / "base", "Pooling")
+    (tmp_path / "base" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    inner = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    inner.normalizer = normalizers.Lowercase() if lower_cases else None
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]").save_pretrained(base)
+    if lower_cases:
+        assert pooling_of(base) == Pooling()
+        return
+    with pytest.raises(ValueError, match=r"lower-cases texts before its tokenizer reads them, .*To fix: "):
+        pooling_of(base)
