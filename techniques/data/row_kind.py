@@ -208,6 +208,11 @@ class SampleContext:
         """How often the tokenizer has cut a text so far."""
         return 0 if self._tokenizer is None else self._tokenizer.num_cut
 
+    @property
+    def num_written(self) -> int:
+        """How many texts with special tokens that are plain text the tokenizer has encoded so far."""
+        return 0 if self._tokenizer is None else self._tokenizer.num_written
+
 
 class RowKind(StoredSource):
     """What a kind of data reads of a row, and the sample that it makes of it.

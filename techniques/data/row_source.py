@@ -101,6 +101,7 @@ class RowSamples:
                 prepared,
                 num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
                 num_left_out=sum(map(_num_left_out, selected)),
+                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected)),
             )
 
     def _with_tokenizer(self) -> SampleContext:
@@ -186,10 +187,11 @@ class RowSamples:
         self._prefetch(by_role)
         made: list[Mapping[str, Any]] = []
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
+        is_written = np.zeros(len(rows), np.uint8)
         faults: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
         for place, values in enumerate(by_role):
-            num_cut_before = context.num_cut
+            num_cut_before, num_written_before = context.num_cut, context.num_written
             try:
                 if classes is not None:
                     numbers[place] = classes.add(values[LABEL])
@@ -200,6 +202,7 @@ class RowSamples:
                 faults[place] = str(error)
                 continue
             num_cut[place] = context.num_cut > num_cut_before
+            is_written[place] = context.num_written > num_written_before
             has_sample[place] = True
         table, is_cut, is_learnt = self._table(made)
         has_sample[has_sample] = is_learnt
@@ -207,6 +210,7 @@ class RowSamples:
         num_classes = np.fromiter(map(len, numbers), np.int64, count=len(numbers))
         facts = {
             "num_cut": num_cut,
+            encoded_rows.WRITTEN: is_written,
             "has_sample": has_sample.astype(np.uint8),
             "fault": arrow_files.texts_column(faults),
             "classes": arrow_files.column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),

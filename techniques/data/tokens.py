@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -229,7 +229,8 @@ class _TokenWriter:
             arrow_files.ArrowWriter(folder / encoded_rows.SAMPLES) as pieces,
             arrow_files.ArrowWriter(folder / encoded_rows.ROWS) as known,
         ):
-            known.write(arrow_files.table_of(encoded_rows.row_facts([], part, self._spec)))
+            known.write(self._facts([], part, []))
+            is_written = False  # of the row that a piece belongs to
             for batch in _batches(self._pieces(part.rows())):
                 ids = self._encoded(batch)
                 ends = np.array([row is not None for _, row in batch])
@@ -239,11 +240,21 @@ class _TokenWriter:
                 dtype = np.uint32 if self._tokenizer is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
                 pieces.write(arrow_files.table_of({COLUMN: arrow_files.column_of(values, lengths), "row": place}))
-                known.write(
-                    arrow_files.table_of(
-                        encoded_rows.row_facts([row for _, row in batch if row is not None], part, self._spec)
-                    )
-                )
+                are_written: list[bool] = []  # of the rows that end here
+                for content, row in batch:
+                    is_written |= isinstance(content, str) and self._are_special_in(content)
+                    if row is not None:
+                        are_written.append(is_written)
+                        is_written = False
+                known.write(self._facts([row for _, row in batch if row is not None], part, are_written))
+
+    def _are_special_in(self, text: str) -> bool:
+        return self._tokenizer is not None and self._tokenizer.encoder.written.are_in(text)
+
+    def _facts(self, rows: Sequence[Row], part: encoded_rows.RowsPart, are_written: Sequence[bool]) -> Any:
+        """What is known of rows, as a table."""
+        known = encoded_rows.row_facts(rows, part, self._spec)
+        return arrow_files.table_of({**known, encoded_rows.WRITTEN: np.array(are_written, dtype=np.uint8)})
 
     def write(self, folder: Path, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
@@ -273,7 +284,8 @@ class _TokenWriter:
                         rests[split] = tokens[end:]
         self._check_sizes(num_tokens)
         end_of_text_id = None if self._tokenizer is None else self._tokenizer.end_id
-        return described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
+        prepared = described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
+        return replace(prepared, notes=(*prepared.notes, *encoded_rows.notes_on_written(parts)))
 
     def _pieces(self, rows: Iterable[Row]) -> Iterator[Piece]:
         """Yields texts in pieces, or token ids."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -151,20 +151,13 @@ class TokenClassification(RowSource):
             if not isinstance(word, str) and (not isinstance(word, int) or isinstance(word, bool)):
                 what = "null" if word is None else f"{word!r}, which is not text"
                 raise ValueError(f"token {place} is {what}. To fix: give it a text, or remove it and its label")
-        tokens: list[int] = []
-        labels: list[int] = []
-        for word, value in zip(context.tokenizer.word_texts([*map(str, words)]), classes, strict=True):
-            ids = context.tokenizer.encode(word)
-            tokens += ids
-            labels += [self._number(value, context), *[IGNORED] * (len(ids) - 1)][: len(ids)]
-        marked = context.tokenizer.with_special(tokens, at_most=context.max_length)
-        numbers = [IGNORED] * len(marked.tokens)
-        numbers[marked.start : marked.start + len(marked.kept)] = labels[marked.kept.start : marked.kept.stop]
+        encoded = [context.tokenizer.encode(word) for word in context.tokenizer.word_texts([*map(str, words)])]
+        marked = context.tokenizer.with_special([*chain.from_iterable(encoded)], at_most=context.max_length)
+        kept = [place for place, ids in enumerate(encoded) for _ in ids][marked.kept.start : marked.kept.stop]
+        places: list[int | None] = [None] * len(marked.tokens)
+        places[marked.start : marked.start + len(kept)] = kept
         segments = {} if marked.segments is None else {"token_type_ids": marked.segments}
-        return {"input_ids": marked.tokens, **segments, "labels": numbers}
-
-    def _number(self, value: Any, context: SampleContext) -> int:
-        return IGNORED if _is_unlabelled(value) else context.labels.number(value)
+        return {"input_ids": marked.tokens, **segments, "labels": _labels_at(places, classes, context)}
 
     def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
         """Returns the tokens by the tokenizer's own call, and the label of the first one of each word."""
@@ -172,10 +165,15 @@ class TokenClassification(RowSource):
         whole = context.tokenizer.own_call(words, at_most=context.max_length)
         if whole is None or not whole.is_fast:  # a tokenizer in Python does not tell the words of tokens
             return None if whole is None else {"input_ids": whole["input_ids"]}
-        numbers = [self._number(value, context) for value in as_list(row["label"])]
-        places = [None, *whole.word_ids()]
-        labels = [IGNORED if place is None or place == before else numbers[place] for before, place in pairwise(places)]
+        labels = _labels_at(whole.word_ids(), as_list(row["label"]), context)
         return {"input_ids": whole["input_ids"], "labels": labels}
+
+
+def _labels_at(places: Sequence[int | None], classes: Sequence[Any], context: SampleContext) -> list[int]:
+    """The label of each token. places: the word of each token, None for special ones. classes: of all words."""
+    numbers = [IGNORED if _is_unlabelled(value) else context.labels.number(value) for value in classes]
+    pairs = pairwise([None, *places])
+    return [IGNORED if place is None or place == before else numbers[place] for before, place in pairs]
 
 
 def _is_unlabelled(value: Any) -> bool:
