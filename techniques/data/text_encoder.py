@@ -28,6 +28,7 @@ from ringmaster.techniques.data.special_tokens import WrittenTokens, ids_of, own
 # Whatever might count as white space in some version of Unicode or of an engine; everything else is visible.
 BLANK = r"\s\x1c-\x1f\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
 _BLANK = re.compile(f"[{BLANK}]")
+VISIBLE = re.compile(f"[^{BLANK}]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ringmaster.techniques.data import arrow_files, encoded_rows
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
-from ringmaster.techniques.data.row_files import FileText, check_tokenizer
+from ringmaster.techniques.data.row_files import FileText, check_tokenizer, has_tokenizer
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids
@@ -370,10 +370,34 @@ MAX_SMALL_IDS = 1 << 16
 
 
 def have_other_tokens(one: Path | None, other: Path | None) -> bool:
-    """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known."""
-    files = [folder / TOKENIZER for folder in (one, other) if folder is not None and (folder / TOKENIZER).is_file()]
-    vocabularies = [json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab") for file in files]
-    return len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]
+    """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known.
+
+    One may have further tokens, which were added to it.
+    """
+    if one is None or other is None or not (has_tokenizer(one) and has_tokenizer(other)):
+        return False
+    files = [folder / TOKENIZER for folder in (one, other)]
+    if not all(file.is_file() for file in files):  # as of tokenizers in Python
+        try:
+            return _differ(*(load_tokenizer(str(folder)).get_vocab() for folder in (one, other)))
+        except ValueError:
+            return False
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    models = [content.get("model", {}).get("vocab") for content in contents]
+    return models[0] != models[1] or _differ(*map(_numbers, contents))
+
+
+def _numbers(content: Mapping[str, Any]) -> dict[str, int]:
+    """The number of each token, of the content of a `tokenizer.json`."""
+    vocab = content.get("model", {}).get("vocab") or ()
+    own = vocab if isinstance(vocab, Mapping) else {token: number for number, (token, _) in enumerate(vocab)}
+    return {**own, **{token["content"]: token["id"] for token in content.get("added_tokens") or ()}}
+
+
+def _differ(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Whether a token of both has two numbers, or a number of both is of two tokens."""
+    names = {number: token for token, number in other.items()}
+    return any(other.get(token, number) != number or names.get(number, token) != token for token, number in one.items())
 
 
 Content = str | FileText | list[int]
