@@ -22,6 +22,7 @@ from ringmaster.tasks.batch.shared_components import component_findings, with_co
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data import inference
+from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings, WarmStart
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved
@@ -433,7 +434,7 @@ def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
     if model.from_pretrained is None or not inference.encodes_text(spec):
         return None
     folder = Path(model.from_pretrained)
-    return model.from_pretrained if not folder.is_dir() or inference.has_tokenizer(folder) else None
+    return model.from_pretrained if not folder.is_dir() or has_tokenizer(folder) else None
 
 
 def _kind(spec: DataSpec, model: ModelSpec) -> str | None:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Number
 from pathlib import Path
@@ -190,11 +191,27 @@ def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool)
     """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
     if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
         yield f"classes without a row to train on: {shown(unseen)}"
-    folded: dict[str, list[str]] = {}
-    for name in labels.names if are_learnt else ():
-        folded.setdefault(name.casefold(), []).append(name)
-    if alike := [name for names in folded.values() if len(names) > 1 for name in names]:
+    if not are_learnt:
+        return
+    by_case, by_form = dict[str, list[str]](), dict[str, list[str]]()
+    for name in labels.names:
+        by_case.setdefault(name.casefold(), []).append(name)
+        by_form.setdefault(_form(name), []).append(name)
+    if alike := [name for names in by_case.values() if len(names) > 1 for name in names]:
         yield f"classes that differ in case alone: {shown(alike)}"
+    forms = [names for names in by_form.values() if len({name.casefold() for name in names}) > 1]
+    if alike := [ascii(name) for names in forms for name in names]:
+        yield (
+            "classes that differ in how they are written alone (the form of a number, Unicode's form, blanks, or "
+            f"characters that are not seen): {shown(alike)}"
+        )
+
+
+def _form(name: str) -> str:
+    """What is equal of names that people read as one: without case, Unicode's form, unseen characters, and blanks."""
+    seen = (each for each in unicodedata.normalize("NFKC", name) if unicodedata.category(each) != "Cf")
+    text = unicodedata.normalize("NFKC", " ".join("".join(seen).split()).casefold())
+    return text if math.isnan(number := read_number(text)) else repr(number)
 
 
 def _is_class(value: Any) -> bool:

@@ -44,6 +44,8 @@ from ringmaster.techniques.job import DataSpec
 PART_BYTES = 1 << 25
 SAMPLES, ROWS = "samples.arrow", "rows.arrow"
 MANIFEST = "rows.json"
+WRITTEN = "has_written_special_tokens"
+"""What is known of each row by this name: whether special tokens are in its texts, and plain text there."""
 # Incremented whenever the same rows would be encoded or kept in another way than before.
 FORMAT = 5
 DAYS_KEPT = 14
@@ -166,6 +168,14 @@ class EncodedPart:
             self.held_out = np.asarray(self.column("position").astype(np.float64) / 2.0**64 < spec.held_out)
         elif self.part.held_out is None:
             self.held_out = self.column("held_out").astype(bool)
+
+
+def notes_on_written(parts: Sequence[EncodedPart]) -> tuple[str, ...]:
+    """Returns what people should know of rows whose texts have special tokens, if there are any."""
+    num_rows = sum(int(each.column(WRITTEN)[each.wanted].sum()) for each in parts)
+    what = "row has" if num_rows == 1 else "rows have"
+    note = f"{num_rows:,} {what} special tokens of the tokenizer in a text, where they are read as plain text"
+    return (note,) if num_rows else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ CLASSIFICATION = ("text-classification", "token-classification", "image-classifi
 UNMISTAKABLE = ("chat", "preference")
 HOW = frozenset({"image_size", "mean", "std", "processor"})
 """The options of images that say how they are resized and normalised."""
-TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*")
 
 
 def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
@@ -161,11 +160,6 @@ def classes_of(folder: Path) -> tuple[str, ...]:
     names = read_json(folder / "config.json").get("id2label") or {}
     result = tuple(str(names[number]) for number in sorted(names, key=int))
     return () if all(name.startswith("LABEL_") for name in result) else result
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Returns whether a model's folder holds the files of a tokenizer."""
-    return any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES)
 
 
 def encodes_text(spec: DataSpec) -> bool:

@@ -37,6 +37,14 @@ def row_too_large(place: str) -> ValueError:
     )
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Returns whether a model's folder holds the files of a tokenizer."""
+    return any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES)
+
+
 def check_tokenizer(folder: Path) -> None:
     """Raises ValueError where the tokenizer in a folder is larger than `MAX_TOKENIZER_BYTES`."""
     for file in folder.glob("*.json"):

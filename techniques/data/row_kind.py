@@ -15,6 +15,7 @@ from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource
+from ringmaster.techniques.data.text_encoder import VISIBLE
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -167,13 +168,17 @@ def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
     raise ValueError(f"path {spec.path!r} holds no row. To fix: check the files")
 
 
-def text_of(row: Mapping[str, Any], role: str) -> str:
-    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
+def text_of(row: Mapping[str, Any], role: str, *, may_be_blank: bool = False) -> str:
+    """Returns the text of a role. Raises ValueError where it is another value, or has nothing that can be read.
+
+    may_be_blank: whether it may consist of blanks, as an answer may.
+    """
     value = row[role]
     if not isinstance(value, str):
         raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
-    if not value:
-        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
+    if not value or not (may_be_blank or VISIBLE.search(value)):
+        what = "empty" if not value else f"{value[:20]!a}, which has no visible character"
+        raise ValueError(f"the {role} is {what}. To fix: add text, or remove the row")
     return value
 
 
@@ -207,6 +212,11 @@ class SampleContext:
     def num_cut(self) -> int:
         """How often the tokenizer has cut a text so far."""
         return 0 if self._tokenizer is None else self._tokenizer.num_cut
+
+    @property
+    def num_written(self) -> int:
+        """How many texts with special tokens that are plain text the tokenizer has encoded so far."""
+        return 0 if self._tokenizer is None else self._tokenizer.num_written
 
 
 class RowKind(StoredSource):

@@ -119,6 +119,7 @@ class RowSamples:
                 prepared,
                 num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
                 num_left_out=sum(map(_num_left_out, selected)),
+                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected)),
             )
 
     def _with_tokenizer(self) -> SampleContext:
@@ -216,10 +217,11 @@ class RowSamples:
         made: list[Mapping[str, Any]] = []
         compared = set(sample_checks.compared_places(len(rows), num_before=num_before))
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
+        is_written = np.zeros(len(rows), np.uint8)
         faults: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
         for place, values in enumerate(by_role):
-            num_cut_before = context.num_cut
+            num_cut_before, num_written_before = context.num_cut, context.num_written
             try:
                 if classes is not None:
                     numbers[place] = classes.add(values[LABEL])
@@ -233,6 +235,7 @@ class RowSamples:
                 faults[place] = str(error)
                 continue
             num_cut[place] = context.num_cut > num_cut_before
+            is_written[place] = context.num_written > num_written_before
             has_sample[place] = True
         table, is_cut, is_learnt = self._table(made)
         content = self._content_facts(table, [by_role[place] for place in np.flatnonzero(has_sample)], has_sample)
@@ -241,6 +244,7 @@ class RowSamples:
         num_classes = np.fromiter(map(len, numbers), np.int64, count=len(numbers))
         facts = {
             "num_cut": num_cut,
+            encoded_rows.WRITTEN: is_written,
             "has_sample": has_sample.astype(np.uint8),
             **content,
             "fault": arrow_files.texts_column(faults),

@@ -1,4 +1,4 @@
-"""The tokenizer of rows: text with special tokens and in pairs, and conversations by a chat template.
+"""The tokenizer of rows: text with special tokens and in pairs, words, and conversations by a chat template.
 
 A tokenizer first finds its special tokens in a rendered conversation, and encodes what is between them alone. So the
 ids of these pieces, joined, are those of the whole, and pieces are encoded word by word (`WordEncoder`), which is
@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, pairwise
+from itertools import chain, compress, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.errors import DataError
-from ringmaster.techniques.data.text_encoder import TextEncoder
+from ringmaster.techniques.data.special_tokens import LayoutPart, ids_of, kept_of, layout_of, own_texts
+from ringmaster.techniques.data.text_encoder import TextEncoder, puts_no_space
 from ringmaster.techniques.models.model_folders import read_json
 
 CHATML = (
@@ -45,10 +46,17 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:
-    """Tokens with special ones. segments: for a pair, the number of the text of each token, for models that read it."""
+    """Tokens with special ones.
+
+    segments: the type of each token, where the tokenizer gives types (`token_type_ids`); None where all of a single
+        text are 0, as a model reads them without.
+    kept: which of the given tokens of the (first) text were kept. start: where they begin.
+    """
 
     tokens: list[int]
     segments: list[int] | None
+    kept: range
+    start: int
 
 
 class RowTokenizer:
@@ -63,7 +71,10 @@ class RowTokenizer:
         end_id: the token that ends a text; None if there is none.
         end_text: that token as it is written; "" if there is none.
         pad_id: the token that fills up shorter texts: the end of a text where the tokenizer has none for it.
+        unk_id: the token of what the tokenizer does not know; None if there is none.
+        special_token_ids: all special tokens, that of unknown text included.
         num_cut: how often `with_special` has cut a text or a pair.
+        num_written: how many texts `encode` was called with that have special tokens, which are plain text there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,14 +86,16 @@ class RowTokenizer:
         self._rendered_encoder = RenderedEncoder(self._tokenizer, self.encoder)
         self._known: dict[str, list[int]] = {}
         self._special_tokens: dict[str, Any] = dict(self._tokenizer.special_tokens_map)  # as chat templates read them
-        self.vocab_size = len(self._tokenizer)
+        added = self._tokenizer.added_tokens_decoder
+        self.vocab_size = max(len(self._tokenizer), 1 + max(added, default=-1))  # there may be holes
         self.end_id: int | None = self._tokenizer.eos_token_id
         self.end_text: str = self._tokenizer.eos_token or ""
         own: int | None = self._tokenizer.pad_token_id
         self.pad_id = next((token for token in (own, self.end_id) if token is not None), 0)
         self.unk_id: int | None = self._tokenizer.unk_token_id
-        self.special_token_ids: frozenset[int] = frozenset(self._tokenizer.all_special_ids)
-        self.num_cut = 0
+        special = {number for number, token in added.items() if token.special}
+        self.special_token_ids = frozenset(special.union(self._tokenizer.all_special_ids))
+        self.num_cut = self.num_written = 0
 
     @cached_property
     def roles(self) -> frozenset[str]:
@@ -93,10 +106,11 @@ class RowTokenizer:
             name for result in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(result))
         )
 
-    @property
+    @cached_property
     def start_ids(self) -> list[int]:
         """The special tokens before a text, such as the beginning of a text (BOS)."""
-        return self.special_ids[0]
+        before = takewhile(lambda part: part.text is None, self._layout)
+        return [*chain.from_iterable(part.ids for part in before)]
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Encodes the texts that `encode` is called with next."""
@@ -106,29 +120,66 @@ class RowTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens; special tokens in the text are plain text."""
+        self.num_written += self.encoder.written.are_in(text)
         known = self._known.get(text)
         return self._encoded([text])[0] if known is None else known
 
     def with_special(
         self, ids: Sequence[int], pair: Sequence[int] | None = None, *, at_most: int | None
     ) -> EncodedText:
-        """Returns tokens with the special tokens around them, such as [CLS] and [SEP].
+        """Returns tokens with the tokenizer's special tokens, such as [CLS] and [SEP], and their types.
 
-        at_most: the number of tokens to which they are cut. Special tokens are kept, and of a pair the longer text is
-            cut first.
+        at_most: the number of tokens to which they are cut, as the tokenizer does (`longest_first`, `truncation_side`).
+            Special tokens are kept.
         """
-        around, parts = (self.special_ids, [ids]) if pair is None else (self._pair, [ids, pair])
-        if at_most is not None:
-            most = max(at_most - sum(map(len, around)), 0)
-            if sum(map(len, parts)) > most:
-                self.num_cut += 1
-                parts = _cut(parts, most)
-        tokens, segments = list(around[0]), [0] * len(around[0])
-        for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
-            tokens += [*part, *after]
-            segments += [number] * (len(part) + len(after))
-        has_segments = pair is not None and "token_type_ids" in self._tokenizer.model_input_names
-        return EncodedText(tokens=tokens, segments=segments if has_segments else None)
+        layout, texts = (self._layout, [ids]) if pair is None else (self._pair_layout, [ids, pair])
+        lengths = [*map(len, texts)]
+        num_special = sum(len(part.ids) for part in layout if part.text is None)
+        most = sum(lengths) if at_most is None else max(at_most - num_special, 0)
+        self.num_cut += sum(lengths) > most
+        tokenizer = self._tokenizer
+        kept = kept_of(lengths, most, is_fast=tokenizer.is_fast, is_left=tokenizer.truncation_side == "left")
+        tokens, segments, start = list[int](), list[int](), 0
+        for part in layout:
+            if part.text == 0:
+                start = len(tokens)
+            here = part.ids if part.text is None else texts[part.text][kept[part.text].start : kept[part.text].stop]
+            tokens += here
+            segments += [part.type] * len(here)
+        has_segments = "token_type_ids" in tokenizer.model_input_names and (pair is not None or any(segments))
+        return EncodedText(tokens=tokens, segments=segments if has_segments else None, kept=kept[0], start=start)
+
+    def word_texts(self, words: Sequence[str]) -> list[str]:
+        """Returns words as the texts that are encoded, each alone, as `is_split_into_words` does.
+
+        A byte-level tokenizer tells a word behind a space from others. One that puts no space before a word itself
+        (`add_prefix_space`) gets it with all words but the first, as in a text.
+        """
+        return [f" {word}" if place and self._needs_spaces else word for place, word in enumerate(words)]
+
+    @cached_property
+    def _needs_spaces(self) -> bool:
+        if not self._tokenizer.is_fast or not puts_no_space(self._tokenizer.backend_tokenizer):
+            return False
+        words = [word for text in own_texts(self._tokenizer.backend_tokenizer) for word in text.split()]
+        alone = self._tokenizer(words, is_split_into_words=True, add_special_tokens=False, verbose=False)["input_ids"]
+        return [alone] != ids_of(self._tokenizer, [" ".join(words)])
+
+    def own_call(self, text: str | Sequence[str], pair: str | None = None, *, at_most: int) -> Any:
+        """Returns what the tokenizer's own call gives for a text, a pair, or words: a `BatchEncoding`.
+
+        `encode` and `with_special` give the same by shorter ways. None where the tokenizer cannot be told to read the
+        special tokens that are written in a text as plain text, and where `at_most` leaves no room for a token.
+        """
+        tokenizer, written = self._tokenizer, self.encoder.written
+        is_written = any(map(written.are_in, [text, pair or ""] if isinstance(text, str) else text))
+        can_split = tokenizer.is_fast and not written.has_others
+        if (is_written and not can_split) or at_most <= tokenizer.num_special_tokens_to_add(pair is not None):
+            return None
+        settings: dict[str, Any] = {"split_special_tokens": True} if is_written else {}
+        is_words = not isinstance(text, str)
+        settings |= {"is_split_into_words": is_words, "truncation": True, "max_length": at_most, "verbose": False}
+        return tokenizer([*text] if is_words else text, pair, **settings)
 
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
@@ -258,34 +309,14 @@ class RowTokenizer:
         return [ids.tolist() for ids in self.encoder(texts)]
 
     @cached_property
-    def special_ids(self) -> list[list[int]]:
-        """The special tokens before a text, and those after it."""
-        return _around(self._tokenizer("a", verbose=False)["input_ids"], self._encoded(["a"]))
+    def _layout(self) -> list[LayoutPart]:
+        """What the tokenizer makes of a text."""
+        return layout_of(self._tokenizer, num_texts=1)
 
     @cached_property
-    def _pair(self) -> list[list[int]]:
-        """The special tokens before, between and after two texts."""
-        return _around(self._tokenizer("a", "b", verbose=False)["input_ids"], self._encoded(["a", "b"]))
-
-
-def _around(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The tokens before, between and after the parts of a whole."""
-    pieces, at = [], 0
-    for part in parts:
-        first = next(i for i in range(at, len(whole) + 1) if list(whole[i : i + len(part)]) == list(part))
-        pieces.append(list(whole[at:first]))
-        at = first + len(part)
-    return [*pieces, list(whole[at:])]
-
-
-def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
-    """The parts, cut to `most` tokens together; of two, the longer one is cut first."""
-    if len(parts) == 1:
-        return [parts[0][:most]]
-    one, two = map(len, parts)
-    half = most // 2
-    kept = min(one, max(most - two, most - half))
-    return [parts[0][:kept], parts[1][: most - kept]]
+    def _pair_layout(self) -> list[LayoutPart]:
+        """What the tokenizer makes of two texts."""
+        return layout_of(self._tokenizer, num_texts=2)
 
 
 def complete_tokenizer(folder: Path, *, has_padding: bool, has_chat_template: bool, pad_id: int | None = None) -> None:

@@ -18,14 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmaster.techniques.data.special_tokens import WrittenTokens, ids_of, own_texts
+
 # Whatever might count as white space in some version of Unicode or of an engine; everything else is visible.
 BLANK = r"\s\x1c-\x1f\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
 _BLANK = re.compile(f"[{BLANK}]")
+VISIBLE = re.compile(f"[^{BLANK}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,13 @@ def _is_byte_level(part: Mapping[str, Any], *, use_regex: bool) -> bool:
     return is_given and part.get("use_regex", True) is use_regex
 
 
+def puts_no_space(backend: Any) -> bool:
+    """Returns whether a backend is byte-level, and puts no space before a text."""
+    splitting = json.loads(backend.to_str()).get("pre_tokenizer") or {}
+    parts = splitting.get("pretokenizers") or [splitting]
+    return any(part.get("type") == "ByteLevel" and part.get("add_prefix_space") is False for part in parts)
+
+
 def _is_known_split(part: Mapping[str, Any]) -> bool:
     is_plain = part.get("type") == "Split" and part.get("behavior") == "Isolated" and not part.get("invert")
     return is_plain and part.get("pattern", {}).get("Regex") in KNOWN_EXPRESSIONS
@@ -179,31 +189,41 @@ SAMPLE = " A sample, isn't it?\n\n  Of 3 lines: naïve \u00e9\u0301 日本 <|end
 
 
 class TextEncoder:
-    """Encodes texts without special tokens; special tokens in a text are plain text.
+    """Encodes texts without special tokens around them, as the tokenizer's own call does.
 
-    Word by word where the ids of words are known to be those of the text, else by the tokenizer's backend in Rust,
-    which then computes no offsets, and else by the tokenizer itself.
+    Special tokens that are written in a text are plain text, see `WrittenTokens`. A text is encoded word by word where
+    the ids of words are known to be those of the text, else by the tokenizer's backend in Rust, which then computes no
+    offsets, and else by the tokenizer itself. Both shorter ways must agree with it on texts of its own tokens.
 
     words: encodes text in parts that give the ids of the whole; None where text is only encoded whole.
+    written: the special tokens that are plain text where they are written.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer: Any = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self.written = WrittenTokens(tokenizer)
+        self.words: WordEncoder | None = None
+        if self._backend is None:
+            return
+        samples = [SAMPLE, *own_texts(self._backend)]
+        expected = self._by_tokenizer(samples)
         # A tokenizer in Python may do more than its backend.
-        if self._backend is not None and self._by_backend([SAMPLE]) != self._by_tokenizer([SAMPLE]):
+        if self._by_backend(samples) != expected:
             self._backend = None
-        rule = None if self._backend is None else rule_of(json.loads(self._backend.to_str()))
-        self.words = None if rule is None else WordEncoder(rule=rule, encode=self._by_backend)
+            return
+        if (rule := rule_of(json.loads(self._backend.to_str()))) is not None:
+            words = WordEncoder(rule=rule, encode=self._by_backend)
+            self.words = words if [each.tolist() for each in words(samples)] == expected else None
 
-    def __call__(self, texts: list[str]) -> list[Ids]:
+    def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text [tokens]."""
         if self.words is not None:
             return self.words(texts)
         encode = self._by_tokenizer if self._backend is None else self._by_backend
         return [np.asarray(ids, dtype=np.uint32) for ids in encode(texts)]
 
-    def _by_backend(self, texts: list[str]) -> list[list[int]]:
+    def _by_backend(self, texts: Sequence[str]) -> list[list[int]]:
         # Each time, as other calls of the tokenizer set them.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -213,6 +233,25 @@ class TextEncoder:
             return [self._backend.encode(text, add_special_tokens=False).ids for text in texts]
         return [result.ids for result in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def _by_tokenizer(self, texts: list[str]) -> list[list[int]]:
-        encoded = self._tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return cast("list[list[int]]", encoded["input_ids"])
+    def _by_tokenizer(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids by the tokenizer's own call; special tokens that are written in a text are plain text.
+
+        A tokenizer in Rust encodes them together with the text around them; else they are encoded apart from it.
+        """
+        is_whole = self._tokenizer.is_fast and not self.written.has_others
+        parts: list[tuple[int, str, bool]] = []  # the place of the text, and whether special tokens are written
+        for place, text in enumerate(texts):
+            if is_whole or not self.written.are_in(text):
+                parts.append((place, text, self.written.are_in(text)))
+            else:
+                pieces = enumerate(self.written.pattern.split(text))
+                parts += [(place, piece, number % 2 == 1) for number, piece in pieces if piece]
+        read, plain = ([piece for _, piece, is_plain in parts if is_plain is each] for each in (False, True))
+        ids = {
+            False: iter(ids_of(self._tokenizer, read)),
+            True: iter(ids_of(self._tokenizer, plain, split_special_tokens=True)),
+        }
+        result: list[list[int]] = [[] for _ in texts]
+        for place, _, is_plain in parts:
+            result[place] += next(ids[is_plain])
+        return result

@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from ringmaster.techniques.data import arrow_files, encoded_rows
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
-from ringmaster.techniques.data.row_files import FileText, check_tokenizer
+from ringmaster.techniques.data.row_files import FileText, check_tokenizer, has_tokenizer
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids
@@ -229,7 +229,8 @@ class _TokenWriter:
             arrow_files.ArrowWriter(folder / encoded_rows.SAMPLES) as pieces,
             arrow_files.ArrowWriter(folder / encoded_rows.ROWS) as known,
         ):
-            known.write(arrow_files.table_of(encoded_rows.row_facts([], part, self._spec)))
+            known.write(self._facts([], part, []))
+            is_written = False  # of the row that a piece belongs to
             for batch in _batches(self._pieces(part.rows())):
                 ids = self._encoded(batch)
                 ends = np.array([row is not None for _, row in batch])
@@ -239,11 +240,21 @@ class _TokenWriter:
                 dtype = np.uint32 if self._tokenizer is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
                 pieces.write(arrow_files.table_of({COLUMN: arrow_files.column_of(values, lengths), "row": place}))
-                known.write(
-                    arrow_files.table_of(
-                        encoded_rows.row_facts([row for _, row in batch if row is not None], part, self._spec)
-                    )
-                )
+                are_written: list[bool] = []  # of the rows that end here
+                for content, row in batch:
+                    is_written |= isinstance(content, str) and self._are_special_in(content)
+                    if row is not None:
+                        are_written.append(is_written)
+                        is_written = False
+                known.write(self._facts([row for _, row in batch if row is not None], part, are_written))
+
+    def _are_special_in(self, text: str) -> bool:
+        return self._tokenizer is not None and self._tokenizer.encoder.written.are_in(text)
+
+    def _facts(self, rows: Sequence[Row], part: encoded_rows.RowsPart, are_written: Sequence[bool]) -> Any:
+        """What is known of rows, as a table."""
+        known = encoded_rows.row_facts(rows, part, self._spec)
+        return arrow_files.table_of({**known, encoded_rows.WRITTEN: np.array(are_written, dtype=np.uint8)})
 
     def write(self, folder: Path, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
@@ -273,7 +284,8 @@ class _TokenWriter:
                         rests[split] = tokens[end:]
         self._check_sizes(num_tokens)
         end_of_text_id = None if self._tokenizer is None else self._tokenizer.end_id
-        return described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
+        prepared = described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
+        return replace(prepared, notes=(*prepared.notes, *encoded_rows.notes_on_written(parts)))
 
     def _pieces(self, rows: Iterable[Row]) -> Iterator[Piece]:
         """Yields texts in pieces, or token ids."""
@@ -358,10 +370,34 @@ MAX_SMALL_IDS = 1 << 16
 
 
 def have_other_tokens(one: Path | None, other: Path | None) -> bool:
-    """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known."""
-    files = [folder / TOKENIZER for folder in (one, other) if folder is not None and (folder / TOKENIZER).is_file()]
-    vocabularies = [json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab") for file in files]
-    return len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]
+    """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known.
+
+    One may have further tokens, which were added to it.
+    """
+    if one is None or other is None or not (has_tokenizer(one) and has_tokenizer(other)):
+        return False
+    files = [folder / TOKENIZER for folder in (one, other)]
+    if not all(file.is_file() for file in files):  # as of tokenizers in Python
+        try:
+            return _differ(*(load_tokenizer(str(folder)).get_vocab() for folder in (one, other)))
+        except ValueError:
+            return False
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    models = [content.get("model", {}).get("vocab") for content in contents]
+    return models[0] != models[1] or _differ(*map(_numbers, contents))
+
+
+def _numbers(content: Mapping[str, Any]) -> dict[str, int]:
+    """The number of each token, of the content of a `tokenizer.json`."""
+    vocab = content.get("model", {}).get("vocab") or ()
+    own = vocab if isinstance(vocab, Mapping) else {token: number for number, (token, _) in enumerate(vocab)}
+    return {**own, **{token["content"]: token["id"] for token in content.get("added_tokens") or ()}}
+
+
+def _differ(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Whether a token of both has two numbers, or a number of both is of two tokens."""
+    names = {number: token for token, number in other.items()}
+    return any(other.get(token, number) != number or names.get(number, token) != token for token, number in one.items())
 
 
 Content = str | FileText | list[int]

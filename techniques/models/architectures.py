@@ -373,10 +373,18 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
+def _more_tokens(number: int | None) -> str:
+    """The remedy where a tokenizer has more tokens than the model, also if it is the model's own."""
+    return (
+        "set data.tokenizer to the model's own; if it is, give the model embeddings of all its tokens, by "
+        f"resize_token_embeddings({number}) and save_pretrained, or by model.config.vocab_size for a new model"
+    )
+
+
 def _checked(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> Any:
     """`config`, set up for training. Raises ValueError if it does not fit the data."""
     at_least = {
-        "vocab_size": (data.vocab_size, "tokens", "train on the model's own tokenizer (data.tokenizer)"),
+        "vocab_size": (data.vocab_size, "tokens", _more_tokens(data.vocab_size)),
         "num_labels": (data.num_labels, "labels", "set model.config.num_labels, for a fresh head of that size"),
     }
     for name, (needed, what, remedy) in at_least.items():

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.errors import StepError
-from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
+from ringmaster.techniques.data.inference import encodes_text
+from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
@@ -74,7 +75,7 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
         if least < 0 or most >= vocab_size:
             yield (
                 f"data: input_ids are {least} to {most}, and the model has tokens 0 to {vocab_size - 1}. To fix: use "
-                "the model's own tokenizer, or set model.config.vocab_size"
+                "the model's own tokenizer; if it is, resize the model's embeddings, or set model.config.vocab_size"
             )
 
 

@@ -102,7 +102,7 @@ class Completion(row_source.RowSource):
         chat.refuse_tools(row)
         for role in ("prompt", *(role for role in ("input", "system") if row[role])):
             row_source.text_of(row, role)
-        return answered(_prompt_of(row), [row_source.text_of(row, "completion")], context)[0]
+        return answered(_prompt_of(row), [row_source.text_of(row, "completion", may_be_blank=True)], context)[0]
 
 
 class Rag(Completion):
@@ -149,7 +149,7 @@ class Rag(Completion):
         """Returns the tokens and labels behind each passage, shorter ones filled up, and the scores."""
         chat.refuse_tools(row)
         row_source.text_of(row, "prompt")
-        answer = row_source.text_of(row, "completion")
+        answer = row_source.text_of(row, "completion", may_be_blank=True)
         rows = _alike([answered(prompt, [answer], context)[0] for prompt in row["prompts"]], context)
         return {**rows, PASSAGE_SCORES: np.array(row[PASSAGE_SCORES], np.float32)}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,9 +40,14 @@ class TextClassification(RowSource):
     """
 
     name = "text-classification"
-    version = 2
+    version = 3
     options_class: ClassVar[type[DataOptions]] = TextClassificationOptions
     needs_tokenizer = True
+
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the columns; where there is one of second texts, every row has one."""
+        result = super().columns(spec, available)
+        return replace(result, optional=result.optional - result.columns.keys())
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the text, and the second one of a pair."""
@@ -50,6 +56,12 @@ class TextClassification(RowSource):
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns tokens with the tokenizer's special tokens, and the label."""
         return {**encoded_texts(row, context), "labels": context.labels.encode(as_list(row["label"]))}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns the tokens, and their types, that the tokenizer's own call gives."""
+        whole = context.tokenizer.own_call(row["text"], row["text_pair"], at_most=context.max_length)
+        names = ("input_ids", "token_type_ids")
+        return None if whole is None else {name: whole[name] for name in names if name in whole}
 
 
 def encoded_texts(row: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
@@ -75,7 +87,7 @@ class TextRegression(TextClassification):
     """The tokens of a text, or of a pair, with a number, which a model with one output predicts."""
 
     name = "text-regression"
-    version = 3
+    version = 4
     options_class = TextRegressionOptions
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
@@ -106,17 +118,22 @@ class TokenClassification(RowSource):
     """The tokens of a row's words, with a label for the first token of each word.
 
     A word whose label is -100, as transformers writes it, has none. The other tokens of a word, and special tokens, do
-    not count. Each word but the first is encoded with a space before it.
+    not count. Words are encoded as by `is_split_into_words`, see `RowTokenizer.word_texts`.
     """
 
     name = "token-classification"
-    version = 2
+    version = 3
     options_class = TokenClassificationOptions
     needs_tokenizer = True
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
-        """Returns the words as they are encoded."""
-        return _spaced(as_list(row["tokens"]))
+        """Returns the words as they are encoded; where a tokenizer is trained, with the spaces that it will read."""
+        words = as_list(row["tokens"])
+        if not isinstance(words, list):
+            return []
+        if context.spec.tokenizer is None:
+            return [f" {word}" if place else str(word) for place, word in enumerate(words)]
+        return context.tokenizer.word_texts([*map(str, words)])
 
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes of the words that have one."""
@@ -134,30 +151,33 @@ class TokenClassification(RowSource):
             if not isinstance(word, str) and (not isinstance(word, int) or isinstance(word, bool)):
                 what = "null" if word is None else f"{word!r}, which is not text"
                 raise ValueError(f"token {place} is {what}. To fix: give it a text, or remove it and its label")
-        tokens: list[int] = []
-        labels: list[int] = []
-        for word, value in zip(_spaced(words), classes, strict=True):
-            ids = context.tokenizer.encode(word)
-            tokens += ids
-            number = IGNORED if _is_unlabelled(value) else context.labels.number(value)
-            labels += [number, *[IGNORED] * (len(ids) - 1)][: len(ids)]
-        marked = context.tokenizer.with_special(tokens, at_most=context.max_length)
-        first, num_after = map(len, context.tokenizer.special_ids)
-        kept = len(marked.tokens) - first - num_after
-        return {
-            "input_ids": marked.tokens,
-            "labels": [IGNORED] * first + labels[:kept] + [IGNORED] * (len(marked.tokens) - first - kept),
-        }
+        encoded = [context.tokenizer.encode(word) for word in context.tokenizer.word_texts([*map(str, words)])]
+        marked = context.tokenizer.with_special([*chain.from_iterable(encoded)], at_most=context.max_length)
+        kept = [place for place, ids in enumerate(encoded) for _ in ids][marked.kept.start : marked.kept.stop]
+        places: list[int | None] = [None] * len(marked.tokens)
+        places[marked.start : marked.start + len(kept)] = kept
+        segments = {} if marked.segments is None else {"token_type_ids": marked.segments}
+        return {"input_ids": marked.tokens, **segments, "labels": _labels_at(places, classes, context)}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns the tokens by the tokenizer's own call, and the label of the first one of each word."""
+        words = context.tokenizer.word_texts([*map(str, as_list(row["tokens"]))])
+        whole = context.tokenizer.own_call(words, at_most=context.max_length)
+        if whole is None or not whole.is_fast:  # a tokenizer in Python does not tell the words of tokens
+            return None if whole is None else {"input_ids": whole["input_ids"]}
+        labels = _labels_at(whole.word_ids(), as_list(row["label"]), context)
+        return {"input_ids": whole["input_ids"], "labels": labels}
+
+
+def _labels_at(places: Sequence[int | None], classes: Sequence[Any], context: SampleContext) -> list[int]:
+    """The label of each token. places: the word of each token, None for special ones. classes: of all words."""
+    numbers = [IGNORED if _is_unlabelled(value) else context.labels.number(value) for value in classes]
+    pairs = pairwise([None, *places])
+    return [IGNORED if place is None or place == before else numbers[place] for before, place in pairs]
 
 
 def _is_unlabelled(value: Any) -> bool:
     return not isinstance(value, str) and bool(value == IGNORED)
-
-
-def _spaced(words: Any) -> list[str]:
-    if not isinstance(words, list):
-        return []
-    return [str(word) if place == 0 else f" {word}" for place, word in enumerate(words)]
 
 
 @dataclass(frozen=True, kw_only=True)
