@@ -481,5 +481,6 @@ class MlflowWriter:
         made = model_pages.link(f"{model.registered_name} version {model.version}", where["model"])
         causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
         return (
-            f"Held-out: {metrics or 'no metric'}{causes}\n\nMade {made} in batch {model_pages.link(self._batch.name, where['run'])}."
+            f"Held-out: {metrics or 'no metric'}{causes}\n\n"
+            f"Made {made} in batch {model_pages.link(self._batch.name, where['run'])}."
         )

@@ -69,9 +69,13 @@ def compared_places(num_rows: int, *, num_before: int) -> list[int]:
 
 
 def check_equal(sample: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raises ValueError where an array of a sample differs from what the library's own call gives for its row."""
+    """Raises ValueError where an array of a sample differs from what the library's own call gives for its row.
+
+    A sample may leave out types of tokens that are all 0, as models read them where there are none.
+    """
     for name, expected in reference.items():
-        values, wanted = np.asarray(sample[name]), np.asarray(expected)
+        wanted = np.asarray(expected)
+        values = np.asarray(sample.get(name, np.zeros_like(wanted)))
         tolerance = ROUNDING if wanted.dtype.kind == "f" else 0.0
         if values.shape == wanted.shape and np.allclose(values, wanted, rtol=tolerance, atol=tolerance):
             continue
