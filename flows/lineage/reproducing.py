@@ -188,7 +188,9 @@ class Reproduction:
             if environment.device != (here := self.device_name()):
                 yield f"the device was {environment.device} and is {here}: another kind of device rounds differently"
             cores = {core for each in detect().devices for core in each.cores}
-            if self._environment.devices[0].kind == "cpu" and environment.num_threads > len(cores):
+            if self._job.is_exact and environment.num_threads > 1:
+                yield f"each rank had {environment.num_threads} threads, and exact jobs now have one on a CPU"
+            elif self._environment.devices[0].kind == "cpu" and environment.num_threads > len(cores):
                 yield f"each rank had {environment.num_threads} threads, and this machine has {len(cores)} cores"
 
     def device_name(self) -> str:

@@ -30,7 +30,12 @@ Summands = dict[Any, Tensor]
 
 
 def use_exact_kernels(device: torch.device) -> None:
-    """Makes kernels of a GPU add in an order of their own choice no longer; what has no such kernel raises."""
+    """Makes kernels add in one order: on a GPU what has no such kernel raises, and a CPU computes in one thread.
+
+    On a CPU sums are divided among threads, whose number would follow from the cores of a device.
+    """
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
         torch.use_deterministic_algorithms(True)

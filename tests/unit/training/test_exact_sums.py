@@ -18,7 +18,13 @@ from torch.distributed.fsdp import fully_shard
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec, registry
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.technique import choose_chunk, why_not_exact
-from ringmaster.techniques.training.exact_sums import SumTree, group_by_layer, sum_of_ranks, take_gradients
+from ringmaster.techniques.training.exact_sums import (
+    SumTree,
+    group_by_layer,
+    sum_of_ranks,
+    take_gradients,
+    use_exact_kernels,
+)
 from ringmaster.techniques.training.gradients import exact_norm, whole
 from ringmaster.techniques.training.metrics import rounded
 from ringmaster.techniques.training.optimizers import AlignedAdamW
@@ -270,3 +276,13 @@ def test_what_cannot_be_exact_says_why(technique, changes, num_devices, reason):
     loaded = registry.load(registry.dotted_path(technique))
     why = why_not_exact(loaded, job(**changes), gangs(num_devices)[-1], FACTS)
     assert why is None if reason is None else reason in (why or "")
+
+
+def test_an_exact_job_computes_in_one_thread_on_a_cpu():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        use_exact_kernels(torch.device("cpu"))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
