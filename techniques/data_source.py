@@ -82,6 +82,7 @@ class PreparedData:
     lengths: of samples that differ in length, those which a half and nineteen of twenty training samples do not exceed.
     features: of tables of features, each feature with what was measured on the training samples, such as the names of
         its categories. A factory gets them as the argument `features`.
+    empty_target: the tokens of a target without text, of data for encoder-decoders: the codes of languages, and ends.
     parts: of the data of jobs that train a common component, each job and its data, as JSON: {"job", "data"}. A factory
         gets them as the argument `parts`.
     """
@@ -110,6 +111,7 @@ class PreparedData:
     lengths: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
     features: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
     parts: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
+    empty_target: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""

@@ -152,6 +152,12 @@ class Data(Section):
     target_column: str | None = Field(
         default=None, description="the column that holds the text that an encoder-decoder writes, such as summary"
     )
+    source_language: str | None = Field(
+        default=None, description="the code of the language that a translation model reads, such as eng_Latn"
+    )
+    target_language: str | None = Field(
+        default=None, description="the code of the language that a translation model writes, such as fra_Latn"
+    )
     messages_column: str | None = Field(
         default=None, description="the column that holds a list of messages, such as conversation"
     )

@@ -233,6 +233,7 @@ class RowKind(StoredSource):
     keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then
         a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
         be in `labels` alone.
+    has_targets: whether labels are the tokens of a target, which an encoder-decoder writes.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
     """
 
@@ -251,6 +252,7 @@ class RowKind(StoredSource):
         POSITIONS: 0,  # each token of padding is then a sample of its own
     }
     is_causal: ClassVar[bool] = False
+    has_targets: ClassVar[bool] = False
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
 
@@ -272,6 +274,12 @@ class RowKind(StoredSource):
         row: as of `sample`, which has made a sample of it.
         """
         return None
+
+    def set_up_tokenizer(self, tokenizer: Any, *, options: Any) -> None:
+        """Sets what the options say of a given tokenizer of transformers, before it is saved; by default nothing.
+
+        options: of the kind's `options_class`. Raises ValueError where the tokenizer does not suit them.
+        """
 
     def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
         """Returns rows with what their retriever finds in a store; by default as they are.

@@ -110,7 +110,8 @@ class RowSamples:
         if kind.needs_tokenizer:
             folder, is_trained = self._folder / "tokenizer", spec.tokenizer is None
             trained = (self._columns.by_role(row.content) for row in self._rows() if not row.held_out)
-            save_tokenizer(folder, spec, chain.from_iterable(self._texts(row, context) for row in trained))
+            texts = chain.from_iterable(self._texts(row, context) for row in trained)
+            save_tokenizer(folder, spec, texts, set_up=partial(kind.set_up_tokenizer, options=self._options))
             has_padding, has_chat_template = is_trained or not kind.is_causal, is_trained and kind.reads_messages
             if has_padding or has_chat_template:
                 complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template)
@@ -395,6 +396,7 @@ class RowSamples:
             prepared,
             kind="other" if len(tensors.get(arrow_files.TOKENS, ())) > 1 else prepared.kind,  # of pairs
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
+            empty_target=tuple(tokenizer.empty_target) if tokenizer is not None and kind.has_targets else (),
             labels=() if labels is None else labels.names,
             tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
             columns=tuple(sorted(self._columns.columns.items())),
@@ -405,6 +407,8 @@ class RowSamples:
     def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
         faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
+        if self._kind.has_targets and (languages := self._context.tokenizer.languages) is not None:
+            notes.append(f"inputs are marked {languages[0]}, and targets {languages[1]}")
         if (column := self._columns.columns.get(LABEL)) is not None:
             result = class_labels.distinct_labels(self._folder, "training")
             classes = {int(number) for label in result for number in label} if labels is not None else set[int]()

@@ -128,6 +128,38 @@ class RowTokenizer:
         has_segments = pair is not None and "token_type_ids" in self._tokenizer.model_input_names
         return EncodedText(tokens=tokens, segments=segments if has_segments else None)
 
+    def target(self, text: str, *, at_most: int) -> list[int]:
+        """Returns the tokens of what an encoder-decoder writes, with the special tokens of targets.
+
+        Special tokens in the text are plain text. at_most: the number of tokens to which they are cut; special tokens
+        are kept.
+        """
+        tokens: list[int] = self.by_library(text_target=text)["input_ids"]
+        if len(tokens) <= at_most:
+            return tokens
+        self.num_cut += 1
+        around = self.empty_target
+        num_before = next((n for n, pair in enumerate(zip(around, tokens, strict=False)) if pair[0] != pair[1]), 0)
+        num_after = len(around) - num_before
+        return [*tokens[: max(at_most - num_after, 0)], *tokens[len(tokens) - num_after :]]
+
+    @cached_property
+    def empty_target(self) -> list[int]:
+        """The special tokens of targets: those before the text, and those after it."""
+        tokens: list[int] = self.by_library(text_target="")["input_ids"]
+        return tokens
+
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """The codes of the languages that the tokenizer marks texts and targets with; None where it marks none."""
+        codes = tuple(getattr(self._tokenizer, name, None) for name in ("src_lang", "tgt_lang"))
+        return None if None in codes else (str(codes[0]), str(codes[1]))
+
+    def by_library(self, *texts: str, **given: Any) -> Mapping[str, list[int]]:
+        """Returns what the tokenizer's own call gives, where special tokens in texts are plain text."""
+        result: Mapping[str, list[int]] = self._tokenizer(*texts, split_special_tokens=True, verbose=False, **given)
+        return result
+
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
 

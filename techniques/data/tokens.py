@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -79,15 +80,25 @@ MAX_TRAINING_CHARACTERS = 64_000_000
 MAX_CHARACTERS_OF_A_DOCUMENT = 256_000_000
 
 
-def save_tokenizer(folder: Path, spec: DataSpec, texts: Iterable[str | FileText]) -> None:
+def save_tokenizer(
+    folder: Path,
+    spec: DataSpec,
+    texts: Iterable[str | FileText],
+    *,
+    set_up: Callable[[Any], None] = lambda _: None,
+) -> None:
     """Writes the tokenizer that a spec names, or else one that is trained on texts, so that `AutoTokenizer` loads it.
+
+    set_up: called with the tokenizer that the spec names, before it is saved.
 
     Raises ValueError where it cannot be loaded.
     """
     if spec.tokenizer is None:
         _train_tokenizer(folder, texts, spec.vocab_size)
     else:
-        load_tokenizer(spec.tokenizer).save_pretrained(str(folder))
+        tokenizer = load_tokenizer(spec.tokenizer)
+        set_up(tokenizer)
+        tokenizer.save_pretrained(str(folder))
 
 
 def _train_tokenizer(folder: Path, texts: Iterable[str | FileText], vocab_size: int) -> None:
@@ -145,11 +156,34 @@ def load_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=is_local)
     except Exception as error:  # of a damaged file, the library raises Exception itself, and KeyError
+        if needed := _missing_package(error, Path(name)):
+            raise ValueError(
+                f"tokenizer {name!r} cannot be loaded without the package {needed}. To fix: install it (pip install "
+                f"{needed}), or give a tokenizer with a {TOKENIZER}"
+            ) from error
         reason = " ".join(str(error).split()) if isinstance(error, (OSError, ValueError)) else repr(error)
         raise ValueError(
             f"tokenizer {name!r} cannot be loaded: {reason}. To fix: give a folder that save_pretrained "
             f"wrote, or a hub name, or leave it out to train one"
         ) from error
+
+
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\s")
+_NEEDED = re.compile(r"requires the (\w+) library|install (\w+) to use|`(\w+)` is required|No module named '(\w+)'")
+
+
+def _missing_package(error: Exception, folder: Path) -> str | None:
+    """The package whose absence is why a tokenizer cannot be loaded; None where that is not the reason.
+
+    Where sentencepiece is missing, transformers reads its files as those of tiktoken, and reports that.
+    """
+    models = [file for pattern in ("*.model", "*.spm") for file in folder.glob(pattern)]
+    is_known = find_spec("sentencepiece") is not None
+    if not is_known and any(_TIKTOKEN.match(file.read_bytes()[:200]) is None for file in models):
+        return "sentencepiece"
+    found = _NEEDED.search(str(error)) if isinstance(error, (ImportError, ValueError)) else None
+    name = next(filter(None, found.groups()), "") if found else ""
+    return name.lower() if name and find_spec(name.lower()) is None else None
 
 
 # What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.

@@ -10,7 +10,7 @@ import numpy as np
 from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.class_labels import are_samples_equal, as_list, read_number
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
-from ringmaster.techniques.data_source import DataOptions, PreparedData, column
+from ringmaster.techniques.data_source import DataOptions, PreparedData, column, shown
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -162,40 +162,93 @@ def _spaced(words: Any) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqOptions(DataOptions):
-    """The columns of an input and its target. prefix: what is put before each input."""
+    """The columns of an input and its target.
+
+    prefix: what is put before each input. source_language, target_language: the codes of the languages, for tokenizers
+        that mark texts with these; None for those that the tokenizer's files name.
+    """
 
     input_column: str | None = column("input", "source", "document", "article")
     target_column: str | None = column("target", "output", "summary", "highlights")
     prefix: str = ""
+    source_language: str | None = None
+    target_language: str | None = None
 
 
 class Seq2Seq(RowSource):
     """The tokens of an input and, as labels, those of its target, each with the tokenizer's special tokens.
 
-    Both end with the tokenizer's end of text. The option `prefix` is put before each input, such as "summarize: ".
+    The target is encoded as a target (`text_target`), as some tokenizers have other pieces for it, or mark its language
+    with another code. Both have the tokenizer's end of text. The option `prefix` is put before each input, such as
+    "summarize: ".
     """
 
     name = "seq2seq"
+    version = 2
     options_class = Seq2SeqOptions
     needs_tokenizer = True
+    has_targets = True
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
-        """Returns the input with its prefix, and the target."""
-        return f"{context.options.prefix}{row['input']}", row["target"]
+        """Returns the input with its prefix; also the target where a tokenizer is trained on them."""
+        text = f"{context.options.prefix}{row['input']}"
+        return (text,) if context.spec.tokenizer is not None else (text, row["target"])
+
+    def set_up_tokenizer(self, tokenizer: Any, *, options: Any) -> None:
+        """Sets the languages. Raises ValueError where it marks languages and one of them is not known."""
+        name = type(tokenizer).__name__
+        given = {"src_lang": options.source_language, "tgt_lang": options.target_language}
+        if not hasattr(tokenizer, "tgt_lang"):
+            if any(given.values()):
+                raise ValueError(
+                    f"data: {name} marks no languages. To fix: remove source_language and target_language; write what "
+                    "the model reads before a text as prefix"
+                )
+            return
+        for attribute, language in given.items():
+            language = language or getattr(tokenizer, attribute, None)
+            key = "source_language" if attribute == "src_lang" else "target_language"
+            if language is None:
+                raise ValueError(
+                    f"data: {name} marks texts with their language, and neither its files nor {key} name it. To fix: "
+                    f"set data.{key} to its code"
+                )
+            try:
+                setattr(tokenizer, attribute, language)
+                marks = tokenizer(text="") if attribute == "src_lang" else tokenizer(text_target="")
+            except KeyError:
+                marks = {"input_ids": [tokenizer.unk_token_id]}
+            if not {tokenizer.unk_token_id, None}.isdisjoint(marks["input_ids"]):
+                named = tokenizer.special_tokens_map.values()
+                codes = [token for token in tokenizer.all_special_tokens if token not in named]
+                raise ValueError(
+                    f"data: {name} has no token for the language {language!r}. To fix: set data.{key} to one of its "
+                    f"codes: {shown(codes)}"
+                )
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens of the input, and those of the target as labels."""
-        text = f"{context.options.prefix}{text_of(row, 'input')}"
-        return {"input_ids": _ended(text, context), "labels": _ended(text_of(row, "target"), context)}
+        tokenizer = context.tokenizer
+        text = tokenizer.encode(f"{context.options.prefix}{text_of(row, 'input')}")
+        tokens = tokenizer.with_special(text, at_most=context.max_length).tokens
+        labels = tokenizer.target(text_of(row, "target"), at_most=context.max_length)
+        return {"input_ids": _ended(tokens, context), "labels": _ended(labels, context)}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns what `tokenizer(text, text_target=target)` gives; None where that is longer than a sample."""
+        text = f"{context.options.prefix}{row['input']}"
+        result = context.tokenizer.by_library(text, text_target=row["target"])
+        if max(map(len, result.values())) >= context.max_length:
+            return None
+        return {name: _ended(result[name], context) for name in ("input_ids", "labels")}
 
 
-def _ended(text: str, context: SampleContext) -> list[int]:
-    """The tokens of a text with special tokens, ended by the end of text also where the tokenizer adds none."""
-    tokenizer = context.tokenizer
-    tokens = tokenizer.with_special(tokenizer.encode(text), at_most=context.max_length).tokens
-    if tokenizer.end_id is None or tokens[-1] == tokenizer.end_id:
-        return tokens
-    return [*tokens[: context.max_length - 1], tokenizer.end_id]
+def _ended(tokens: Sequence[int], context: SampleContext) -> list[int]:
+    """Tokens with special ones, with an end of text also where the tokenizer adds none."""
+    end_id = context.tokenizer.end_id
+    if end_id is None or end_id in tokens[-2:]:  # the last one may be the code of a language
+        return [*tokens]
+    return [*tokens[: context.max_length - 1], end_id]
 
 
 @dataclass(frozen=True, kw_only=True)
