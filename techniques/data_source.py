@@ -306,6 +306,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "text-regression": "ringmaster.techniques.data.sources.text_rows:TextRegression",
     "token-classification": "ringmaster.techniques.data.sources.text_rows:TokenClassification",
     "seq2seq": "ringmaster.techniques.data.sources.text_rows:Seq2Seq",
+    "tokenized": "ringmaster.techniques.data.sources.token_rows:Tokenized",
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.data.sources.completion:Preference",

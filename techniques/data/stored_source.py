@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "data.json"
 """What describes the samples in a folder. Releases before 0.4 had another one, beside files of another form."""
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
-FORMAT = 3
+FORMAT = 4
 
 
 def prepare_once(
