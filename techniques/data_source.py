@@ -190,7 +190,11 @@ class DataOptions:
 
     Each kind has a class of these. In batch files they are keys of `data`, or of its `kwargs` where `data` knows no
     such key. A kind with the field `labels` has classes, in the column `label_column`.
+
+    ignored_columns: columns that are not read, though they may change what a row means; see `RowKind.decisive`.
     """
+
+    ignored_columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, spec: DataSpec, *, kind: str) -> Self:
@@ -198,7 +202,7 @@ class DataOptions:
 
         Raises ValueError where it sets what the kind does not read, with all of that and the kinds that read it.
         """
-        known = [each.name for each in fields(cls)]
+        known = sorted((each.name for each in fields(cls)), key=lambda name: name == "ignored_columns")  # as the last
         # A data set with a name brings its column of text, and its splits, for all that read it.
         unread = [key for key in spec.options if key not in known and (spec.name is None or key != "text_column")]
         other_rows: tuple[str, ...] = ("time_column", "window") if spec.path is None else ()

@@ -129,6 +129,9 @@ class Data(Section):
     labels: Annotated[list[str], Distinct] = Field(
         default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
     )
+    ignored_columns: list[str] = Field(
+        default=[], description="columns that rows may have, and that are not to be read, such as [score]"
+    )
     padding: Annotated[str, OneOf(job.PADDINGS)] = Field(
         default=job.DataSpec.padding, description=f"one of {', '.join(job.PADDINGS)}"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
+from ringmaster.techniques.data.sources.text_rows import NEGATIVE
 from ringmaster.techniques.data.tokens import LABEL_COLUMNS, TextOptions, tokenized_source
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named, data_source_of
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
@@ -131,7 +132,8 @@ def with_hard_negatives(job: Job) -> Job:
         if is_open and spec.kind == "embedding" and spec.path is not None:
             source, retriever = data_source_named(spec.kind), retriever_of(spec)
             assert isinstance(source, RowSource)
-            number = ("negative" in source.columns(spec).columns) + (0 if retriever is None else retriever.k)
+            negatives = [role for role in source.columns(spec).columns if role.startswith(NEGATIVE)]
+            number = len(negatives) + (0 if retriever is None else retriever.k)
     return replace(job, loss_options={**job.loss_options, HARD_NEGATIVES: number}) if number else job
 
 

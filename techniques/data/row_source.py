@@ -35,7 +35,7 @@ from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of
 from ringmaster.techniques.data.sources.builtin import load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.tokens import save_tokenizer
-from ringmaster.techniques.data_source import Dataset, PreparedData, Row
+from ringmaster.techniques.data_source import Dataset, PreparedData, Row, shown
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -86,7 +86,7 @@ class RowSamples:
         """Writes the samples, and the manifest of named data; returns the description."""
         spec, parts = self._spec, iter([encoded_rows.RowsPart(rows=self._rows)])
         if self._cache_dir is not None:
-            reading = RowReading(columns=self._columns.names, content=self._columns.content)
+            reading = RowReading(columns=self._columns.needed, content=self._columns.content)
             parts = encoded_rows.parts_of_files(spec, reading)
         with encoded_rows.encoded_parts(
             parts, spec, self._encode, folder=self._folder, cache_dir=self._cache_dir, settings=self._settings()
@@ -407,6 +407,8 @@ class RowSamples:
     def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
         faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
+        if unread := [name for name in self._columns.unread if name != self._spec.time_column]:
+            notes.append(f"columns that are not read: {shown(unread)}")
         if self._kind.has_targets and (languages := self._context.tokenizer.languages) is not None:
             notes.append(f"inputs are marked {languages[0]}, and targets {languages[1]}")
         if (column := self._columns.columns.get(LABEL)) is not None:
@@ -514,7 +516,7 @@ class RowSource(RowKind):
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the rows of files, with the columns that are read."""
         columns = self.columns(spec)
-        yield from rows_of_files(spec, RowReading(columns=columns.names, content=columns.content))
+        yield from rows_of_files(spec, RowReading(columns=columns.needed, content=columns.content))
 
     def samples(self, table: arrow_files.Table, prepared: PreparedData) -> Dataset:
         """Returns the samples in the rows of a table, which are padded."""
@@ -542,7 +544,8 @@ class RowSource(RowKind):
         def content(row: dict[str, Any], place: str) -> dict[str, Any]:
             return columns.content(row | {name: _with_names(row[name], names) for name, names in named.items()}, place)
 
-        rows = partial(rows_of_splits, splits, spec, columns.names, content=content, key=_split_key)
+        needed = [name for name in columns.needed if name in splits[0].column_names]
+        rows = partial(rows_of_splits, splits, spec, needed, content=content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
         return with_leaks_of_splits(result, splits, spec, columns=columns.names)
 

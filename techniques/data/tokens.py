@@ -412,7 +412,8 @@ def tokenized_source(spec: DataSpec, there: Collection[str]) -> StoredSource | N
     A `text_column` that the spec names is read in their place.
     """
     is_named = spec.options.get("text_column", TextOptions.text_column) != TextOptions.text_column
-    has_labels = COLUMN in there and not LABEL_COLUMNS.isdisjoint(there)
+    ignored = spec.options.get("ignored_columns", ())
+    has_labels = COLUMN in there and any(name in there for name in LABEL_COLUMNS.difference(ignored))
     if not has_labels or is_named:
         return None
     result = data_source_named(TOKENIZED)
@@ -440,7 +441,8 @@ def refuse_labels(names: Collection[str], where: str) -> None:
             )
         )
         raise ValueError(
-            f"{where} has token ids and a column {lost[0]!r}, which a stream of tokens loses. To fix: {remedy}"
+            f"{where} has token ids and a column {lost[0]!r}, which a stream of tokens loses. To fix: {remedy}; or "
+            f"set data.ignored_columns: [{lost[0]}]"
         )
 
 
@@ -493,7 +495,9 @@ class TextFiles(StoredSource):
     def _reading(self, spec: DataSpec) -> RowReading:
         column = self.options(spec).text_column
         columns = (column, COLUMN, arrow_files.MASK, "label", *LABEL_COLUMNS)
-        return RowReading(columns=columns, content=partial(_content, column=column))
+        return RowReading(
+            columns=columns, content=partial(_content, column=column, ignored=self.options(spec).ignored_columns)
+        )
 
     def samples(self, table: arrow_files.Table, prepared: PreparedData) -> Dataset:
         """Returns the samples in the rows of a table."""
@@ -524,13 +528,13 @@ def samples_of(table: arrow_files.Table, prepared: PreparedData, *, collate: Col
     return tokenized.samples(table, prepared)
 
 
-def _content(row: Any, where: str, *, column: str) -> Content:
+def _content(row: Any, where: str, *, column: str, ignored: Sequence[str] = ()) -> Content:
     """The text or the token ids of a row."""
     content: Content | None = row if isinstance(row, FileText) else row.get(column, row.get("input_ids"))
     if isinstance(content, (str, FileText)):
         return content
     if isinstance(content, list) and all(isinstance(token, int) for token in content):
-        refuse_labels([name for name, value in row.items() if value is not None], where)
+        refuse_labels({name for name, value in row.items() if value is not None}.difference(ignored), where)
         return attended(content, row.get(arrow_files.MASK), where)
     if column not in row and "input_ids" not in row:
         if row.keys() >= KTO_COLUMNS:

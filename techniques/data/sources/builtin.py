@@ -291,7 +291,7 @@ class HuggingFace(StoredSource):
             column = text_column if is_text else "input_ids"
 
             if not is_text:
-                refuse_labels(names, where)
+                refuse_labels({*names}.difference(self.options(spec).ignored_columns), where)
             columns = Columns(columns={column: column}, roles=(column,), optional=frozenset())
             masks = [] if is_text or arrow_files.MASK not in names else [arrow_files.MASK]
 

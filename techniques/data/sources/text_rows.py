@@ -1,5 +1,6 @@
 """Texts with classes or numbers, words with a class each, inputs with targets, and texts whose embeddings are alike."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.class_labels import are_samples_equal, as_list, read_number
+from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column, shown
 from ringmaster.techniques.job import DataSpec
@@ -31,6 +33,15 @@ class TextClassificationOptions(TextRegressionOptions):
     labels: tuple[str, ...] = ()
 
 
+OTHER_TEXTS = dict.fromkeys(
+    (
+        *("sentence", "sentence1", "sentence2", "question", "question1", "question2", "premise", "hypothesis"),
+        *("text_pair", "text2", "passage", "context", "query"),
+    ),
+    "which may be a second text, and is not read. To fix: set text_column and text_pair_column to both texts",
+)
+
+
 class TextClassification(RowSource):
     """The tokens of a text, or of a pair, with the number of its class.
 
@@ -40,8 +51,14 @@ class TextClassification(RowSource):
 
     name = "text-classification"
     version = 2
+    decisive = OTHER_TEXTS
     options_class: ClassVar[type[DataOptions]] = TextClassificationOptions
     needs_tokenizer = True
+
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the columns; where the options name that of the text, no other one is a second text."""
+        result = super().columns(spec, available)
+        return result if self.options(spec).text_column is None else replace(result, decisive={})
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the text, and the second one of a pair."""
@@ -185,6 +202,13 @@ class Seq2Seq(RowSource):
 
     name = "seq2seq"
     version = 2
+    decisive: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("instruction", "question", "prompt", "context", "passage"),
+            "which is not read. To fix: put it into the input",
+        ),
+        **MEDIA,
+    }
     options_class = Seq2SeqOptions
     needs_tokenizer = True
     has_targets = True
@@ -264,23 +288,48 @@ class EmbeddingOptions(DataOptions):
     retriever: Mapping[str, Any] | None = None
 
 
+PAIR_LABELS = dict.fromkeys(
+    ("label", "labels", "gold_label", "is_duplicate", "score", "scores", "similarity_score", "similarity", "relevance"),
+    "which says whether texts are alike, and losses of embeddings take every pair as alike. To fix: keep the pairs "
+    "that belong together, without the column; or train a model ...ForSequenceClassification on the pairs",
+)
+NEGATIVE = "negative"
+_NUMBERED = re.compile(r"(?:hard_)?negative_?(\d+)")
+
+
 class Embedding(RowSource):
     """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it.
 
-    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it. A retriever adds k of
-    these: the passages of a store that are most similar to the anchor, without those that hold the positive.
+    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it; those with `negative_1`,
+    `negative_2`, ... have more. A retriever adds k of these: the passages of a store that are most similar to the
+    anchor, without those that hold the positive.
     """
 
     name = "embedding"
-    version = 2
+    version = 3
     options_class = EmbeddingOptions
+    decisive: ClassVar[Mapping[str, str]] = {
+        **PAIR_LABELS,
+        **dict.fromkeys(
+            ("negatives", "hard_negatives"),
+            "a list that is not read. To fix: give each its own column, negative_1, negative_2, ...",
+        ),
+    }
     needs_tokenizer = True
     copies_labels = False  # the other pairs of a batch are what a text is told from
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
-        """Returns the columns; where there is one of negatives, every row has one."""
+        """Returns the columns, with those of numbered negatives; where there is one of negatives, every row has one."""
         result = super().columns(spec, available)
-        return replace(result, optional=result.optional - result.columns.keys())
+        numbered = {int(match[1]): name for name in result.unread if (match := _NUMBERED.fullmatch(name))}
+        more = {f"{NEGATIVE} {number}": numbered[number] for number in sorted(numbered)}
+        return replace(
+            result,
+            columns={**result.columns, **more},
+            roles=(*result.roles, *more),
+            unread=tuple(name for name in result.unread if name not in more.values()),
+            optional=result.optional - result.columns.keys(),
+        )
 
     def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
         """Returns rows with hard negatives that are mined in the store: they are as new roles."""
@@ -304,7 +353,7 @@ class Embedding(RowSource):
         texts = [
             tokenizer.with_special(tokenizer.encode(text_of(row, role)), at_most=context.max_length).tokens
             for role in row
-            if row[role] is not None or role != "negative"
+            if row[role] is not None or role != NEGATIVE
         ]
         masks = filled([[1] * len(tokens) for tokens in texts], 0)
         return {"input_ids": filled(texts, tokenizer.pad_id), "attention_mask": masks}
