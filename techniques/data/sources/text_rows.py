@@ -358,6 +358,17 @@ class Embedding(RowSource):
         masks = filled([[1] * len(tokens) for tokens in texts], 0)
         return {"input_ids": filled(texts, tokenizer.pad_id), "attention_mask": masks}
 
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns what the tokenizer's own call gives for each text; None where one is longer than a sample."""
+        tokenizer = context.tokenizer
+        texts = [tokenizer.by_library(text)["input_ids"] for text in row.values() if text is not None]
+        if max(map(len, texts)) > context.max_length:
+            return None
+        return {
+            "input_ids": filled(texts, tokenizer.pad_id),
+            "attention_mask": filled([[1] * len(tokens) for tokens in texts], 0),
+        }
+
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no text can be told from another one."""
         if are_samples_equal(folder):

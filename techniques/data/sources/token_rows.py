@@ -48,7 +48,7 @@ class Tokenized(RowSource):
         return replace(result, optional=result.optional - result.columns.keys())
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
-        """Returns tokens and labels, and a mask of ones, which models that are not causal need."""
+        """Returns tokens and labels; also a mask where the row has one, as models that are not causal need it."""
         arrays = {name: _numbers(value, name) for name, value in row.items() if value is not None}
         tokens = arrays[TOKENS]
         for name, values in arrays.items():
@@ -83,7 +83,9 @@ class Tokenized(RowSource):
         for name in LOSS_MASKS:
             counted &= arrays.get(name, tokens * 0 + 1) == 1
         sample = {TOKENS: tokens, LABELS: np.where(counted, labels, IGNORED)}
-        return sample if context.spec.packing else {**sample, MASK: np.ones(len(tokens), np.uint8)}
+        if row["attention_mask"] is None or context.spec.packing:
+            return sample
+        return {**sample, MASK: np.ones(len(tokens), np.uint8)}
 
 
 def _numbers(value: Any, name: str) -> Array:

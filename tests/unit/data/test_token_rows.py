@@ -94,7 +94,7 @@ def test_rows_that_cannot_be_read_are_refused(samples_of, row, says):
 def test_rows_of_which_some_have_labels_are_refused(tmp_path, first):
     rows = [{"input_ids": [5, 6]}, {"input_ids": [5, 6], "labels": [NONE, 6]}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (rows if first else rows[::-1])))
-    with pytest.raises(ValueError, match="line 2 has (no column 'labels'|token ids and a column 'labels')"):
+    with pytest.raises(ValueError, match=r"line 2 has (no column 'labels'|token ids and a column 'labels')"):
         prepare(DataSpec(path=str(tmp_path / "rows.jsonl"), seq_len=2, held_out=0), cache_dir=tmp_path)
 
 
