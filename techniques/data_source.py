@@ -83,6 +83,7 @@ class PreparedData:
     lengths: of samples that differ in length, those which a half and nineteen of twenty training samples do not exceed.
     features: of tables of features, each feature with what was measured on the training samples, such as the names of
         its categories. A factory gets them as the argument `features`.
+    empty_target: the tokens of a target without text, of data for encoder-decoders: the codes of languages, and ends.
     parts: of the data of jobs that train a common component, each job and its data, as JSON: {"job", "data"}. A factory
         gets them as the argument `parts`.
     """
@@ -112,6 +113,7 @@ class PreparedData:
     lengths: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
     features: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
     parts: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
+    empty_target: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
@@ -191,7 +193,11 @@ class DataOptions:
 
     Each kind has a class of these. In batch files they are keys of `data`, or of its `kwargs` where `data` knows no
     such key. A kind with the field `labels` has classes, in the column `label_column`.
+
+    ignored_columns: columns that are not read, though they may change what a row means; see `RowKind.decisive`.
     """
+
+    ignored_columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, spec: DataSpec, *, kind: str) -> Self:
@@ -199,7 +205,7 @@ class DataOptions:
 
         Raises ValueError where it sets what the kind does not read, with all of that and the kinds that read it.
         """
-        known = [each.name for each in fields(cls)]
+        known = sorted((each.name for each in fields(cls)), key=lambda name: name == "ignored_columns")  # as the last
         # A data set with a name brings its column of text, and its splits, for all that read it.
         unread = [key for key in spec.options if key not in known and (spec.name is None or key != "text_column")]
         other_rows: tuple[str, ...] = ("time_column", "window") if spec.path is None else ()
@@ -307,6 +313,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "text-regression": "ringmaster.techniques.data.sources.text_rows:TextRegression",
     "token-classification": "ringmaster.techniques.data.sources.text_rows:TokenClassification",
     "seq2seq": "ringmaster.techniques.data.sources.text_rows:Seq2Seq",
+    "tokenized": "ringmaster.techniques.data.sources.token_rows:Tokenized",
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.data.sources.completion:Preference",

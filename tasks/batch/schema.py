@@ -129,6 +129,9 @@ class Data(Section):
     labels: Annotated[list[str], Distinct] = Field(
         default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
     )
+    ignored_columns: list[str] = Field(
+        default=[], description="columns that rows may have, and that are not to be read, such as [score]"
+    )
     padding: Annotated[str, OneOf(job.PADDINGS)] = Field(
         default=job.DataSpec.padding, description=f"one of {', '.join(job.PADDINGS)}"
     )
@@ -151,6 +154,12 @@ class Data(Section):
     )
     target_column: str | None = Field(
         default=None, description="the column that holds the text that an encoder-decoder writes, such as summary"
+    )
+    source_language: str | None = Field(
+        default=None, description="the code of the language that a translation model reads, such as eng_Latn"
+    )
+    target_language: str | None = Field(
+        default=None, description="the code of the language that a translation model writes, such as fra_Latn"
     )
     messages_column: str | None = Field(
         default=None, description="the column that holds a list of messages, such as conversation"

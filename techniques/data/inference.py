@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
-from ringmaster.techniques.data.tokens import TextOptions
+from ringmaster.techniques.data.sources.text_rows import NEGATIVE
+from ringmaster.techniques.data.tokens import LABEL_COLUMNS, TextOptions, tokenized_source
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named, data_source_of
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.loss import class_of, options_of
@@ -48,7 +49,10 @@ def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
         return None
     if spec.path is None:
         there = () if spec.dataset is None else columns_of_saved(spec)
-        result = None if not there or "input_ids" in there else _fitting(spec, model, there)
+        if "input_ids" in there:
+            is_read = spec.seq_len is not None or not {*LABEL_COLUMNS}.difference({"labels"}).isdisjoint(there)
+            return _tokenized(spec, there) if is_read else None
+        result = _fitting(spec, model, there) if there else None
         return None if result == "image-classification" else result
     if spec.path.endswith(".txt"):
         return None
@@ -57,9 +61,17 @@ def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
     if not (suited := _suited(model)):
         return None
     there = columns_of_files(spec, kind="language-modeling")
+    if (tokenized := _tokenized(spec, there)) is not None:
+        return tokenized
     if (architecture := architecture_of(model)) is not None and architecture.endswith(CLASSIFIERS):
         return suited[0]  # also where a column is missing, which its preparation then says
     return _fitting(spec, model, there)
+
+
+def _tokenized(spec: DataSpec, there: tuple[str, ...]) -> str | None:
+    """The kind of rows of token ids with labels, if they are."""
+    source = tokenized_source(spec, there)
+    return None if source is None else str(source.name)
 
 
 def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
@@ -119,7 +131,8 @@ def with_hard_negatives(job: Job) -> Job:
         if is_open and spec.kind == "embedding" and spec.path is not None:
             source, retriever = data_source_named(spec.kind), retriever_of(spec)
             assert isinstance(source, RowSource)
-            number = ("negative" in source.columns(spec).columns) + (0 if retriever is None else retriever.k)
+            negatives = [role for role in source.columns(spec).columns if role.startswith(NEGATIVE)]
+            number = len(negatives) + (0 if retriever is None else retriever.k)
     return replace(job, loss_options={**job.loss_options, HARD_NEGATIVES: number}) if number else job
 
 

@@ -88,19 +88,36 @@ class Retriever:
         return self.template.format(passages="\n".join(passages), prompt=question)
 
 
+NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""Values of a column by which a row has none."""
+MEDIA = dict.fromkeys(
+    ("image", "images", "video", "videos", "audio", "audios"),
+    "and only texts are read. To fix: remove the rows that need it",
+)
+"""What is decisive where a model reads texts alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The column of each role. roles: all roles, also optional ones that no column has."""
+    """The column of each role. roles: all roles, also optional ones that no column has.
+
+    unread: the other columns of the first row. decisive: columns that are not read, though they change what a row
+        means, and what to do with such rows: "what is wrong. To fix: ...".
+    """
 
     columns: Mapping[str, str]
     roles: tuple[str, ...]
     optional: frozenset[str]
+    unread: tuple[str, ...] = ()
+    decisive: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def find(cls, options: DataOptions, *, there: Sequence[str], where: str) -> Self:
+    def find(
+        cls, options: DataOptions, *, there: Sequence[str], where: str, decisive: Mapping[str, str] | None = None
+    ) -> Self:
         """Finds the column of each role: the one that the options name, else the first of the usual ones that is there.
 
-        where: what messages call the data.
+        where: what messages call the data. decisive: see `RowKind.decisive`.
 
         Raises ValueError where a role that is not optional has no column, with all such roles.
         """
@@ -120,17 +137,38 @@ class Columns:
                 f"To fix: set {missing[0].split()[0]} to one of them"
             )
         optional = frozenset(key.removesuffix("_column") for key, about in keys.items() if about["is_optional"])
-        return cls(columns=result, roles=tuple(key.removesuffix("_column") for key in keys), optional=optional)
+        known = {*result.values(), *options.ignored_columns}
+        return cls(
+            columns=result,
+            roles=tuple(key.removesuffix("_column") for key in keys),
+            optional=optional,
+            unread=tuple(each for each in there if each not in known),
+            decisive={name: what for name, what in (decisive or {}).items() if name not in known},
+        )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the columns."""
         return tuple(dict.fromkeys(self.columns.values()))
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The names of the columns that are looked at: those that are read, and those that must have no value."""
+        return (*self.names, *self.decisive)
+
     def content(self, row: Any, where: str) -> dict[str, Any]:
-        """Returns what is read of a row, by column. Raises ValueError where the row lacks a column or its value."""
+        """Returns what is read of a row, by column.
+
+        Raises ValueError where the row lacks a column or its value, or has one in a column that must have none.
+        """
         if not isinstance(row, Mapping):
             raise ValueError(f"{where} has no columns. To fix: give JSONL, CSV or Parquet")
+        for name in self.decisive.keys() & row.keys():
+            if row[name] not in NOTHING:
+                what, _, remedy = self.decisive[name].partition(". To fix: ")
+                raise ValueError(
+                    f"{where} has a value in {name!r}, {what}. To fix: {remedy}; or set data.ignored_columns: [{name}]"
+                )
         result = {name: row.get(name) for name in self.names}
         for role, name in self.columns.items():
             if result[name] is None and role not in self.optional:
@@ -245,6 +283,9 @@ class RowKind(StoredSource):
         be in `labels` alone.
     usual_loss: the loss by which models are evaluated on samples of several sequences, where no other one is known;
         None where a model's own loss reads the samples.
+    decisive: well-known columns that change what a row means and that are not read, each with what is wrong with a row
+        that has a value there, and a remedy. Rows are refused, unless `ignored_columns` names the column.
+    has_targets: whether labels are the tokens of a target, which an encoder-decoder writes.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
     is_embedded: whether samples are texts whose embeddings are compared, as Sentence-Transformers computes them.
     """
@@ -264,6 +305,8 @@ class RowKind(StoredSource):
         POSITIONS: 0,  # each token of padding is then a sample of its own
     }
     is_causal: ClassVar[bool] = False
+    has_targets: ClassVar[bool] = False
+    decisive: ClassVar[Mapping[str, str]] = {}
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
     usual_loss: ClassVar[str | None] = None
@@ -287,6 +330,12 @@ class RowKind(StoredSource):
         row: as of `sample`, which has made a sample of it.
         """
         return None
+
+    def set_up_tokenizer(self, tokenizer: Any, *, options: Any) -> None:
+        """Sets what the options say of a given tokenizer of transformers, before it is saved; by default nothing.
+
+        options: of the kind's `options_class`. Raises ValueError where the tokenizer does not suit them.
+        """
 
     def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
         """Returns rows with what their retriever finds in a store; by default as they are.
@@ -334,4 +383,5 @@ class RowKind(StoredSource):
         Raises ValueError, with the columns that there are, where a required role has none.
         """
         there = columns_of_files(spec, kind=self.name) if available is None else available
-        return Columns.find(self.options(spec), there=there, where=spec.path or f"dataset {spec.dataset!r}")
+        where = spec.path or f"dataset {spec.dataset!r}"
+        return Columns.find(self.options(spec), there=there, where=where, decisive=self.decisive)

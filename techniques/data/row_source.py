@@ -35,7 +35,7 @@ from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of
 from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.tokens import save_tokenizer
-from ringmaster.techniques.data_source import Dataset, PreparedData, Row
+from ringmaster.techniques.data_source import Dataset, PreparedData, Row, shown
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import num_positions
@@ -104,7 +104,7 @@ class RowSamples:
         """Writes the samples, and the manifest of named data; returns the description."""
         spec, parts = self._spec, iter([encoded_rows.RowsPart(rows=self._rows)])
         if self._cache_dir is not None:
-            reading = RowReading(columns=self._columns.names, content=self._columns.content)
+            reading = RowReading(columns=self._columns.needed, content=self._columns.content)
             parts = encoded_rows.parts_of_files(spec, reading)
         with encoded_rows.encoded_parts(
             parts, spec, self._encode, folder=self._folder, cache_dir=self._cache_dir, settings=self._settings()
@@ -129,7 +129,8 @@ class RowSamples:
         if kind.needs_tokenizer:
             folder, is_trained = self._folder / "tokenizer", spec.tokenizer is None
             trained = (self._columns.by_role(row.content) for row in self._rows() if not row.held_out)
-            save_tokenizer(folder, spec, chain.from_iterable(self._texts(row, context) for row in trained))
+            texts = chain.from_iterable(self._texts(row, context) for row in trained)
+            save_tokenizer(folder, spec, texts, set_up=partial(kind.set_up_tokenizer, options=self._options))
             has_padding, has_chat_template = is_trained or not kind.is_causal, is_trained and kind.reads_messages
             if has_padding or has_chat_template:
                 pad_id = getattr(self._config, "pad_token_id", None)
@@ -446,6 +447,7 @@ class RowSamples:
             kind="other" if len(tensors.get(arrow_files.TOKENS, ())) > 1 else prepared.kind,  # of pairs
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
             pads_left=getattr(self._config, "model_type", None) in PADDED_ON_THE_LEFT,
+            empty_target=tuple(tokenizer.empty_target) if tokenizer is not None and kind.has_targets else (),
             labels=() if labels is None else labels.names,
             tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
             columns=tuple(sorted(self._columns.columns.items())),
@@ -460,6 +462,10 @@ class RowSamples:
     def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
         faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
+        if unread := [name for name in self._columns.unread if name != self._spec.time_column]:
+            notes.append(f"columns that are not read: {shown(unread)}")
+        if self._kind.has_targets and (languages := self._context.tokenizer.languages) is not None:
+            notes.append(f"inputs are marked {languages[0]}, and targets {languages[1]}")
         if (column := self._columns.columns.get(LABEL)) is not None:
             result = class_labels.distinct_labels(self._folder, "training")
             classes = {int(number) for label in result for number in label} if labels is not None else set[int]()
@@ -570,7 +576,7 @@ class RowSource(RowKind):
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the rows of files, with the columns that are read."""
         columns = self.columns(spec)
-        yield from rows_of_files(spec, RowReading(columns=columns.names, content=columns.content))
+        yield from rows_of_files(spec, RowReading(columns=columns.needed, content=columns.content))
 
     def samples(self, table: arrow_files.Table, prepared: PreparedData) -> Dataset:
         """Returns the samples in the rows of a table, which are padded."""
@@ -598,7 +604,8 @@ class RowSource(RowKind):
         if self.has_classes and not self.options(spec).labels:
             labels = class_names(splits[0].features[columns.columns[LABEL]])
             spec = replace(spec, options={**spec.options, "labels": labels})
-        rows = partial(rows_of_splits, splits, spec, columns.names, content=columns.content, key=_split_key)
+        needed = [name for name in columns.needed if name in splits[0].column_names]
+        rows = partial(rows_of_splits, splits, spec, needed, content=columns.content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
         return with_leaks_of_splits(result, splits, spec, columns=columns.names)
 

@@ -112,6 +112,12 @@ class RowTokenizer:
         before = takewhile(lambda part: part.text is None, self._layout)
         return [*chain.from_iterable(part.ids for part in before)]
 
+    @property
+    def num_end_ids(self) -> int:
+        """The number of special tokens behind a text."""
+        behind = takewhile(lambda part: part.text is None, reversed(self._layout))
+        return sum(len(part.ids) for part in behind)
+
     def prefetch(self, texts: Iterable[str]) -> None:
         """Encodes the texts that `encode` is called with next."""
         wanted = list(dict.fromkeys(texts))
@@ -165,21 +171,62 @@ class RowTokenizer:
         alone = self._tokenizer(words, is_split_into_words=True, add_special_tokens=False, verbose=False)["input_ids"]
         return [alone] != ids_of(self._tokenizer, [" ".join(words)])
 
-    def own_call(self, text: str | Sequence[str], pair: str | None = None, *, at_most: int) -> Any:
-        """Returns what the tokenizer's own call gives for a text, a pair, or words: a `BatchEncoding`.
+    def own_call(
+        self,
+        text: str | Sequence[str],
+        pair: str | None = None,
+        *,
+        at_most: int | None = None,
+        target: str | None = None,
+    ) -> Any:
+        """Returns what the tokenizer's own call gives for a text, a pair, words, or a text and its target.
 
-        `encode` and `with_special` give the same by shorter ways. None where the tokenizer cannot be told to read the
-        special tokens that are written in a text as plain text, and where `at_most` leaves no room for a token.
+        `encode`, `with_special` and `target` give the same by shorter ways. The result is a `BatchEncoding`; None where
+        the tokenizer cannot be told to read the special tokens that are written in a text as plain text, and where
+        `at_most` leaves no room for a token.
         """
         tokenizer, written = self._tokenizer, self.encoder.written
-        is_written = any(map(written.are_in, [text, pair or ""] if isinstance(text, str) else text))
+        is_written = any(map(written.are_in, [text, pair or target or ""] if isinstance(text, str) else text))
         can_split = tokenizer.is_fast and not written.has_others
-        if (is_written and not can_split) or at_most <= tokenizer.num_special_tokens_to_add(pair is not None):
+        has_room = at_most is None or at_most > tokenizer.num_special_tokens_to_add(pair is not None)
+        if (is_written and not can_split) or not has_room:
             return None
         settings: dict[str, Any] = {"split_special_tokens": True} if is_written else {}
+        settings |= {} if at_most is None else {"truncation": True, "max_length": at_most}
+        settings |= {} if target is None else {"text_target": target}
         is_words = not isinstance(text, str)
-        settings |= {"is_split_into_words": is_words, "truncation": True, "max_length": at_most, "verbose": False}
-        return tokenizer([*text] if is_words else text, pair, **settings)
+        return tokenizer([*text] if is_words else text, pair, is_split_into_words=is_words, verbose=False, **settings)
+
+    def target(self, text: str, *, at_most: int) -> list[int]:
+        """Returns the tokens of what an encoder-decoder writes, with the special tokens of targets.
+
+        Special tokens in the text are plain text. at_most: the number of tokens to which they are cut; special tokens
+        are kept.
+        """
+        tokens = self._target_ids(text)
+        if len(tokens) <= at_most:
+            return tokens
+        self.num_cut += 1
+        around = self.empty_target
+        num_before = next((n for n, pair in enumerate(zip(around, tokens, strict=False)) if pair[0] != pair[1]), 0)
+        num_after = len(around) - num_before
+        return [*tokens[: max(at_most - num_after, 0)], *tokens[len(tokens) - num_after :]]
+
+    @cached_property
+    def empty_target(self) -> list[int]:
+        """The special tokens of targets: those before the text, and those after it."""
+        return self._target_ids("")
+
+    def _target_ids(self, text: str) -> list[int]:
+        settings = {"split_special_tokens": True} if self.encoder.written.are_in(text) else {}
+        tokens: list[int] = self._tokenizer(text_target=text, verbose=False, **settings)["input_ids"]
+        return tokens
+
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """The codes of the languages that the tokenizer marks texts and targets with; None where it marks none."""
+        codes = tuple(getattr(self._tokenizer, name, None) for name in ("src_lang", "tgt_lang"))
+        return None if None in codes else (str(codes[0]), str(codes[1]))
 
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.

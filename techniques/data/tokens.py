@@ -3,23 +3,31 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from importlib.util import find_spec
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from ringmaster.techniques.data import arrow_files, encoded_rows
-from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
-from ringmaster.techniques.data.row_files import FileText, check_tokenizer, has_tokenizer
+from ringmaster.techniques.data.file_rows import RowReading, data_files, rows_of_files
+from ringmaster.techniques.data.row_files import (
+    FileText,
+    check_tokenizer,
+    format_of,
+    has_tokenizer,
+    rows_and_errors,
+)
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
+from ringmaster.techniques.data.samples import ArraySamples, Collate
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids
-from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
+from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row, data_source_named
 from ringmaster.techniques.job import DataSpec
 
 logger = logging.getLogger(__name__)
@@ -79,15 +87,25 @@ MAX_TRAINING_CHARACTERS = 64_000_000
 MAX_CHARACTERS_OF_A_DOCUMENT = 256_000_000
 
 
-def save_tokenizer(folder: Path, spec: DataSpec, texts: Iterable[str | FileText]) -> None:
+def save_tokenizer(
+    folder: Path,
+    spec: DataSpec,
+    texts: Iterable[str | FileText],
+    *,
+    set_up: Callable[[Any], None] = lambda _: None,
+) -> None:
     """Writes the tokenizer that a spec names, or else one that is trained on texts, so that `AutoTokenizer` loads it.
+
+    set_up: called with the tokenizer that the spec names, before it is saved.
 
     Raises ValueError where it cannot be loaded.
     """
     if spec.tokenizer is None:
         _train_tokenizer(folder, texts, spec.vocab_size)
     else:
-        load_tokenizer(spec.tokenizer).save_pretrained(str(folder))
+        tokenizer = load_tokenizer(spec.tokenizer)
+        set_up(tokenizer)
+        tokenizer.save_pretrained(str(folder))
 
 
 def _train_tokenizer(folder: Path, texts: Iterable[str | FileText], vocab_size: int) -> None:
@@ -145,11 +163,34 @@ def load_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=is_local)
     except Exception as error:  # of a damaged file, the library raises Exception itself, and KeyError
+        if needed := _missing_package(error, Path(name)):
+            raise ValueError(
+                f"tokenizer {name!r} cannot be loaded without the package {needed}. To fix: install it (pip install "
+                f"{needed}), or give a tokenizer with a {TOKENIZER}"
+            ) from error
         reason = " ".join(str(error).split()) if isinstance(error, (OSError, ValueError)) else repr(error)
         raise ValueError(
             f"tokenizer {name!r} cannot be loaded: {reason}. To fix: give a folder that save_pretrained "
             f"wrote, or a hub name, or leave it out to train one"
         ) from error
+
+
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\s")
+_NEEDED = re.compile(r"requires the (\w+) library|install (\w+) to use|`(\w+)` is required|No module named '(\w+)'")
+
+
+def _missing_package(error: Exception, folder: Path) -> str | None:
+    """The package whose absence is why a tokenizer cannot be loaded; None where that is not the reason.
+
+    Where sentencepiece is missing, transformers reads its files as those of tiktoken, and reports that.
+    """
+    models = [file for pattern in ("*.model", "*.spm") for file in folder.glob(pattern)]
+    is_known = find_spec("sentencepiece") is not None
+    if not is_known and any(_TIKTOKEN.match(file.read_bytes()[:200]) is None for file in models):
+        return "sentencepiece"
+    found = _NEEDED.search(str(error)) if isinstance(error, (ImportError, ValueError)) else None
+    name = next(filter(None, found.groups()), "") if found else ""
+    return name.lower() if name and find_spec(name.lower()) is None else None
 
 
 # What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.
@@ -400,7 +441,64 @@ def _differ(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     return any(other.get(token, number) != number or names.get(number, token) != token for token, number in one.items())
 
 
+TOKENIZED = "tokenized"
+"""The kind of rows of token ids with labels."""
+LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+LABEL_COLUMNS = frozenset({arrow_files.LABELS, "assistant_mask", *LOSS_MASKS})
+"""Columns that say which tokens of a row are learnt. Rows with one of them are samples by themselves."""
+
+
+def tokenized_source(spec: DataSpec, there: Collection[str]) -> StoredSource | None:
+    """Returns the kind of rows of token ids with labels, where rows have these columns; else None.
+
+    A `text_column` that the spec names is read in their place.
+    """
+    is_named = spec.options.get("text_column", TextOptions.text_column) != TextOptions.text_column
+    ignored = spec.options.get("ignored_columns", ())
+    has_labels = COLUMN in there and any(name in there for name in LABEL_COLUMNS.difference(ignored))
+    if not has_labels or is_named:
+        return None
+    result = data_source_named(TOKENIZED)
+    assert isinstance(result, StoredSource)
+    return result
+
+
+def as_tokenized(spec: DataSpec) -> DataSpec:
+    """Returns the spec of rows of token ids with labels, of which the options of text say nothing."""
+    return replace(spec, kind=TOKENIZED, options={})
+
+
 Content = str | FileText | list[int]
+
+
+def refuse_labels(names: Collection[str], where: str) -> None:
+    """Raises ValueError where token ids that become a stream have labels, which a stream would lose."""
+    if lost := sorted((LABEL_COLUMNS | {"label"}) & set(names)):
+        remedy = (
+            "give all rows labels for their tokens, or none"
+            if lost != ["label"]
+            else (
+                "give the text of the rows, for kind text-classification, or rows of equal length in a saved data set, "
+                "without seq_len"
+            )
+        )
+        raise ValueError(
+            f"{where} has token ids and a column {lost[0]!r}, which a stream of tokens loses. To fix: {remedy}; or "
+            f"set data.ignored_columns: [{lost[0]}]"
+        )
+
+
+def attended(ids: list[int], mask: Any, where: str) -> list[int]:
+    """Returns token ids without padding. mask: of attention, None for all. Raises ValueError where it does not fit."""
+    if mask is None:
+        return ids
+    if not isinstance(mask, list) or len(mask) != len(ids):
+        raise ValueError(
+            f"{where} has {len(ids)} token ids, and an {arrow_files.MASK} that is not as long. To fix: correct it"
+        )
+    return ids if all(mask) else list(compress(ids, mask))
+
+
 KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
 NO_KTO = (
     "has a prompt, a completion and a label, as for KTO, a loss that there is not. To fix: keep the rows whose label "
@@ -412,7 +510,8 @@ class TextFiles(StoredSource):
     """The documents in all files that `spec.path` and, if given, `spec.held_out_path` match.
 
     A text file is one document. In other files each row is one: its `text_column` has text or token ids (or its
-    `input_ids`, if there is no such column).
+    `input_ids`, if there is no such column). Rows of token ids with labels, or masks of what is learnt, are samples as
+    of kind `tokenized`.
     """
 
     name = "language-modeling"
@@ -421,14 +520,35 @@ class TextFiles(StoredSource):
 
     def rows(self, spec: DataSpec) -> Iterator[Row]:
         """Yields every row before tokenisation; its content is its text, a `FileText` or its token ids."""
+        if (tokenized := self._tokenized(spec)) is not None:
+            return tokenized.rows(as_tokenized(spec)) or iter(())
         return rows_of_files(spec, self._reading(spec))
+
+    def _tokenized(self, spec: DataSpec) -> StoredSource | None:
+        """The kind of the rows where they have labels, as the first one says."""
+        for file in data_files(spec)[0]:
+            if format_of(file.path, spec.format) == "text":
+                return None
+            rows = (row for _, row in rows_and_errors(file.path, format=spec.format))
+            if (first := next((row for row in rows if isinstance(row, Mapping)), None)) is not None:
+                return tokenized_source(spec, first)
+        return None
 
     def _reading(self, spec: DataSpec) -> RowReading:
         column = self.options(spec).text_column
-        return RowReading(columns=(column, "input_ids"), content=partial(_content, column=column))
+        columns = (column, COLUMN, arrow_files.MASK, "label", *LABEL_COLUMNS)
+        return RowReading(
+            columns=columns, content=partial(_content, column=column, ignored=self.options(spec).ignored_columns)
+        )
+
+    def samples(self, table: arrow_files.Table, prepared: PreparedData) -> Dataset:
+        """Returns the samples in the rows of a table."""
+        return samples_of(table, prepared, collate=self.collate)
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
         """Writes the documents as one stream of tokens, cut into samples."""
+        if (tokenized := self._tokenized(spec)) is not None:
+            return tokenized.write(folder, as_tokenized(spec), where=where, cache_dir=cache_dir)
         return write_text(
             folder,
             spec=spec,
@@ -440,13 +560,24 @@ class TextFiles(StoredSource):
         )
 
 
-def _content(row: Any, where: str, *, column: str) -> Content:
+def samples_of(table: arrow_files.Table, prepared: PreparedData, *, collate: Collate) -> Dataset:
+    """Returns the samples of a stream of tokens, or those of rows with labels."""
+    is_stream = not any(tensor.name == arrow_files.LABELS for tensor in prepared.tensors)
+    if is_stream:
+        return ArraySamples(table, collate=collate)
+    tokenized = data_source_named(TOKENIZED)
+    assert isinstance(tokenized, StoredSource)
+    return tokenized.samples(table, prepared)
+
+
+def _content(row: Any, where: str, *, column: str, ignored: Sequence[str] = ()) -> Content:
     """The text or the token ids of a row."""
     content: Content | None = row if isinstance(row, FileText) else row.get(column, row.get("input_ids"))
     if isinstance(content, (str, FileText)):
         return content
     if isinstance(content, list) and all(isinstance(token, int) for token in content):
-        return content
+        refuse_labels({name for name, value in row.items() if value is not None}.difference(ignored), where)
+        return attended(content, row.get(arrow_files.MASK), where)
     if column not in row and "input_ids" not in row:
         if row.keys() >= KTO_COLUMNS:
             raise ValueError(f"{where} {NO_KTO}")

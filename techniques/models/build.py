@@ -74,7 +74,25 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
             elif spec.from_pretrained is not None:
                 _check_vocabulary(Path(spec.from_pretrained), data)
             model = _from_config(spec, config, weights_from=weights_from)
+    _begin_as_targets(model, data)
     return model.float().train()
+
+
+def _begin_as_targets(model: Any, data: PreparedData) -> None:
+    """Makes an encoder-decoder begin what it generates as the targets of its data begin in training.
+
+    The decoder's first input is what the model puts before the labels: a fixed token or, in mBART, the code of the
+    language at their end. Where every target begins with a special token, such as the code of NLLB, so does what is
+    generated.
+    """
+    if not data.empty_target or not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return
+    first = data.empty_target[0]
+    if (shift := getattr(model, "prepare_decoder_input_ids_from_labels", None)) is not None:
+        model.config.decoder_start_token_id = int(shift(labels=torch.tensor([data.empty_target]))[0, 0])
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id
+        model.generation_config.forced_bos_token_id = None if first == data.end_of_text_id else first
 
 
 def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | None = None) -> None:

@@ -18,6 +18,7 @@ from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.files import kept_value, read_value
 from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, VIRTUAL_TOKENS, Job, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
@@ -128,6 +129,16 @@ def why_never_packed(job: Job) -> str:
     if job.adaptation is not None and job.adaptation.kind == DISTILLED:
         return f"data: packing: whether the teacher keeps samples apart is not measured. {PACKING_REMEDY}"
     return ""
+
+
+def why_without_positions(job: Job, model: nn.Module, loss: Loss) -> str:
+    """Returns why a model cannot tell packed samples apart, with a remedy, where it takes no positions; else empty."""
+    if not job.data.packing or loss.inputs is None or POSITIONS in loss.inputs:
+        return ""
+    return (
+        f"data: packing: {type(model).__name__} takes no {POSITIONS}, by which samples of one row are kept apart. "
+        f"{PACKING_REMEDY}"
+    )
 
 
 @torch.no_grad()
@@ -392,6 +403,8 @@ class _TinyStep:
 
     def check(self) -> DrawSites:
         """Checks samples, labels, config, loss and metrics; returns the model's random draws."""
+        if fault := why_without_positions(self._job, self._model, self._loss):
+            raise StepError([fault])
         faults = list(faults_of_samples(self._job, self._model, self._loss, self._batch))
         if not faults and self._job.data.packing:
             with explained("data: packing: the model takes no packed samples", "set data.packing to false"):

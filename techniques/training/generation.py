@@ -325,9 +325,12 @@ def sample(
     number, width = generation.num_generations, max(map(len, prompts))
     tokens = torch.full((len(prompts), width), ends.pad_id, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):  # on the left, so that all completions begin at one place
-        tokens[row, width - len(prompt) :] = torch.as_tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
+    for row, prompt in enumerate(prompts):
+        # Filled up on the left, so that all completions begin at one place; what an encoder reads as in training, on
+        # the right, as its positions may be counted from the first token of the row.
+        first = 0 if _encodes(model) else width - len(prompt)
+        tokens[row, first : first + len(prompt)] = torch.as_tensor(prompt)
+        mask[row, first : first + len(prompt)] = 1
     noise = _GumbelNoise(seeds, generation=generation, device=device, beat=beat)
     ended = () if ends.are_ignored else ends.token_ids
     config = GenerationConfig(
@@ -342,6 +345,7 @@ def sample(
         settings: list[Any] = [model.generation_config, model.config]
         firsts = (getattr(each, "decoder_start_token_id", None) for each in settings)
         config.decoder_start_token_id = next((first for first in firsts if first is not None), None)
+        config.forced_bos_token_id = settings[0].forced_bos_token_id
         width = 1  # the decoder's first token
     was_training = model.training
     model.eval()

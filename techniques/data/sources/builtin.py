@@ -22,7 +22,16 @@ from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_he
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
-from ringmaster.techniques.data.tokens import TextOptions, write_text
+from ringmaster.techniques.data.tokens import (
+    LABEL_COLUMNS,
+    TextOptions,
+    as_tokenized,
+    attended,
+    refuse_labels,
+    samples_of,
+    tokenized_source,
+    write_text,
+)
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -268,22 +277,37 @@ class HuggingFace(StoredSource):
     options_class = TextOptions
     reads = ("dataset",)
 
+    def samples(self, table: arrow_files.Table, prepared: data_source.PreparedData) -> data_source.Dataset:
+        """Returns the samples in the rows of a table."""
+        return samples_of(table, prepared, collate=self.collate)
+
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
-        """Writes the tokens of text, or other columns as they are."""
+        """Writes the tokens of text, those of rows with labels, or other columns as they are."""
         text_column = self.options(spec).text_column
         splits = load_splits(spec)
         names = splits[0].column_names
+        has_masks = any(name in names for name in LABEL_COLUMNS - {arrow_files.LABELS})
+        if (spec.seq_len is not None or has_masks) and (tokenized := tokenized_source(spec, names)) is not None:
+            return tokenized.write(folder, as_tokenized(spec), where=where, cache_dir=cache_dir)
         is_text = text_column in names
         if is_text or ("input_ids" in names and spec.seq_len is not None):
             column = text_column if is_text else "input_ids"
 
+            if not is_text:
+                refuse_labels({*names}.difference(self.options(spec).ignored_columns), where)
             columns = Columns(columns={column: column}, roles=(column,), optional=frozenset())
+            masks = [] if is_text or arrow_files.MASK not in names else [arrow_files.MASK]
+
+            def content(row: dict[str, Any], place: str) -> Any:
+                value = columns.content(row, place)[column]
+                return attended(value, row[arrow_files.MASK], place) if masks else value
+
             rows = partial(
                 rows_of_splits,
                 splits,
                 spec,
-                [column],
-                content=lambda row, place: columns.content(row, place)[column],
+                [column, *masks],
+                content=content,
                 key=lambda content, _: str(content),
             )
             prepared = write_text(folder, spec=spec, rows=rows, where=where, column=text_column)

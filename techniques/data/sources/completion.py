@@ -13,6 +13,8 @@ import numpy as np
 
 from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.class_labels import are_pairs_equal
+from ringmaster.techniques.data.row_kind import MEDIA
+from ringmaster.techniques.data.row_tokenizer import CALLS, Message
 from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data_source import DataOptions, column
@@ -30,7 +32,7 @@ class CompletionOptions(DataOptions):
 
     prompt_column: str | None = column("prompt", "instruction", "question")
     completion_column: str | None = column("completion", "response", "output", "answer")
-    input_column: str | None = column("input", is_optional=True)
+    input_column: str | None = column("input", "context", is_optional=True)
     tools_column: str | None = column("tools", is_optional=True)
     system_column: str | None = column("system", is_optional=True)
     history_column: str | None = column("history", is_optional=True)
@@ -41,17 +43,29 @@ class Completion(row_source.RowSource):
     """The tokens of a prompt and of its completion. The prompt has no labels.
 
     Both are texts, encoded as one that ends with the end of text; or both are lists of messages, which the tokenizer's
-    chat template renders, with the row's `tools`. The `input` of an instruction, as in Alpaca's files, follows the
-    prompt after an empty line, and `system` precedes it. Rows with a `history` of turns are refused.
+    chat template renders, with the row's `tools`. The `input` of an instruction, as in Alpaca's files, or its `context`
+    as in Dolly's, follows the prompt after an empty line, and `system` precedes it. Messages of the prompt that the
+    completion repeats are left out of it. Rows with a `history` of turns are refused.
     """
 
     name = "completion"
+    decisive: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("context", "passage", "article", "document"),
+            "which is not read. To fix: set input_column to it, or put it into the prompt",
+        ),
+        "label": (
+            "as for KTO, a loss that there is not. To fix: keep the rows whose label is true, without the column; or "
+            "make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
+        ),
+        **MEDIA,
+    }
     options_class = CompletionOptions
     needs_tokenizer = True
     reads_messages = True
     is_causal = True
     packs = True
-    version = 3
+    version = 4
 
     def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns both texts, also those of messages where a tokenizer is trained on them."""
@@ -59,6 +73,13 @@ class Completion(row_source.RowSource):
         if context.spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
             return (prompt, prompt + completion)  # which are encoded
         return chat.texts_of((prompt, completion), context)
+
+    def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
+        """Returns the tokens of the tokenizer's own call for prompt and completion as one text, as in TRL."""
+        if isinstance(row["completion"], list):
+            return None  # see `Chat`
+        tokens = answered_by_library(_prompt_of(row), row["completion"], context)
+        return None if tokens is None else {"input_ids": tokens}
 
     def with_passages(
         self, rows: Sequence[Mapping[str, Any]], *, context: row_source.SampleContext
@@ -92,13 +113,9 @@ class Completion(row_source.RowSource):
             raise ValueError(
                 "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
             )
-        if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
-            prompt, answer = (
-                chat.as_messages(row[key], roles=context.tokenizer.roles) for key in ("prompt", "completion")
-            )
-            return chat.answered_chat(
-                chat.with_system(prompt, row["system"]), answer, context, tools=chat.tools_of(row["tools"])
-            )
+        if isinstance(row["completion"], list):
+            prompt, answer = _turns(row, "completion", context)
+            return chat.answered_chat(prompt, answer, context, tools=chat.tools_of(row["tools"]))
         chat.refuse_tools(row)
         for role in ("prompt", *(role for role in ("input", "system") if row[role])):
             row_source.text_of(row, role)
@@ -162,6 +179,38 @@ def _prompt_of(row: Mapping[str, Any]) -> Any:
     return "\n\n".join(str(part) for part in parts if part is not None)
 
 
+def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext) -> tuple[list[Message], list[Message]]:
+    """The messages of a row's prompt, and those of its answer without those of the prompt that it begins with.
+
+    Raises ValueError where the answer is empty, or an input would be left out.
+    """
+    roles = context.tokenizer.roles
+    answer = chat.as_messages(row[role], roles=roles)
+    if row["input"] and not isinstance(row["prompt"], str):
+        raise ValueError("an input stands beside a prompt of messages. To fix: put it into a message")
+    prompt = chat.as_messages(_prompt_of({**row, "system": None}), roles=roles)
+    if answer[: len(prompt)] == prompt:  # as in UltraFeedback
+        answer = answer[len(prompt) :]
+    if not any(message.get("content") or message.get(CALLS) for message in answer):
+        raise ValueError(f"the {role} has no message of its own. To fix: add one, or remove the row")
+    return chat.with_system(prompt, row["system"]), answer
+
+
+def answered_by_library(prompt: str, answer: str, context: row_source.SampleContext) -> list[int] | None:
+    """Returns the tokens of a prompt with its answer as the tokenizer's own call gives them, cut as a sample is.
+
+    None where that call does not read written special tokens as text.
+    """
+    tokenizer = context.tokenizer
+    text = prompt + answer.removesuffix(tokenizer.end_text)
+    if (whole := tokenizer.own_call(text)) is None:
+        return None
+    tokens = whole["input_ids"]
+    end = [] if tokenizer.end_id is None else [tokenizer.end_id]
+    # What the tokenizer puts behind a text is not of TRL's tokens.
+    return [*tokens[: len(tokens) - tokenizer.num_end_ids], *end][: context.max_length]
+
+
 def answered(prompt: str, answers: Sequence[str], context: row_source.SampleContext) -> list[dict[str, list[int]]]:
     """Returns the tokens of a prompt with each of its answers, with labels for the answer alone.
 
@@ -195,26 +244,37 @@ def num_common(one: Sequence[Any], two: Sequence[Any]) -> int:
 class PreferenceOptions(DataOptions):
     """The columns of two answers, of which one is preferred."""
 
-    prompt_column: str | None = column("prompt", "question", is_optional=True)
+    prompt_column: str | None = column("prompt", "question", "instruction", is_optional=True)
     chosen_column: str | None = column("chosen")
     rejected_column: str | None = column("rejected")
+    input_column: str | None = column("input", "context", is_optional=True)
     tools_column: str | None = column("tools", is_optional=True)
+    system_column: str | None = column("system", is_optional=True)
+    history_column: str | None = column("history", is_optional=True)
 
 
 class Preference(row_source.RowSource):
     """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
 
     The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
-    renders with the row's `tools`. Without a prompt, it is the common beginning of `chosen` and `rejected`.
+    renders with the row's `tools`. `input` and `system` are as those of completions. Without a prompt, it is the common
+    beginning of `chosen` and `rejected`. Messages of the prompt that the answers repeat are left out of them.
     """
 
     name = "preference"
     usual_loss = "simpo"  # which compares without a reference model
+    decisive: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("context", "passage", "conversations"),
+            "which is not read. To fix: set prompt_column or input_column to it, or put it into the prompt",
+        ),
+        **MEDIA,
+    }
     options_class = PreferenceOptions
     needs_tokenizer = True
     reads_messages = True
     is_causal = True
-    version = 3
+    version = 4
 
     def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
@@ -227,13 +287,28 @@ class Preference(row_source.RowSource):
         """Returns the tokens and labels of both answers, the shorter one filled up."""
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
+        if row["history"]:
+            raise ValueError("a row has a history. To fix: make prompt and history messages, or remove the column")
+        if row["prompt"] is None and (row["input"] or row["system"]):
+            raise ValueError("an input or a system text stands without a prompt. To fix: set prompt_column")
         if not isinstance(row["chosen"], str):
             return _alike(_conversation_pair(row, context), context)
         chat.refuse_tools(row)
+        for role in ("chosen", "rejected", *(role for role in ("input", "system") if row[role])):
+            row_source.text_of(row, role)
         prompt, chosen, rejected = _prompt_and_answers(row)
         if not isinstance(prompt, str):
             raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")
         return _alike(answered(prompt, [chosen, rejected], context), context)
+
+    def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
+        """Returns the tokens of the tokenizer's own call for the prompt with each answer as one text, as in TRL."""
+        if not isinstance(row["chosen"], str):
+            return None  # see `Chat`
+        prompt, *answers = _prompt_and_answers(row)
+        tokens = [answered_by_library(prompt, answer, context) for answer in answers]
+        known = [each for each in tokens if each is not None]
+        return {"input_ids": filled(known, context.tokenizer.pad_id)} if len(known) == len(tokens) else None
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no answer is preferred to another one."""
@@ -250,7 +325,7 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:
     Without a prompt, it is what both answers begin with, as in TRL: without a space at its end, which belongs to the
     next word. An answer that the other one begins with keeps its last character.
     """
-    prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
+    prompt, chosen, rejected = _prompt_of(row), row["chosen"], row["rejected"]
     if prompt is None:
         length = num_common(chosen, rejected)
         if length == min(len(chosen), len(rejected)):
@@ -263,15 +338,14 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:
 
 
 def _conversation_pair(row: Mapping[str, Any], context: row_source.SampleContext) -> list[dict[str, list[int]]]:
-    roles = context.tokenizer.roles
-    chosen, rejected = (chat.as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
     if row["prompt"] is None:
-        prompt = chosen[: num_common(chosen, rejected)]
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    else:
-        prompt = chat.as_messages(row["prompt"], roles=roles)
-    if not prompt or not chosen or not rejected:
-        raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
+        roles = context.tokenizer.roles
+        chosen, rejected = (chat.as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
+        num_of_prompt = num_common(chosen, rejected)
+        if not num_of_prompt:
+            raise ValueError("the answers do not begin with a common prompt. To fix: add it, or set prompt_column")
+        row = {**row, "prompt": chosen[:num_of_prompt]}
+    (prompt, chosen), (_, rejected) = (_turns(row, role, context) for role in ("chosen", "rejected"))
     tools = chat.tools_of(row["tools"])
     return [chat.answered_chat(prompt, answer, context, tools=tools) for answer in (chosen, rejected)]
 

@@ -1,5 +1,6 @@
 """Texts with classes or numbers, words with a class each, inputs with targets, and texts whose embeddings are alike."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -10,8 +11,9 @@ import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.class_labels import are_samples_equal, as_list, read_number
+from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
-from ringmaster.techniques.data_source import DataOptions, PreparedData, column
+from ringmaster.techniques.data_source import DataOptions, PreparedData, column, shown
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -32,6 +34,15 @@ class TextClassificationOptions(TextRegressionOptions):
     labels: tuple[str, ...] = ()
 
 
+OTHER_TEXTS = dict.fromkeys(
+    (
+        *("sentence", "sentence1", "sentence2", "question", "question1", "question2", "premise", "hypothesis"),
+        *("text_pair", "text2", "passage", "context", "query"),
+    ),
+    "which may be a second text, and is not read. To fix: set text_column and text_pair_column to both texts",
+)
+
+
 class TextClassification(RowSource):
     """The tokens of a text, or of a pair, with the number of its class.
 
@@ -41,13 +52,18 @@ class TextClassification(RowSource):
 
     name = "text-classification"
     version = 3
+    decisive = OTHER_TEXTS
     options_class: ClassVar[type[DataOptions]] = TextClassificationOptions
     needs_tokenizer = True
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
-        """Returns the columns; where there is one of second texts, every row has one."""
+        """Returns the columns; where there is one of second texts, every row has one.
+
+        Where the options name the column of the text, no other one is a second text.
+        """
         result = super().columns(spec, available)
-        return replace(result, optional=result.optional - result.columns.keys())
+        result = replace(result, optional=result.optional - result.columns.keys())
+        return result if self.options(spec).text_column is None else replace(result, decisive={})
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the text, and the second one of a pair."""
@@ -182,40 +198,100 @@ def _is_unlabelled(value: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqOptions(DataOptions):
-    """The columns of an input and its target. prefix: what is put before each input."""
+    """The columns of an input and its target.
+
+    prefix: what is put before each input. source_language, target_language: the codes of the languages, for tokenizers
+        that mark texts with these; None for those that the tokenizer's files name.
+    """
 
     input_column: str | None = column("input", "source", "document", "article")
     target_column: str | None = column("target", "output", "summary", "highlights")
     prefix: str = ""
+    source_language: str | None = None
+    target_language: str | None = None
 
 
 class Seq2Seq(RowSource):
     """The tokens of an input and, as labels, those of its target, each with the tokenizer's special tokens.
 
-    Both end with the tokenizer's end of text. The option `prefix` is put before each input, such as "summarize: ".
+    The target is encoded as a target (`text_target`), as some tokenizers have other pieces for it, or mark its language
+    with another code. Both have the tokenizer's end of text. The option `prefix` is put before each input, such as
+    "summarize: ".
     """
 
     name = "seq2seq"
+    version = 2
+    decisive: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("instruction", "question", "prompt", "context", "passage"),
+            "which is not read. To fix: put it into the input",
+        ),
+        **MEDIA,
+    }
     options_class = Seq2SeqOptions
     needs_tokenizer = True
+    has_targets = True
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
-        """Returns the input with its prefix, and the target."""
-        return f"{context.options.prefix}{row['input']}", row["target"]
+        """Returns the input with its prefix; also the target where a tokenizer is trained on them."""
+        text = f"{context.options.prefix}{row['input']}"
+        return (text,) if context.spec.tokenizer is not None else (text, row["target"])
+
+    def set_up_tokenizer(self, tokenizer: Any, *, options: Any) -> None:
+        """Sets the languages. Raises ValueError where it marks languages and one of them is not known."""
+        name = type(tokenizer).__name__
+        given = {"src_lang": options.source_language, "tgt_lang": options.target_language}
+        if not hasattr(tokenizer, "tgt_lang"):
+            if any(given.values()):
+                raise ValueError(
+                    f"data: {name} marks no languages. To fix: remove source_language and target_language; write what "
+                    "the model reads before a text as prefix"
+                )
+            return
+        for attribute, language in given.items():
+            language = language or getattr(tokenizer, attribute, None)
+            key = "source_language" if attribute == "src_lang" else "target_language"
+            if language is None:
+                raise ValueError(
+                    f"data: {name} marks texts with their language, and neither its files nor {key} name it. To fix: "
+                    f"set data.{key} to its code"
+                )
+            try:
+                setattr(tokenizer, attribute, language)
+                marks = tokenizer(text="") if attribute == "src_lang" else tokenizer(text_target="")
+            except KeyError:
+                marks = {"input_ids": [tokenizer.unk_token_id]}
+            if not {tokenizer.unk_token_id, None}.isdisjoint(marks["input_ids"]):
+                named = tokenizer.special_tokens_map.values()
+                codes = [token for token in tokenizer.all_special_tokens if token not in named]
+                raise ValueError(
+                    f"data: {name} has no token for the language {language!r}. To fix: set data.{key} to one of its "
+                    f"codes: {shown(codes)}"
+                )
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens of the input, and those of the target as labels."""
-        text = f"{context.options.prefix}{text_of(row, 'input')}"
-        return {"input_ids": _ended(text, context), "labels": _ended(text_of(row, "target"), context)}
+        tokenizer = context.tokenizer
+        text = tokenizer.encode(f"{context.options.prefix}{text_of(row, 'input')}")
+        tokens = tokenizer.with_special(text, at_most=context.max_length).tokens
+        labels = tokenizer.target(text_of(row, "target"), at_most=context.max_length)
+        return {"input_ids": _ended(tokens, context), "labels": _ended(labels, context)}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns what `tokenizer(text, text_target=target)` gives; None where that is longer than a sample."""
+        text = f"{context.options.prefix}{row['input']}"
+        result = context.tokenizer.own_call(text, target=row["target"])
+        if result is None or max(map(len, result.values())) >= context.max_length:
+            return None
+        return {name: _ended(result[name], context) for name in ("input_ids", "labels")}
 
 
-def _ended(text: str, context: SampleContext) -> list[int]:
-    """The tokens of a text with special tokens, ended by the end of text also where the tokenizer adds none."""
-    tokenizer = context.tokenizer
-    tokens = tokenizer.with_special(tokenizer.encode(text), at_most=context.max_length).tokens
-    if tokenizer.end_id is None or tokens[-1] == tokenizer.end_id:
-        return tokens
-    return [*tokens[: context.max_length - 1], tokenizer.end_id]
+def _ended(tokens: Sequence[int], context: SampleContext) -> list[int]:
+    """Tokens with special ones, with an end of text also where the tokenizer adds none."""
+    end_id = context.tokenizer.end_id
+    if end_id is None or end_id in tokens[-2:]:  # the last one may be the code of a language
+        return [*tokens]
+    return [*tokens[: context.max_length - 1], end_id]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,25 +307,50 @@ class EmbeddingOptions(DataOptions):
     retriever: Mapping[str, Any] | None = None
 
 
+PAIR_LABELS = dict.fromkeys(
+    ("label", "labels", "gold_label", "is_duplicate", "score", "scores", "similarity_score", "similarity", "relevance"),
+    "which says whether texts are alike, and losses of embeddings take every pair as alike. To fix: keep the pairs "
+    "that belong together, without the column; or train a model ...ForSequenceClassification on the pairs",
+)
+NEGATIVE = "negative"
+_NUMBERED = re.compile(r"(?:hard_)?negative_?(\d+)")
+
+
 class Embedding(RowSource):
     """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it.
 
-    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it. A retriever adds k of
-    these: the passages of a store that are most similar to the anchor, without those that hold the positive.
+    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it; those with `negative_1`,
+    `negative_2`, ... have more. A retriever adds k of these: the passages of a store that are most similar to the
+    anchor, without those that hold the positive.
     """
 
     name = "embedding"
-    version = 2
+    version = 3
     options_class = EmbeddingOptions
+    decisive: ClassVar[Mapping[str, str]] = {
+        **PAIR_LABELS,
+        **dict.fromkeys(
+            ("negatives", "hard_negatives"),
+            "a list that is not read. To fix: give each its own column, negative_1, negative_2, ...",
+        ),
+    }
     needs_tokenizer = True
     usual_loss = "contrastive"
     is_embedded = True
     copies_labels = False  # the other pairs of a batch are what a text is told from
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
-        """Returns the columns; where there is one of negatives, every row has one."""
+        """Returns the columns, with those of numbered negatives; where there is one of negatives, every row has one."""
         result = super().columns(spec, available)
-        return replace(result, optional=result.optional - result.columns.keys())
+        numbered = {int(match[1]): name for name in result.unread if (match := _NUMBERED.fullmatch(name))}
+        more = {f"{NEGATIVE} {number}": numbered[number] for number in sorted(numbered)}
+        return replace(
+            result,
+            columns={**result.columns, **more},
+            roles=(*result.roles, *more),
+            unread=tuple(name for name in result.unread if name not in more.values()),
+            optional=result.optional - result.columns.keys(),
+        )
 
     def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
         """Returns rows with hard negatives that are mined in the store: they are as new roles."""
@@ -273,10 +374,22 @@ class Embedding(RowSource):
         texts = [
             tokenizer.with_special(tokenizer.encode(text_of(row, role)), at_most=context.max_length).tokens
             for role in row
-            if row[role] is not None or role != "negative"
+            if row[role] is not None or role != NEGATIVE
         ]
         masks = filled([[1] * len(tokens) for tokens in texts], 0)
         return {"input_ids": filled(texts, tokenizer.pad_id), "attention_mask": masks}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns what the tokenizer's own call gives for each text."""
+        tokenizer = context.tokenizer
+        results = [tokenizer.own_call(text, at_most=context.max_length) for text in row.values() if text is not None]
+        if None in results:
+            return None
+        texts = [result["input_ids"] for result in results]
+        return {
+            "input_ids": filled(texts, tokenizer.pad_id),
+            "attention_mask": filled([[1] * len(tokens) for tokens in texts], 0),
+        }
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no text can be told from another one."""

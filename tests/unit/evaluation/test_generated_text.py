@@ -6,7 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.metric import Outputs, metric_named, why_generating
@@ -115,6 +122,23 @@ def test_an_encoder_decoder_writes_to_its_input():
     theirs = model.generate(batch["input_ids"][:1], max_new_tokens=6, do_sample=False)[0, 1:].tolist()
     assert written[0] == theirs[: len(written[0])]
     assert len(written) == 2
+
+
+def test_an_encoder_decoder_with_learned_positions_writes_to_an_input_whatever_else_is_in_the_batch():
+    torch.manual_seed(1)
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes = {"vocab_size": 20, "d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "forced_eos_token_id": None}
+    config = BartConfig(max_position_embeddings=32, init_std=1.0, decoder_start_token_id=1, **sizes, **layers, **tokens)
+    model = BartForConditionalGeneration(config).eval()
+    model.get_encoder().embed_positions.weight.data *= 30
+    model.generation_config.forced_bos_token_id = 9
+    ids = torch.tensor([[5, 6, 7, 4, 3, 8, 2, 1], [8, 9, 1, 0, 0, 0, 0, 0]])
+    batch = {"input_ids": ids, "labels": torch.tensor([[4, 1], [5, 1]]), "attention_mask": (ids != 0).long()}
+    theirs = model.generate(ids[1:, :3], max_new_tokens=6, do_sample=False)[0, 1:].tolist()
+    written = writer(model).written(model, batch)[1]
+    assert written == theirs[: len(written)]
+    assert written[0] == 9
 
 
 def test_a_prompt_loses_its_beginning_where_the_model_has_too_few_positions():

@@ -160,7 +160,11 @@ def test_a_model_that_keeps_samples_apart_passes(packed, tmp_path):
     [
         (
             ModelSpec(architecture="MptForCausalLM", config={"d_model": 32, "n_heads": 2, "n_layers": 2}),
-            "position_ids, which the model's forward does not take",
+            "MptForCausalLM takes no position_ids, by which .* apart. To fix: set data.packing to false",
+        ),
+        (
+            ModelSpec(architecture="BloomForCausalLM", config={"hidden_size": 32, "n_head": 2, "n_layer": 2}),
+            "BloomForCausalLM takes no position_ids, by which .* apart. To fix: set data.packing to false",
         ),
         (
             ModelSpec(
@@ -171,7 +175,7 @@ def test_a_model_that_keeps_samples_apart_passes(packed, tmp_path):
         ),
         (replace(LLAMA, attention="flash"), "attention flash does not keep samples apart. To fix: .* take .* sdpa"),
     ],
-    ids=["positions", "masks", "flash"],
+    ids=["positions", "alibi", "masks", "flash"],
 )
 def test_a_model_that_mixes_samples_is_refused(packed, tmp_path, model, says):
     with pytest.raises(StepError, match=says):
