@@ -165,10 +165,11 @@ def test_preferences_without_an_answer_or_a_prompt_are_refused(prepared, chat_to
 def test_the_reference_of_an_embedding_is_what_its_sample_is(bert_tokenizer):
     spec = DataSpec(kind="embedding", path="rows.jsonl", tokenizer=bert_tokenizer)
     context = SampleContext(spec=spec, options=None, max_length=5, _tokenizer=RowTokenizer(Path(bert_tokenizer)))
-    row = {"anchor": "what is", "positive": "it", "negative": None, "negative 1": "[SEP]"}
-    expected, sample = (made(row, context=context) for made in (Embedding().reference, Embedding().sample))
-    assert {name: each.tolist() for name, each in expected.items()} == {n: each.tolist() for n, each in sample.items()}
-    assert Embedding().reference({**row, "anchor": "one two three what"}, context=context) is None
+    first = {"anchor": "what is", "positive": "it", "negative": None, "negative 1": "[SEP]"}
+    for row in (first, {**first, "anchor": "one two three what"}):  # which is cut
+        expected, sample = (made(row, context=context) for made in (Embedding().reference, Embedding().sample))
+        for name, values in expected.items():
+            assert values.tolist() == sample[name].tolist()
 
 
 def test_the_references_of_texts_are_what_samples_are(tmp_path, chat_tokenizer):
