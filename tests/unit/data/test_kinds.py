@@ -556,6 +556,26 @@ def test_a_dataset_names_its_classes(tmp_path):
     assert prepared.labels == ("neg", "pos", "none")
 
 
+def test_texts_are_as_long_as_sentence_transformers_reads_them_or_it_is_told(tmp_path, bert_tokenizer):
+    folder = Path(bert_tokenizer)
+    base = shutil.copytree(folder, tmp_path / "base")
+    (base / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Transformer"}]')
+    (base / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
+    path = str(tmp_path / "rows.jsonl")
+    jsonl(tmp_path / "rows.jsonl", [{"anchor": "one two three four", "positive": f"one {n}"} for n in range(9)])
+
+    def told(tokenizer, **spec):
+        given = DataSpec(kind="embedding", path=path, tokenizer=str(tokenizer), held_out=0, **spec)
+        prepared = prepare(given, cache_dir=tmp_path / "cache")
+        return prepared.seq_len, prepared.num_truncated, prepared.notes
+
+    assert told(base) == (4, 9, ())
+    length, _, (note,) = told(base, seq_len=20)
+    assert length == 20
+    assert "of which Sentence-Transformers reads 4 with" in note
+    assert told(folder)[1:] == (0, ())
+
+
 @pytest.fixture
 def numbered(tmp_path):
     """A function that returns a data set of texts, with the number of each one's class among `names`."""
