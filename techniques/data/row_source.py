@@ -581,8 +581,8 @@ def _check_class_names(spec: DataSpec, columns: Columns) -> None:
             first, others = known.setdefault(column, (path, names))
             if column in columns.names and any(one != other for one, other in zip(names, others, strict=False)):
                 raise ValueError(
-                    f"column {column!r}: the classes that {path} has by number are {shown(names)}, and those of {first} "
-                    f"{shown(others)}. To fix: write names in place of numbers, or cast both to one ClassLabel"
+                    f"column {column!r}: the classes that {path} has by number are {shown(names)}, and those of "
+                    f"{first} {shown(others)}. To fix: write names in place of numbers, or cast both to one ClassLabel"
                 )
 
 

@@ -109,8 +109,8 @@ def _thin(config: Any) -> None:
 def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Tensor]:
     """Crops tensors of `seq_len` tokens a sample to `LONGEST` tokens; other tensors stay unchanged.
 
-    The tokens are those behind padding on the left, where a sample's labels begin, and where the sequences of a pair begin to differ: of a common
-    prompt alone the gradients of a preference cancel, and what is left is rounding.
+    The tokens are those behind padding on the left, where a sample's labels begin, and where the sequences of a pair
+    begin to differ: of a common prompt alone the gradients of a preference cancel, and what is left is rounding.
     """
     if seq_len is None or seq_len <= LONGEST:
         return dict(batch)

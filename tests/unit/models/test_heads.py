@@ -212,3 +212,16 @@ def test_padding_inside_a_nested_config_and_padding_by_which_positions_are_count
     config = pretrained_config(ModelSpec(from_pretrained=str(tmp_path / "nested")), data)
     assert (config.pad_token_id, config.text_config.pad_token_id) == (7, 7)
     assert pretrained_config(ModelSpec(from_pretrained=str(tmp_path / "offset")), data).pad_token_id == 1
+
+
+def test_an_encoder_decoder_writes_the_padding_of_its_tokenizer(tmp_path):
+    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
+    config = transformers.T5Config(**sizes, pad_token_id=0, decoder_start_token_id=0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    data = replace(REVIEWS, pad_token_id=7, labels=(), num_labels=None)
+    spec = ModelSpec(from_pretrained=str(tmp_path / "base"))
+    model = build_model(spec, data=data, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    exported = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "m")
+    assert (exported.config.pad_token_id, exported.generation_config.pad_token_id) == (7, 7)
+    assert exported.generation_config.decoder_start_token_id == 0
