@@ -477,10 +477,10 @@ class MlflowWriter:
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
-        metrics = ", ".join(f"{markdown(name)} {value:.4g}" for name, value in event.details["metrics"].items())
+        values = (f"{markdown(name)} {value:.4g}" for name, value in event.details["metrics"].items())
+        metrics = ", ".join(values) or "no metric"
         made = model_pages.link(f"{model.registered_name} version {model.version}", where["model"])
         causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
         return (
-            f"Held-out: {metrics or 'no metric'}{causes}\n\n"
-            f"Made {made} in batch {model_pages.link(self._batch.name, where['run'])}."
+            f"Held-out: {metrics}{causes}\n\nMade {made} in batch {model_pages.link(self._batch.name, where['run'])}."
         )

@@ -529,6 +529,21 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
                 yield number, dict(zip(batch.schema.names, values, strict=True))
 
 
+def class_names_in(path: str) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the classes whose numbers a Parquet file has, by column, as `datasets` writes them.
+
+    {} where it writes none, or the file cannot be read, which reading its rows says.
+    """
+    with opened(path) as stream:
+        try:
+            metadata = pyarrow.parquet.read_schema(stream).metadata or {}
+            features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        except (pyarrow.ArrowInvalid, ValueError, KeyError, TypeError):
+            return {}
+    declared = {column: (feature.get("feature") or feature).get("names") for column, feature in features.items()}
+    return {column: tuple(names) for column, names in declared.items() if names}
+
+
 def _values_of(column: Any) -> list[Any]:
     """The values of a column of Parquet. Texts become Python's all at once."""
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):

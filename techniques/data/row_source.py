@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from ringmaster.codec import to_json
 from ringmaster.errors import DataError
 from ringmaster.techniques.data import arrow_files, class_labels, encoded_rows, sample_checks
+from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
-from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
+from ringmaster.techniques.data.row_files import MAX_FAULTS, SUFFIXES, RowError, RowErrors, class_names_in
 from ringmaster.techniques.data.row_kind import (
     LABEL,
     Columns,
@@ -594,6 +595,7 @@ class RowSource(RowKind):
         """Writes a sample of each row."""
         prepared = partial(RowSamples, folder, kind=self, where=where)
         if spec.path is not None:
+            _check_class_names(spec, self.columns(spec))
             is_kept = self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer)
             rows, kept_in = partial(self.rows_of_path, spec), cache_dir if is_kept else None
             return prepared(spec=spec, columns=self.columns(spec), rows=rows, cache_dir=kept_in).write()
@@ -608,6 +610,22 @@ class RowSource(RowKind):
         rows = partial(rows_of_splits, splits, spec, needed, content=columns.content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
         return with_leaks_of_splits(result, splits, spec, columns=columns.names)
+
+
+def _check_class_names(spec: DataSpec, columns: Columns) -> None:
+    """Raises ValueError where files have numbers of classes that stand for other names in another file."""
+    known: dict[str, tuple[str, tuple[str, ...]]] = {}
+    matched = [matching(pattern) for pattern in (spec.path, spec.held_out_path) if pattern is not None]
+    for path in (files.path(name) for files in matched for name in files.names):
+        if (spec.format or SUFFIXES.get(Path(path).suffix.lower())) != "parquet":
+            continue
+        for column, names in class_names_in(path).items():
+            first, others = known.setdefault(column, (path, names))
+            if column in columns.names and any(one != other for one, other in zip(names, others, strict=False)):
+                raise ValueError(
+                    f"column {column!r}: the classes that {path} has by number are {shown(names)}, and those of "
+                    f"{first} {shown(others)}. To fix: write names in place of numbers, or cast both to one ClassLabel"
+                )
 
 
 def _split_key(content: Mapping[str, Any], index: int) -> str:

@@ -251,7 +251,7 @@ def _problem_of(data: PreparedData) -> str | None:
     some models compute their loss; None where the samples have no classes or numbers.
     """
     labels = next((tensor for tensor in data.tensors if tensor.name == "labels"), None)
-    if labels is not None and labels.dtype == "float32":
+    if labels is not None and labels.dtype.startswith("float"):
         return "multi_label_classification" if labels.shape else "regression"
     return None if data.num_labels is None else SINGLE_LABEL
 

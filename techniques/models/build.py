@@ -273,6 +273,9 @@ def _load_pretrained(
         ) from error
     if of_headers and (foreign := _foreign_types(model, tensor_shapes(Path(name)))):
         return model, few(foreign)
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and config.is_encoder_decoder:  # which fills up what it writes with the data's padding
+        generation.pad_token_id = config.pad_token_id
     body = f"{cls.base_model_prefix}."
     wrong = [f"{key} is missing" for key in sorted(info["missing_keys"])]
     wrong += [f"{key} is {list(a)}, not {list(b)}" for key, a, b in sorted(info["mismatched_keys"])]

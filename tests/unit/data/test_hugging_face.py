@@ -161,3 +161,40 @@ def test_a_folder_that_is_no_data_set_is_told(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"cannot be loaded.*check the name or folder"):
         prepare(DataSpec(dataset=str(tmp_path / "empty")), cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"), [(["light", "dark"], [1, 0]), (["dark", "light"], [0, 1]), (["dark", "grey"], None)]
+)
+def test_columns_of_splits_that_number_their_classes_in_another_order_are_read_by_name(saved, tmp_path, names, labels):
+    import datasets
+
+    folder, both = (
+        saved({"x": [[0.0], [1.0]], "label": [0, 1]}),
+        datasets.Features(
+            x=datasets.List(datasets.Value("float32")), label=datasets.ClassLabel(names=["dark", "light"])
+        ),
+    )
+    training = datasets.load_from_disk(folder).cast(both)
+    held_out = datasets.load_from_disk(folder).cast(
+        datasets.Features({**both, "label": datasets.ClassLabel(names=names)})
+    )
+    datasets.DatasetDict(train=training, test=held_out).save_to_disk(str(tmp_path / "splits"))
+    spec = DataSpec(dataset=str(tmp_path / "splits"), held_out_split="test")
+    if labels is None:
+        with pytest.raises(
+            ValueError, match=r"the classes of the split 'train' are dark, light, and those of 'test' dark"
+        ):
+            prepare(spec, cache_dir=tmp_path)
+        return
+    assert prepare(spec, cache_dir=tmp_path).labels == ("dark", "light")
+    _, evaluated = open_data(spec, cache_dir=tmp_path)
+    assert fetch(evaluated, [0, 1])["labels"].tolist() == labels
+
+
+def test_labels_that_are_no_numbers_of_classes_are_described(saved, tmp_path):
+    rows = {"x": [[float(n)] for n in range(20)], "labels": [[float(n % 2), 1.0, 0.0] for n in range(20)]}
+    prepared = prepare(DataSpec(dataset=saved(rows)), cache_dir=tmp_path)
+    assert [(each.name, each.dtype, each.shape) for each in prepared.tensors if each.name == "labels"] == [
+        ("labels", "float32", (3,))
+    ]

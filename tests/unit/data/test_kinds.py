@@ -556,6 +556,84 @@ def test_a_dataset_names_its_classes(tmp_path):
     assert prepared.labels == ("neg", "pos", "none")
 
 
+def test_texts_are_as_long_as_sentence_transformers_reads_them_or_it_is_told(tmp_path, bert_tokenizer):
+    folder = Path(bert_tokenizer)
+    base = shutil.copytree(folder, tmp_path / "base")
+    (base / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Transformer"}]')
+    (base / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
+    path = str(tmp_path / "rows.jsonl")
+    jsonl(tmp_path / "rows.jsonl", [{"anchor": "one two three four", "positive": f"one {n}"} for n in range(9)])
+
+    def told(tokenizer, **spec):
+        given = DataSpec(kind="embedding", path=path, tokenizer=str(tokenizer), held_out=0, **spec)
+        prepared = prepare(given, cache_dir=tmp_path / "cache")
+        return prepared.seq_len, prepared.num_truncated, prepared.notes
+
+    assert told(base) == (4, 9, ())
+    length, _, (note,) = told(base, seq_len=20)
+    assert length == 20
+    assert "of which Sentence-Transformers reads 4 with" in note
+    assert told(folder)[1:] == (0, ())
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """A function that returns a data set of texts, with the number of each one's class among `names`."""
+
+    def make(names, *classes, is_list=False):
+        import datasets  # local: the import takes seconds
+
+        label = datasets.ClassLabel(names=names)
+        values = [[names.index(each)] if is_list else names.index(each) for each in classes]
+        features = {"text": datasets.Value("string"), "label": datasets.List(label) if is_list else label}
+        rows = {"text": [f"{'-'.join(names)} {n}" for n in range(len(classes))], "label": values}
+        return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+    return make
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_splits_that_number_their_classes_in_another_order_are_read_by_name(tmp_path, numbered, is_list):
+    import datasets
+
+    training = numbered(["neg", "pos", "none"], "neg", "pos", "none", is_list=is_list)
+    held_out = numbered(["none", "pos", "neg"], "neg", "pos", "none", is_list=is_list)
+    datasets.DatasetDict(train=training, test=held_out).save_to_disk(str(tmp_path / "saved"))
+    spec = DataSpec(kind="text-classification", dataset=str(tmp_path / "saved"), held_out_split="test", vocab_size=300)
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    assert prepared.labels == ("neg", "pos", "none")
+    one, other = (fetch(split, range(3))["labels"] for split in open_data(spec, cache_dir=tmp_path / "cache"))
+    assert one.tolist() == other.tolist()
+
+
+def test_a_class_that_only_the_held_out_split_names_is_refused_where_a_row_has_it(tmp_path, numbered):
+    import datasets
+
+    splits = {"train": numbered(["a", "b"], "a", "b"), "test": numbered(["c", "b", "a"], "a", "c")}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    spec = DataSpec(kind="text-classification", dataset=str(tmp_path / "saved"), held_out_split="test", vocab_size=300)
+    with pytest.raises(ValueError, match=r"row 2: label 'c' is none of the classes a, b. To fix"):
+        prepare(spec, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("others", "is_refused"), [(["b", "a"], True), (["a", "b"], False), (["a", "b", "c"], False), (["b"], True)]
+)
+@pytest.mark.parametrize("where", ["path", "held_out_path"])
+def test_files_that_number_their_classes_in_another_order_are_refused(tmp_path, numbered, others, is_refused, where):
+    numbered(["a", "b"], "a", "b").to_parquet(tmp_path / "one.parquet")
+    numbered(others, "b", "b").to_parquet(tmp_path / "two.parquet")
+    files = {"path": "*.parquet"} if where == "path" else {"path": "one.parquet", "held_out_path": "two.parquet"}
+    spec = DataSpec(
+        kind="text-classification", vocab_size=300, held_out=0, **{key: str(tmp_path / f) for key, f in files.items()}
+    )
+    if is_refused:
+        with pytest.raises(ValueError, match=r"column 'label': .*two.parquet has by number are b.*To fix: write names"):
+            prepare(spec, cache_dir=tmp_path / "cache")
+    else:
+        assert prepare(spec, cache_dir=tmp_path / "cache").labels == ("0", "1")
+
+
 @pytest.mark.parametrize(
     ("kind", "row", "says"),
     [

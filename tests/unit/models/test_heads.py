@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.models.architectures import note_on_classes, pretrained_config
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 
@@ -121,3 +122,106 @@ def test_an_export_has_the_tokenizer_of_its_base(pretrained, tmp_path):
     assert loaded("word")["input_ids"] == [1]
     classify = transformers.pipeline("text-classification", model=str(tmp_path / "m"))
     assert classify("word")[0]["label"] in REVIEWS.labels
+
+
+def labelled(problem):
+    """The data of `problem`, in which a label is a number of a class, an indicator for each, or a number."""
+    dtype, shape = {"single": ("int64", ()), "multi": ("float32", (3,)), "number": ("float32", ())}[problem]
+    labels = SampleTensor(name="labels", dtype=dtype, shape=shape)
+    return replace(REVIEWS, labels=() if problem == "number" else REVIEWS.labels, tensors=(labels,))
+
+
+TYPES = {"single": "single_label_classification", "multi": "multi_label_classification", "number": "regression"}
+
+
+@pytest.mark.parametrize("saved", TYPES)
+@pytest.mark.parametrize("problem", TYPES)
+@pytest.mark.parametrize("config", [{}, {"num_labels": 3}])
+def test_a_model_that_is_trained_further_says_what_its_logits_have_become(tmp_path, problem, saved, config):
+    of_base = transformers.BertConfig(**SIZES, num_labels=3, problem_type=TYPES[saved])
+    transformers.BertForSequenceClassification(of_base).save_pretrained(tmp_path / "base")
+    spec, data = ModelSpec(from_pretrained=str(tmp_path / "base"), config=config), labelled(problem)
+    model = build_model(spec, data=data, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    exported = transformers.AutoConfig.from_pretrained(tmp_path / "m")
+    assert exported.problem_type == TYPES[problem]
+    if problem != "number":
+        assert exported.id2label == dict(enumerate(REVIEWS.labels))
+        assert exported.label2id == {name: number for number, name in enumerate(REVIEWS.labels)}
+        assert exported.num_labels == 3
+
+
+def test_another_problem_than_that_of_the_labels_is_refused():
+    spec = ModelSpec(architecture="BertForSequenceClassification", config={**SIZES, "problem_type": TYPES["single"]})
+    with pytest.raises(ValueError, match=r"config.problem_type is single_.* make it multi_.* To fix: leave it out"):
+        build_model(spec, data=labelled("multi"), seed=0)
+
+
+def test_a_class_that_the_data_does_not_have_keeps_its_number(classifier):
+    folder = classifier("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
+    model = build_model(ModelSpec(from_pretrained=str(folder)), data=REVIEWS, seed=0)
+    assert model.config.id2label == {0: "bad", 1: "good", 2: "so so", 3: "LABEL_3"}
+    assert model.classifier.out_features == 4
+
+
+def test_classes_without_names_that_get_those_of_the_data_are_told(classifier, tmp_path):
+    unnamed, named = classifier("LABEL_0", "LABEL_1", "LABEL_2"), classifier(*REVIEWS.labels)
+    body = tmp_path / "body"
+    transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).save_pretrained(body)
+    note = f"the classes of {unnamed} have no names, and are taken for bad, good, so so, in this order"
+    assert note_on_classes(ModelSpec(from_pretrained=str(unnamed)), REVIEWS, None) == note
+    fresh = ModelSpec(architecture="BertForSequenceClassification", from_pretrained=str(unnamed))
+    for spec, base in (
+        (ModelSpec(from_pretrained=str(named)), None),
+        (ModelSpec(from_pretrained=str(body)), None),
+        (fresh, None),
+        (fresh, named),
+    ):
+        assert note_on_classes(spec, REVIEWS, base) is None
+    assert note_on_classes(fresh, REVIEWS, unnamed) == note
+
+
+PADDED = {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0}
+
+
+def test_a_pretrained_classifier_of_decoders_gets_the_padding_of_its_tokenizer(tmp_path):
+    transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**PADDED)).save_pretrained(tmp_path / "base")
+    data, spec = (
+        replace(REVIEWS, pad_token_id=7, labels=(), num_labels=2),
+        ModelSpec(from_pretrained=str(tmp_path / "base")),
+    )
+    model = build_model(spec, data=data, seed=0).eval()
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    exported = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "m").eval()
+    row = torch.tensor([[3, 4, 0]])
+    padded, mask = torch.tensor([[3, 4, 0, 7, 7]]), torch.tensor([[1, 1, 1, 0, 0]])
+    for each in (model, exported):
+        assert each.config.pad_token_id == 7
+        assert torch.allclose(each(row).logits, each(padded, attention_mask=mask).logits, atol=1e-6)
+
+
+def test_padding_inside_a_nested_config_and_padding_by_which_positions_are_counted(tmp_path):
+    text = {**SIZES, "head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0}
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    nested = transformers.Gemma3Config(text_config=text, vision_config={**vision, "image_size": 16, "patch_size": 8})
+    nested.architectures = ["Gemma3ForSequenceClassification"]
+    nested.save_pretrained(tmp_path / "nested")
+    offset = transformers.RobertaConfig(**SIZES, pad_token_id=1, architectures=["RobertaForSequenceClassification"])
+    offset.save_pretrained(tmp_path / "offset")
+    data = replace(REVIEWS, pad_token_id=7, labels=(), num_labels=2)
+    config = pretrained_config(ModelSpec(from_pretrained=str(tmp_path / "nested")), data)
+    assert (config.pad_token_id, config.text_config.pad_token_id) == (7, 7)
+    assert pretrained_config(ModelSpec(from_pretrained=str(tmp_path / "offset")), data).pad_token_id == 1
+
+
+def test_an_encoder_decoder_writes_the_padding_of_its_tokenizer(tmp_path):
+    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
+    config = transformers.T5Config(**sizes, pad_token_id=0, decoder_start_token_id=0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    data = replace(REVIEWS, pad_token_id=7, labels=(), num_labels=None)
+    spec = ModelSpec(from_pretrained=str(tmp_path / "base"))
+    model = build_model(spec, data=data, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    exported = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "m")
+    assert (exported.config.pad_token_id, exported.generation_config.pad_token_id) == (7, 7)
+    assert exported.generation_config.decoder_start_token_id == 0
