@@ -120,7 +120,7 @@ class RowTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens; special tokens in the text are plain text."""
-        self.num_written += self.encoder.written.are_in(text)
+        self.num_written += self.encoder.written.are_plain_in(text)
         known = self._known.get(text)
         return self._encoded([text])[0] if known is None else known
 
@@ -172,8 +172,9 @@ class RowTokenizer:
         special tokens that are written in a text as plain text, and where `at_most` leaves no room for a token.
         """
         tokenizer, written = self._tokenizer, self.encoder.written
-        is_written = any(map(written.are_in, [text, pair or ""] if isinstance(text, str) else text))
-        can_split = tokenizer.is_fast and not written.has_others
+        texts = [text, pair or ""] if isinstance(text, str) else text
+        is_written = any(map(written.are_plain_in, texts))
+        can_split = tokenizer.is_fast and not any(map(written.are_left_in, texts))
         if (is_written and not can_split) or at_most <= tokenizer.num_special_tokens_to_add(pair is not None):
             return None
         settings: dict[str, Any] = {"split_special_tokens": True} if is_written else {}
