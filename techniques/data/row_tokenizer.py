@@ -126,7 +126,7 @@ class RowTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens; special tokens in the text are plain text."""
-        self.num_written += self.encoder.written.are_in(text)
+        self.num_written += self.encoder.written.are_plain_in(text)
         known = self._known.get(text)
         return self._encoded([text])[0] if known is None else known
 
@@ -186,8 +186,9 @@ class RowTokenizer:
         `at_most` leaves no room for a token.
         """
         tokenizer, written = self._tokenizer, self.encoder.written
-        is_written = any(map(written.are_in, [text, pair or target or ""] if isinstance(text, str) else text))
-        can_split = tokenizer.is_fast and not written.has_others
+        texts = [text, pair or target or ""] if isinstance(text, str) else text
+        is_written = any(map(written.are_plain_in, texts))
+        can_split = tokenizer.is_fast and not any(map(written.are_left_in, texts))
         has_room = at_most is None or at_most > tokenizer.num_special_tokens_to_add(pair is not None)
         if (is_written and not can_split) or not has_room:
             return None
@@ -218,7 +219,7 @@ class RowTokenizer:
         return self._target_ids("")
 
     def _target_ids(self, text: str) -> list[int]:
-        settings = {"split_special_tokens": True} if self.encoder.written.are_in(text) else {}
+        settings = {"split_special_tokens": True} if self.encoder.written.are_plain_in(text) else {}
         tokens: list[int] = self._tokenizer(text_target=text, verbose=False, **settings)["input_ids"]
         return tokens
 

@@ -1,7 +1,7 @@
 """The special tokens of a tokenizer: where it puts them around texts, and which ones stay plain text in a text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, cast
@@ -31,33 +31,41 @@ def own_texts(backend: Any) -> list[str]:
 
 
 class WrittenTokens:
-    """The special tokens of a tokenizer that stay plain text where a text has them, so that no text ends what is read.
+    """The special tokens of a tokenizer where a text has them: they are plain text, so that no text ends what is read.
 
-    Two sorts are left to the tokenizer, as it cannot read them as text: those whose characters are the token itself, as
-    in `EsmTokenizer`; and those without a role (such as BOS) whose characters are unknown. A tokenizer may have letters
-    as special tokens.
-
-    Attributes:
-        pattern: finds those that stay plain text.
-        has_others: whether others without a role are tokens also where they are written.
+    Two sorts are left to the tokenizer, as it cannot read them as text: those whose characters give the token itself,
+    as in `EsmTokenizer` and where a Unigram model knows them; and those without a role (such as BOS) whose characters
+    are unknown, as a tokenizer may have letters as special tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         roles = {str(token) for name in ROLES if (token := getattr(tokenizer, name, None)) is not None}
-        plain, self.has_others = set[str](), False
-        special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        as_text = ids_of(tokenizer, [*special], split_special_tokens=True)
-        for (text, number), ids in zip(special.items(), as_text, strict=True):
-            if text not in roles and (not ids or tokenizer.unk_token_id in ids):
-                self.has_others = True
-            elif ids != [number]:
-                plain.add(text)
-        longest_first = sorted(plain, key=lambda text: (-len(text), text))
-        self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if plain else "(?!)()")
+        flagged = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        special = [*dict.fromkeys([*flagged, *tokenizer.all_special_tokens])]
+        plain, left = list[str](), list[str]()
+        for text, ids in zip(special, ids_of(tokenizer, special, split_special_tokens=True), strict=True):
+            is_unknown = text not in roles and (not ids or tokenizer.unk_token_id in ids)
+            (left if is_unknown or tokenizer.convert_tokens_to_ids(text) in ids else plain).append(text)
+        self._plain, self._left = _any_of(plain), _any_of(left)
 
-    def are_in(self, text: str) -> bool:
-        """Returns whether a text has one that stays plain text."""
-        return self.pattern.search(text) is not None
+    def are_plain_in(self, text: str) -> bool:
+        """Returns whether a text has one that is plain text."""
+        return self._plain is not None and self._plain.search(text) is not None
+
+    def are_left_in(self, text: str) -> bool:
+        """Returns whether a text has one that is left to the tokenizer."""
+        return self._left is not None and self._left.search(text) is not None
+
+    def split(self, text: str) -> list[tuple[str, bool]]:
+        """Returns a text in pieces, each with whether it is a special token that is plain text."""
+        pieces = [text] if self._plain is None else self._plain.split(text)
+        return [(piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece]
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """An expression for the longest of some texts that begin at one place; None where there are none."""
+    longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
 
 @dataclass(frozen=True, kw_only=True)

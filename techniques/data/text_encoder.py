@@ -206,7 +206,7 @@ class TextEncoder:
         self.words: WordEncoder | None = None
         if self._backend is None:
             return
-        samples = [SAMPLE, *own_texts(self._backend)]
+        samples = [text for text in (SAMPLE, *own_texts(self._backend)) if not self.written.are_left_in(text)]
         expected = self._by_tokenizer(samples)
         # A tokenizer in Python may do more than its backend.
         if self._by_backend(samples) != expected:
@@ -218,10 +218,11 @@ class TextEncoder:
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text [tokens]."""
-        if self.words is not None:
-            return self.words(texts)
-        encode = self._by_tokenizer if self._backend is None else self._by_backend
-        return [np.asarray(ids, dtype=np.uint32) for ids in encode(texts)]
+        is_left = [self._backend is None or self.written.are_left_in(text) for text in texts]
+        others = [text for text, left in zip(texts, is_left, strict=True) if not left]
+        read = iter(self._by_tokenizer([text for text, left in zip(texts, is_left, strict=True) if left]))
+        quick = iter(self.words(others) if self.words is not None else self._by_backend(others) if others else ())
+        return [np.asarray(next(read if left else quick), dtype=np.uint32) for left in is_left]
 
     def _by_backend(self, texts: Sequence[str]) -> list[list[int]]:
         # Each time, as other calls of the tokenizer set them.
@@ -238,14 +239,12 @@ class TextEncoder:
 
         A tokenizer in Rust encodes them together with the text around them; else they are encoded apart from it.
         """
-        is_whole = self._tokenizer.is_fast and not self.written.has_others
-        parts: list[tuple[int, str, bool]] = []  # the place of the text, and whether special tokens are written
+        parts: list[tuple[int, str, bool]] = []  # the place of the text, and whether special tokens are plain text
         for place, text in enumerate(texts):
-            if is_whole or not self.written.are_in(text):
-                parts.append((place, text, self.written.are_in(text)))
+            if self._tokenizer.is_fast and not self.written.are_left_in(text):
+                parts.append((place, text, self.written.are_plain_in(text)))
             else:
-                pieces = enumerate(self.written.pattern.split(text))
-                parts += [(place, piece, number % 2 == 1) for number, piece in pieces if piece]
+                parts += [(place, *piece) for piece in self.written.split(text)]
         read, plain = ([piece for _, piece, is_plain in parts if is_plain is each] for each in (False, True))
         ids = {
             False: iter(ids_of(self._tokenizer, read)),

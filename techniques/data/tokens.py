@@ -290,7 +290,7 @@ class _TokenWriter:
                 known.write(self._facts([row for _, row in batch if row is not None], part, are_written))
 
     def _are_special_in(self, text: str) -> bool:
-        return self._tokenizer is not None and self._tokenizer.encoder.written.are_in(text)
+        return self._tokenizer is not None and self._tokenizer.encoder.written.are_plain_in(text)
 
     def _facts(self, rows: Sequence[Row], part: encoded_rows.RowsPart, are_written: Sequence[bool]) -> Any:
         """What is known of rows, as a table."""

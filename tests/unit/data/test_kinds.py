@@ -107,6 +107,12 @@ def test_pairs_of_texts_have_the_tokenizers_special_tokens(tmp_path, bert_tokeni
     assert sample["token_type_ids"] == reference["token_type_ids"]
 
 
+def test_a_row_without_the_second_text_that_others_have_is_refused(tmp_path, bert_tokenizer):
+    rows = [{"text": "one two", "text_pair": "three" if i != 2 else None, "label": i % 2} for i in range(6)]
+    said = refused(tmp_path, "text-classification", rows, tokenizer=bert_tokenizer)
+    assert "rows.jsonl, line 3 has no value in 'text_pair'. To fix: add the value, or remove the row" in said
+
+
 @pytest.mark.parametrize("length", [3, 4, 5, 6, 7, 8])
 def test_the_longer_text_of_a_pair_is_cut(tmp_path, bert_tokenizer, length):
     rows = [{"text": "one two one two", "text_pair": "three", "label": i % 2} for i in range(4)]
@@ -640,6 +646,12 @@ def test_files_that_number_their_classes_in_another_order_are_refused(tmp_path, 
         ("text-classification", {"text": "a"}, "has no column for label_column; its rows have text. To fix: set"),
         ("text-classification", {"text": 3, "label": "a"}, "rows.jsonl, row 1: the text is int, not text"),
         ("text-classification", {"text": "", "label": "a"}, "row 1: the text is empty. To fix: add text, or remove"),
+        (
+            "text-classification",
+            {"text": " \t\u200b", "label": "a"},
+            "row 1: the text is .* has no visible character",
+        ),
+        ("embedding", {"anchor": "a", "positive": " \n"}, "the positive is .* has no visible character"),
         ("text-classification", {"text": "a", "label": 0.5}, "row 1: label 0.5 .* set data.kind to text-regression"),
         ("text-classification", {"text": "a", "label": None}, "line 1 has no value in 'label'. To fix: add the value"),
         ("text-classification", {"text": "a", "label": ""}, "row 1: label '' in column 'label' is not a class"),

@@ -140,6 +140,25 @@ def test_labels_that_differ_in_case_are_told(tmp_path, tokenizer):
     assert "case" not in found.summary("text-classification")
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["1", "1.0", "2"], "'1', '1.0'"),
+        (["01", "1", "x"], "'01', '1'"),
+        (["caf\u00e9", "cafe\u0301", "tea"], "'cafe\\u0301', 'caf\\xe9'"),
+        (["pos", "p\u200bos", "neg"], "'pos', 'p\\u200bos'"),
+        (["so so", "so\u00a0So", "neg"], "'so so', 'so\\xa0So'"),
+        (["\uff21", "a", "b"], "'a', '\\uff21'"),
+    ],
+)
+def test_labels_that_differ_in_how_they_are_written_are_told(tmp_path, tokenizer, labels, names):
+    found = prepared_of(tmp_path, "text-classification", texts(labels), tokenizer=tokenizer)
+    note = next(each for each in found.notes if each.startswith("classes that differ in how they are written alone"))
+    assert note.endswith(f": {names}")
+    found = prepared_of(tmp_path, "text-classification", texts(["1", "10", "one", "On e"]), tokenizer=tokenizer)
+    assert "written" not in "".join(found.notes)
+
+
 def test_classes_without_a_row_to_train_on_are_told(tmp_path, tokenizer):
     rows = texts(["pos", "neg"] * 20)
     rows += [{"text": f"it {n}", "label": "rare"} for n in range(1)]

@@ -113,7 +113,11 @@ def test_positions_reach_as_far_as_the_samples():
         (ModelSpec(architecture="AutoTokenizer"), TOKENS, "no architecture 'AutoTokenizer'"),
         (configured(LLAMA, num_hidden_layers="two"), TOKENS, "refuses its config.*num_hidden_layers"),
         (configured(LLAMA, hidden_act="no-such"), TOKENS, "refuses its config"),
-        (configured(LLAMA, vocab_size=10), TOKENS, "vocab_size 10, and words has 64 tokens"),
+        (
+            configured(LLAMA, vocab_size=10),
+            TOKENS,
+            r"vocab_size 10, and words has 64 tokens.*resize_token_embeddings\(64",
+        ),
         (configured(GPT2, n_positions=8), TOKENS, "has positions for 8 tokens, and words has 12.*lower data.seq_len"),
         (configured(VIT, num_labels=3), IMAGES, "num_labels 3, and shapes has 5"),
         (configured(VIT, image_size=16), IMAGES, "image_size 16, and shapes has 8"),
