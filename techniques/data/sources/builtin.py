@@ -265,6 +265,11 @@ class HuggingFace(StoredSource):
     options_class = TextOptions
     reads = ("dataset",)
 
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns the data set, and what changes as soon as its rows become other samples."""
+        location, files = super().origin(spec)
+        return location, {"version": 2, "files": files}
+
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
         """Writes the tokens of text, or other columns as they are."""
         text_column = self.options(spec).text_column
