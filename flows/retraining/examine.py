@@ -43,7 +43,13 @@ from ringmaster.tasks.retraining.promotion import MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
-from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
+from ringmaster.techniques.data.inference import (
+    CLASSIFICATION,
+    check_same_processor,
+    classes_of,
+    infer_kind,
+    with_processor_of,
+)
 from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data_source import LANGUAGE_MODELING
 from ringmaster.techniques.metric import ModelMetric, metrics_named
@@ -178,8 +184,11 @@ def examine_models(
         lent_devices(folder, num_devices=num_devices, notice=notice) as (environment, devices),
         importable(Path.cwd()),
     ):
+        job, same_rows = _job(data, models[0].folder), [] if against is None or against_data is not None else [against]
+        with input_errors():
+            check_same_processor(job.data, [each.folder for each in (*models, *same_rows)])
         request = ExaminationRequest(
-            job=_job(data, models[0].folder),
+            job=job,
             held_out=data is not None,
             suite=suite or Suite(name="metrics"),
             against=None if against is None else against.folder,
@@ -238,15 +247,15 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
     folder: a model's, whose class and classes say how rows are read where `data` does not. Raises InputError where the
     data cannot be read.
     """
-    data = data or DataSpec(source="digits")
+    data, model = data or DataSpec(source="digits"), ModelSpec(from_pretrained=str(folder))
     with input_errors():
-        kind = data.kind or infer_kind(data, ModelSpec(from_pretrained=str(folder)))
+        kind = data.kind or infer_kind(data, model)
     is_text = data.path is not None or data.source == "python-stdlib"
     if is_text and kind in (None, LANGUAGE_MODELING) and data.seq_len is None:
         data = replace(data, seq_len=SEQ_LEN)
     classes = classes_of(folder) if kind in CLASSIFICATION else ()
     data = replace(data, kind=kind, options={"labels": classes, **data.options} if classes else data.options)
-    data = with_processor_of(data, str(folder))
+    data = with_processor_of(data, model)
     return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
 
 

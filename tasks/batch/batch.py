@@ -424,7 +424,7 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
             known[key] = _kind(job.data, job.model)
         data = replace(job.data, kind=known[key] or job.data.kind)
         data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
-        job = replace(job, data=inference.with_processor_of(data, job.model.from_pretrained))
+        job = replace(job, data=inference.with_processor_of(data, job.model))
         completed.append(inference.with_hard_negatives(job))
     return completed
 

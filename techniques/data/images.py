@@ -21,6 +21,8 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".ti
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 """The formats that are read. For some others PIL starts a program, such as Ghostscript for EPS."""
 REMEDY = "To fix: replace the file, or remove it"
+HAS_FRAMES = "has_frames"
+"""What the `info` of an image that was read says: whether its file has frames after the first one, which is read."""
 
 
 def is_image(name: str) -> bool:
@@ -53,19 +55,40 @@ def pixels_of(image: Image, *, mode: str, size: int | None = None) -> Array:
 
     size: the height and width to which the image is resized.
 
+    Raises ValueError as `converted` does.
+    """
+    from PIL.Image import Resampling
+
+    image = converted(image, mode=mode)
+    pixels = np.asarray(image if size is None else image.resize((size, size), Resampling.BILINEAR))
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+def converted(image: Image, *, mode: str) -> Image:
+    """Returns an image in the mode RGB or L, with what is transparent in it over white.
+
+    What lies under transparent pixels is what a program happened to write there, often black all over.
+
     Raises ValueError where pixels have more than 8 bits: Pillow cuts them off at 255, here and where a `pipeline` of
     transformers serves the model.
     """
-    from PIL.Image import Resampling
+    from PIL import Image as images
 
     if image.mode.startswith(("I", "F")):
         raise ValueError(
             f"the image has pixels of more than 8 bits (mode {image.mode}), of which the brighter ones would all "
             "become white. To fix: save it with 8 bits, scaled as fits its content, e.g. magick IN -depth 8 OUT"
         )
-    image = image.convert(mode)
-    pixels = np.asarray(image if size is None else image.resize((size, size), Resampling.BILINEAR))
-    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+    if is_transparent(image):
+        image = image.convert("RGBA")
+        image = images.alpha_composite(images.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)
+
+
+def is_transparent(image: Image) -> bool:
+    """Returns whether an image has pixels that are not opaque."""
+    has_alpha = "A" in image.getbands() or image.info.get("transparency") is not None
+    return has_alpha and image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
 
 
 def _decoded(stream: BinaryIO, what: str) -> Image:
@@ -92,6 +115,10 @@ def _turned(image: Image) -> Image:
 
     image.load()
     try:
-        return exif_transpose(image)
+        result = exif_transpose(image)
     except (SyntaxError, ValueError, struct.error):  # as broken EXIF says nothing
-        return image
+        result = image.copy()
+    # An image of `datasets` is turned twice. Cameras write previews as other frames of a photograph (MPO).
+    has_frames = image.format != "MPO" and getattr(image, "is_animated", False)
+    result.info[HAS_FRAMES] = has_frames or image.info.get(HAS_FRAMES, False)
+    return result

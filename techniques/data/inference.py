@@ -1,12 +1,14 @@
 """The kind of data that fits the columns of files and the model, where they leave no doubt."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from ringmaster.techniques.data.image_processors import has_processor, settings_of
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
-from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
+from ringmaster.techniques.data.sources.image_classification import HOW, ImageOptions, images_of
 from ringmaster.techniques.data.sources.text_rows import NEGATIVE
 from ringmaster.techniques.data.tokens import LABEL_COLUMNS, TextOptions, tokenized_source
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named, data_source_of
@@ -32,8 +34,6 @@ CLASSIFIERS = (*KINDS["text-classification"], *KINDS["token-classification"], *K
 CLASSIFICATION = ("text-classification", "token-classification", "image-classification")
 """The kinds whose samples have classes."""
 UNMISTAKABLE = ("chat", "preference")
-HOW = frozenset({"image_size", "mean", "std", "processor"})
-"""The options of images that say how they are resized and normalised."""
 
 
 def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
@@ -158,14 +158,48 @@ def with_loss_of(job: Job, *folders: Path) -> Job:
     return with_hard_negatives(replace(job, loss=saved["loss"], loss_options=options))
 
 
-def with_processor_of(spec: DataSpec, model: str | None) -> DataSpec:
-    """Returns a spec whose images are resized and normalised as a pretrained model's, unless it says how.
+def with_processor_of(spec: DataSpec, model: ModelSpec) -> DataSpec:
+    """Returns a spec whose images are read as a model takes them, unless it says how.
 
-    model: a folder or hub name; None for a fresh model.
+    They are read by the image processor of a pretrained model, or else in the size of the model's config; and as grey
+    ones where the model has one channel.
     """
-    is_open = spec.kind == "image-classification" and model is not None and HOW.isdisjoint(spec.kwargs)
-    has_processor = model is not None and (not Path(model).is_dir() or (Path(model) / PROCESSOR).is_file())
-    return replace(spec, kwargs={**spec.kwargs, "processor": model}) if is_open and has_processor else spec
+    if spec.kind != "image-classification":
+        return spec
+    given, config, kwargs = {*spec.kwargs, *spec.options}, _vision_config(model), dict[str, Any]()
+    if model.from_pretrained is not None and HOW.isdisjoint(given) and has_processor(model.from_pretrained):
+        kwargs["processor"] = model.from_pretrained
+    elif given.isdisjoint({"image_size", "processor"}):
+        size = config.get("image_size")
+        if isinstance(size, (list, tuple)) and len(set(size)) == 1:
+            size = size[0]
+        if isinstance(size, int) and size != ImageOptions.image_size:
+            kwargs["image_size"] = size
+    if config.get("num_channels") == 1 and "mode" not in given:
+        kwargs["mode"] = "L"
+    return replace(spec, kwargs={**spec.kwargs, **kwargs}) if kwargs else spec
+
+
+def check_same_processor(spec: DataSpec, folders: Sequence[Path]) -> None:
+    """Raises ValueError where models that are to read the same rows have other image processors than the first one's.
+
+    spec: the rows, as the first model reads them. folders: of models, the first one first.
+    """
+    first, *others = map(str, folders)
+    for other in others if spec.kwargs.get("processor") == first else ():
+        if has_processor(other) and settings_of(other) != settings_of(first):
+            raise ValueError(
+                f"data: {first} and {other} have different image processors, and would read the same pixels. To fix: "
+                "evaluate each by itself"
+            )
+
+
+def _vision_config(model: ModelSpec) -> Mapping[str, Any]:
+    """What is known of a model's config without a network; of the part for images, where it is a part."""
+    folder = None if model.from_pretrained is None else Path(model.from_pretrained)
+    of_base = {} if folder is None else read_json(folder / "config.json")
+    parts = (of_base, of_base.get("vision_config"), model.config, model.config.get("vision_config"))
+    return {name: value for part in parts if isinstance(part, Mapping) for name, value in part.items()}
 
 
 def classes_of(folder: Path) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ LAYERS = (
 """The different names of the number of layers in configs of transformers."""
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 """The different names of the width between the two or three matrices of a feed-forward layer."""
+PIXELS = "pixel_values"
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
 
@@ -105,6 +106,11 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     _leave_out_foreign_tokens(config)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = data.end_of_text_id or 0
+    if (vision := _vision_config(config)) is not config:
+        of_part: Mapping[str, Any] = spec.config.get("vision_config") or {}
+        for name, value in _of_images(data, vision):
+            if name not in of_part:
+                setattr(vision, name, value)
     return _checked(config, data, spec, of=spec.architecture)
 
 
@@ -266,18 +272,31 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
     fields = {
         "vocab_size": data.vocab_size,
         "pad_token_id": None if is_causal else data.pad_token_id,
-        "image_size": data.image_size,
-        "num_channels": data.num_channels,
         "bos_token_id": data.end_of_text_id,
         "eos_token_id": data.end_of_text_id,
     }
     found = {name: value for name, value in fields.items() if value is not None and hasattr(default, name)}
     yield from found.items()
+    yield from _of_images(data, default)
     positions = num_positions(default)
     if positions is not None and data.seq_len is not None:
         needed = data.seq_len + num_positions_before(default, pad_token_id=found.get("pad_token_id"))
         if needed > positions + num_positions_before(default):
             yield "max_position_embeddings", needed
+
+
+def _of_images(data: PreparedData, config: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a config that the images of the data determine, in the form that the config has them in."""
+    if data.image_size is not None and hasattr(config, "image_size"):
+        is_pair = isinstance(config.image_size, (list, tuple))
+        yield "image_size", [data.image_size] * 2 if is_pair else data.image_size
+    if data.num_channels is not None and hasattr(config, "num_channels"):
+        yield "num_channels", data.num_channels
+
+
+def _vision_config(config: Any) -> Any:
+    """The part of a config that is of images, such as CLIP's; the config where it has no parts."""
+    return getattr(config, "vision_config", config)
 
 
 def undeclared_fields(spec: ModelSpec) -> list[str]:
@@ -397,14 +416,7 @@ def _checked(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> An
             "lower data.seq_len"
         )
     _set_classes(config, data, spec, of=of)
-    for name, needed in (("image_size", data.image_size), ("num_channels", data.num_channels)):
-        has = getattr(config, name, None)
-        if needed is not None and isinstance(has, int) and has != needed:
-            option = "kwargs.image_size" if name == "image_size" else "kwargs.mode"
-            raise ValueError(
-                f"model: {of} has {name} {has}, and {data.name} has {needed}. To fix: make them equal, by "
-                f"model.config.{name} or data.{option}"
-            )
+    _check_images(config, data, of=of)
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if isinstance(size, int) and isinstance(patch, int) and not (0 < patch <= size and size % patch == 0):
         raise ValueError(
@@ -414,6 +426,52 @@ def _checked(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> An
     if hasattr(config, "use_cache"):
         config.use_cache = False  # past keys and values serve generation only
     return config
+
+
+def _check_images(config: Any, data: PreparedData, *, of: str) -> None:
+    """Raises ValueError where a model takes images of other channels, or of another size."""
+    vision, part = _vision_config(config), "vision_config." if hasattr(config, "vision_config") else ""
+    size = data.image_size
+    shape = (
+        (data.num_channels, size, size) if size else {each.name: each.shape for each in data.tensors}.get(PIXELS, ())
+    )
+    if len(shape) != 3:  # no images, or images in patches
+        return
+    channels, sides = getattr(vision, "num_channels", None), getattr(vision, "image_size", None)
+    sides = [*sides] if isinstance(sides, (list, tuple)) else [sides, sides]
+    remedy = f"To fix: make them equal, by model.config.{part}"
+    if isinstance(channels, int) and shape[0] not in (None, channels):
+        raise ValueError(
+            f"model: {of} has {part}num_channels {channels}, and {data.name} has {shape[0]}. {remedy}num_channels or "
+            "data.kwargs.mode"
+        )
+    if len(sides) != 2 or None in sides or sides == [*shape[1:]]:
+        return
+    if not _takes(config.architectures[0], config.to_json_string(use_diff=False), shape):
+        has, given = (str(a) if a == b else f"{a} x {b}" for a, b in (sides, shape[1:]))
+        raise ValueError(
+            f"model: {of} has {part}image_size {has}, and {data.name} has {given}. {remedy}image_size or "
+            "data.kwargs.image_size"
+        )
+
+
+@cache  # a large model takes a second, and each process asks for it several times
+def _takes(name: str, fields: str, shape: tuple[int | None, ...]) -> bool:
+    """Whether a model takes images of a shape, whatever its config says.
+
+    Convolutions take images of any size, and some models, such as DINOv2, interpolate the embeddings of positions.
+
+    name: of its class. fields: those of its config, as JSON.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = instantiate(architecture(name).config_class.from_dict(json.loads(fields))).eval()
+        try:
+            model(**{PIXELS: torch.zeros(1, *(each or 1 for each in shape))})
+        except (ValueError, RuntimeError, TypeError, AssertionError, NotImplementedError):
+            return False
+    return True
 
 
 def architecture_in(folder: Path) -> str | None:

@@ -281,6 +281,11 @@ class HuggingFace(StoredSource):
         """Returns the samples in the rows of a table."""
         return samples_of(table, prepared, collate=self.collate)
 
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns the data set, and what changes as soon as its rows become other samples."""
+        location, files = super().origin(spec)
+        return location, {"version": 2, "files": files}
+
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
         """Writes the tokens of text, those of rows with labels, or other columns as they are."""
         text_column = self.options(spec).text_column

@@ -65,7 +65,7 @@ class FeatureRows(row_source.RowSource):
     """
 
     name = "features"
-    version = 2
+    version = 3
     reads = ("path",)
     options_class = FeatureOptions
     reads_images = True

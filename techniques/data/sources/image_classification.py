@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -17,16 +18,27 @@ import numpy as np
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_patterns import MatchedFiles, is_litter, matching, opened
 from ringmaster.techniques.data.file_rows import is_held_out, with_leaks
-from ringmaster.techniques.data.images import is_image, pixels_of, read_image
+from ringmaster.techniques.data.image_processors import (
+    MAX_IMAGE_SIZE,
+    PIXELS,
+    PROCESSOR,
+    ImageProcessor,
+    as_bytes,
+    digest_of,
+    load_processor,
+    processor_files,
+    written,
+)
+from ringmaster.techniques.data.images import HAS_FRAMES, converted, is_image, is_transparent, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column, shown
 from ringmaster.techniques.job import DataSpec
 
-PROCESSOR = "preprocessor_config.json"
-MAX_IMAGE_SIZE = 4096
 IN_FOLDERS = ("image", "label")
 """What is known of an image in a folder, as if it were the columns of a table."""
+HOW = frozenset({"image_size", "mean", "std", "processor"})
+"""The options that say how images are resized and normalised."""
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})
 
 
@@ -43,33 +55,74 @@ class ImageOptions(DataOptions):
     mode: str = "RGB"
     processor: str | None = None
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config of the processor that these options describe, where they name none."""
+        channels, size = 3 if self.mode == "RGB" else 1, self.image_size
+        mean, std = (list(each) if isinstance(each, (list, tuple)) else [each] for each in (self.mean, self.std))
+        return {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "size": {"height": size, "width": size},
+            "image_mean": mean * channels if len(mean) == 1 else mean,
+            "image_std": std * channels if len(std) == 1 else std,
+        }
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files of the processor. Raises ValueError where it has none."""
+        if self.processor is not None:
+            return processor_files(self.processor)
+        return {PROCESSOR: json.dumps(self.config, indent=1).encode()}
+
+    def loaded(self) -> Any:
+        """Returns transformers' processor. Raises ValueError where it cannot be loaded here."""
+        if self.processor is not None:
+            return load_processor(self.processor)
+        with written(self.config) as folder:
+            return load_processor(folder, what=self._what)
+
     @cached_property
-    def resolved(self) -> ImageOptions:
-        """The options with those that the config of the processor has."""
-        return self if self.processor is None else replace(self, processor=None, **_read_processor(str(self.processor)))
+    def image_processor(self) -> ImageProcessor:
+        """The processor, for images one after the other. Raises ValueError where it cannot be loaded here."""
+        return ImageProcessor(self.loaded(), mode=self.mode, what=self._what)
+
+    @property
+    def _what(self) -> str:
+        return "of image_size, mean and std" if self.processor is None else repr(self.processor)
 
 
 class ImageClassification(RowSource):
-    """Square images, [3, size, size], with the numbers of their classes.
+    """Images, [channels, height, width], with the numbers of their classes.
 
     The class of an image in a folder is the name of the folder that it lies in. A table names each image's file,
-    relative to the table. Images are turned as their EXIF orientation says, resized to `image_size` pixels, without
-    keeping their proportions, and normalised with `mean` and `std`, as transformers' ViTImageProcessor does.
-    `processor` is a folder or hub name from whose preprocessor_config.json these are read instead. mode: "RGB" (3
-    channels) or "L" (grey, 1 channel).
+    relative to the table. Images are turned as their EXIF orientation says, and what is transparent lies over white.
+    `processor` is a folder or hub name with an image processor of transformers, which is then called. By default this
+    is a ViTImageProcessor: it resizes images to `image_size` pixels, without keeping their proportions, and normalises
+    them with `mean` and `std`. mode: "RGB" (3 channels) or "L" (grey, 1 channel).
+
+    counts: how many images of the data that is being written are of a kind that people should know of.
     """
 
     name = "image-classification"
-    version = 2
+    version = 3
     pads = False
     reads_images = True
     keeps_files = False  # images are files of their own, and their pixels take more space than the files
     options_class = ImageOptions
+    counts: Counter[str] | None = None
 
     def check(self, spec: DataSpec) -> None:
-        """Refuses unknown options, and modes other than RGB and L."""
+        """Refuses unknown options, modes other than RGB and L, and options that a processor has beside one."""
         super().check(spec)
         how = self.options(spec)
+        if how.processor is not None and (both := HOW & ({*spec.kwargs, *spec.options} - {"processor"})):
+            raise ValueError(
+                f"data: {', '.join(sorted(both))} and processor both say how images are resized and normalised. To "
+                "fix: remove one of them"
+            )
         if how.mode not in ("RGB", "L"):
             raise ValueError(f"data: mode {how.mode!r} of images is unknown. To fix: give RGB or L")
         if not 1 <= how.image_size <= MAX_IMAGE_SIZE:
@@ -90,11 +143,14 @@ class ImageClassification(RowSource):
 
     def origin(self, spec: DataSpec) -> tuple[str, Any]:
         """Returns where the images come from, and what changes as soon as they do."""
+        how = self.options(spec)
+        processor = {} if how.processor is None else {"processor": digest_of(how.files)}
         if (result := images_of(spec)) is None:
-            return super().origin(spec)
+            location, state = super().origin(spec)
+            return location, {**state, **processor}
         _check_folders(result)
         files = [result.state(), None if spec.held_out_path is None else matching(spec.held_out_path).state()]
-        return spec.path or "", {"form": "arrow", "version": self.version, "files": files}
+        return spec.path or "", {"form": "arrow", "version": self.version, "files": files, **processor}
 
     def write_origin(self, folder: Path, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Writes the images of a folder, or those of a table; files that are left out are for people to know."""
@@ -129,31 +185,52 @@ class ImageClassification(RowSource):
         return identity
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
-        """Returns the pixels, as bytes for the default normalisation and else normalised, and the label."""
-        how: ImageOptions = context.options.resolved
-        pixels = pixels_of(read_image(row["image"]), mode=how.mode, size=how.image_size)
-        if (how.mean, how.std) != (0.5, 0.5):
-            mean, std = (np.asarray(each, np.float32).reshape(-1, 1, 1) for each in (how.mean, how.std))
-            pixels = (pixels.astype(np.float32) / 255 - mean) / std
-        return {"pixel_values": pixels, "labels": context.labels.number(row["label"])}
+        """Returns what the processor makes of the image, pixels as bytes where these say as much, and the label."""
+        processor: ImageProcessor = context.options.image_processor
+        image = read_image(row["image"])
+        inputs = processor(converted(image, mode=processor.mode))
+        if self.counts is not None:
+            is_coloured = processor.mode == "L" and image.mode not in ("1", "L", "LA")
+            self.counts.update(
+                {
+                    "transparent": is_transparent(image),
+                    "animated": image.info.get(HAS_FRAMES, False),
+                    "coloured": is_coloured,
+                }
+            )
+        return {**inputs, "labels": context.labels.number(row["label"])}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns what transformers' processor, loaded anew, makes of the image; pixels in the form of `sample`."""
+        how: ImageOptions = context.options
+        image = converted(read_image(row["image"]), mode=how.image_processor.mode)
+        result = {name: np.asarray(values)[0] for name, values in how.loaded()([image], return_tensors="np").items()}
+        if how.image_processor.stores_bytes and (in_bytes := as_bytes(result[PIXELS])) is not None:
+            result[PIXELS] = in_bytes
+        return result
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
-        """Writes the samples, and the config of a processor that makes them."""
-        how = self.options(spec).resolved
+        """Writes the samples, and the files of the processor that makes them, as they are."""
+        how: ImageOptions = self.options(spec)
+        how.loaded()  # what cannot be loaded is refused once, and not with each row
         (folder / "processor").mkdir()
-        size, mean, std = how.image_size, how.mean, how.std
-        channels = 3 if how.mode == "RGB" else 1
-        config = {
-            "image_processor_type": "ViTImageProcessor",
-            "do_resize": True,
-            "do_normalize": True,
-            "do_rescale": True,
-            "size": {"height": size, "width": size},
-            "image_mean": mean if isinstance(mean, list) else [mean] * channels,
-            "image_std": std if isinstance(std, list) else [std] * channels,
-        }
-        (folder / "processor" / PROCESSOR).write_text(json.dumps(config, indent=1))
-        return super().write(folder, spec, where=where, cache_dir=cache_dir)
+        for name, content in how.files.items():
+            (folder / "processor" / name).write_bytes(content)
+        kind, counts = copy.copy(self), Counter[str]()
+        kind.counts = counts
+        prepared = super(ImageClassification, kind).write(folder, spec, where=where, cache_dir=cache_dir)
+        return replace(prepared, notes=(*prepared.notes, *_unusual(counts)))
+
+
+def _unusual(counts: Counter[str]) -> Iterator[str]:
+    """Yields what people should know of images that are not read as they may expect."""
+    for name, what in (
+        ("transparent", "with transparent parts, which lie over white here; a pipeline of transformers drops alpha"),
+        ("animated", "with several frames or pages, of which the first one is read"),
+        ("coloured", "in colour, which are read as grey (mode L)"),
+    ):
+        if number := counts[name]:
+            yield f"{number:,} {'image' if number == 1 else 'images'} {what}"
 
 
 def images_of(spec: DataSpec) -> MatchedFiles | None:
@@ -219,29 +296,3 @@ def _row(files: MatchedFiles, name: str, *, held_out: bool) -> Row:
     path = files.path(name)
     content = {"image": path, "label": Path(path).parent.name}
     return Row(file=path, number=1, value=content, content=content, held_out=held_out)
-
-
-def _one(values: Any) -> Any:
-    """One number for all channels where they have the same."""
-    return values[0] if isinstance(values, list) and len(set(values)) == 1 else values
-
-
-def _read_processor(name: str) -> dict[str, Any]:
-    """The size and the normalisation in the preprocessor_config.json of a folder, or of a model on the hub."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        file = Path(name) / PROCESSOR if Path(name).is_dir() else Path(hf_hub_download(name, PROCESSOR))
-        config = json.loads(file.read_text(encoding="utf-8"))
-        size = config["crop_size"] if config.get("do_center_crop") else config["size"]
-        pixels = size if isinstance(size, int) else size.get("height") or size["shortest_edge"]
-        mean, std = (config["image_mean"], config["image_std"]) if config.get("do_normalize", True) else (0.0, 1.0)
-        is_grey = isinstance(config["image_mean"], list) and len(config["image_mean"]) == 1
-        mode = {"mode": "L"} if is_grey else {}
-        return {"image_size": int(pixels), "mean": _one(mean), "std": _one(std), **mode}
-    except (OSError, ValueError, KeyError, HfHubHTTPError, HFValidationError) as error:
-        raise ValueError(
-            f"processor {name!r} cannot be read: {' '.join(str(error).split())}. To fix: give a folder with "
-            f"{PROCESSOR}, or a hub name; or give image_size, mean and std"
-        ) from error

@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 
+from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.model_facts import check_attention, why_no_attention
-from ringmaster.techniques.models.architectures import known_architectures
+from ringmaster.techniques.models.architectures import fresh_config, known_architectures
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
@@ -89,6 +90,40 @@ def test_what_the_config_leaves_open_is_the_datas():
     assert build_model(configured(LLAMA, vocab_size=100), data=TOKENS, seed=0).config.vocab_size == 100
 
 
+CLIP = ModelSpec(
+    architecture="CLIPForImageClassification",
+    config={
+        "vision_config": {"patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "text_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    },
+)
+CONVNEXT = ModelSpec(
+    architecture="ConvNextForImageClassification",
+    config={"num_stages": 2, "hidden_sizes": [4, 8], "depths": [1, 1], "image_size": 32},
+)
+
+
+WIDE = dataclasses.replace(
+    IMAGES, image_size=None, tensors=(SampleTensor(name="pixel_values", dtype="float32", shape=(1, 8, 16)),)
+)
+
+
+def test_a_part_for_images_gets_what_the_images_are():
+    vision = build_model(CLIP, data=IMAGES, seed=0).config.vision_config
+    assert (vision.image_size, vision.num_channels) == (8, 1)
+    hiera = fresh_config(ModelSpec(architecture="HieraForImageClassification", config={"patch_size": [2, 2]}), IMAGES)
+    assert list(hiera.image_size) == [8, 8]
+
+
+def test_models_that_take_images_of_any_size_get_them():
+    assert build_model(CONVNEXT, data=IMAGES, seed=0).config.image_size == 32
+    sizes = {"image_size": 28, "patch_size": 4, "num_channels": 1, "hidden_size": 16, "num_hidden_layers": 1}
+    dinov2 = configured(ModelSpec(architecture="Dinov2ForImageClassification"), num_attention_heads=2, **sizes)
+    model = build_model(dinov2, data=IMAGES, seed=0)
+    assert model.config.image_size == 28
+    assert model(pixel_values=torch.zeros(1, 1, 8, 8)).logits.shape == (1, 5)
+
+
 def test_special_tokens_outside_a_small_vocabulary_are_left_out():
     nameless = dataclasses.replace(TOKENS, end_of_text_id=None)
     config = build_model(configured(GPT2, pad_token_id=50256), data=nameless, seed=0).config
@@ -121,6 +156,14 @@ def test_positions_reach_as_far_as_the_samples():
         (configured(GPT2, n_positions=8), TOKENS, "has positions for 8 tokens, and words has 12.*lower data.seq_len"),
         (configured(VIT, num_labels=3), IMAGES, "num_labels 3, and shapes has 5"),
         (configured(VIT, image_size=16), IMAGES, "image_size 16, and shapes has 8"),
+        (configured(VIT, image_size=[16, 16]), IMAGES, "image_size 16, and shapes has 8"),
+        (configured(VIT, image_size=8), WIDE, "image_size 8, and shapes has 8 x 16"),
+        (
+            configured(CLIP, vision_config={**CLIP.config["vision_config"], "image_size": 16}),
+            IMAGES,
+            "vision_config.image_size 16, and shapes has 8.*data.kwargs.image_size",
+        ),
+        (configured(CLIP, vision_config={"num_channels": 3}), IMAGES, "vision_config.num_channels 3, and shapes has 1"),
         (configured(RESNET, num_channels=3), IMAGES, "num_channels 3, and shapes has 1"),
         (configured(VIT, patch_size=16), IMAGES, "patches of 16.*divisor of 8"),
         (dataclasses.replace(LLAMA, attention="fast"), TOKENS, "attention 'fast' is unknown.*auto, sdpa, flash, flex"),

@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 import transformers
+from PIL import Image
 from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -11,7 +12,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
-from tests.unit.models.conftest import FOUR, GPT2, LLAMA, TOKENS
+from tests.unit.models.conftest import FOUR, GPT2, LLAMA, TOKENS, VIT
 
 
 def trained(model):
@@ -68,6 +69,29 @@ def test_the_tokenizer_of_the_data_goes_with_the_model(tmp_path, spec):
     assert tokenizer.eos_token_id == data.end_of_text_id
     text = "a  word\tof  Unicode: żółć"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_image_processor_of_a_base_is_exported_as_it_is(tmp_path):
+    files = {
+        "preprocessor_config.json": '{"image_processor_type": "ViTImageProcessor", "size": 8, "resample": 3,\n"x": 1}',
+        "processor_config.json": '{"processor_class": "CLIPProcessor"}',
+    }
+    for name in "ab":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.effect_noise((12, 9), ord(name)).save(tmp_path / "images" / name / "0.png")
+    (tmp_path / "base").mkdir()
+    for name, content in files.items():
+        (tmp_path / "base" / name).write_text(content)
+    spec = DataSpec(
+        path=str(tmp_path / "images" / "**" / "*"),
+        kind="image-classification",
+        kwargs={"processor": str(tmp_path / "base")},
+        held_out=0,
+    )
+    data = prepare(spec, cache_dir=tmp_path / "c")
+    model = build_model(VIT, data=data, seed=0)
+    export_model(tmp_path / "m", spec=VIT, model=model, state=model.state_dict(), prepared=data, base="base")
+    assert {name: (tmp_path / "m" / name).read_text() for name in files} == files
 
 
 def test_a_classifier_whose_tokenizer_pads_nothing_is_exported_for_batches(tmp_path):
