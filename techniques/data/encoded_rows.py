@@ -45,7 +45,7 @@ PART_BYTES = 1 << 25
 SAMPLES, ROWS = "samples.arrow", "rows.arrow"
 MANIFEST = "rows.json"
 # Incremented whenever the same rows would be encoded or kept in another way than before.
-FORMAT = 4
+FORMAT = 5
 DAYS_KEPT = 14
 # Where a tokenizer was loaded from, in its tokenizer_config.json.
 PLACES = frozenset({"name_or_path", "is_local", "local_files_only"})

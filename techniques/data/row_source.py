@@ -101,7 +101,13 @@ class RowSamples:
                 prepared,
                 num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
                 num_left_out=sum(map(_num_left_out, selected)),
+                notes=(*prepared.notes, *self._notes_on_chats(selected)),
             )
+
+    def _notes_on_chats(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
+        if self._kind.reads_messages:
+            remarks = np.concatenate([each.column("remarks")[each.wanted] for each in parts])
+            yield from self._context.tokenizer.template.notes(remarks)
 
     def _with_tokenizer(self) -> SampleContext:
         """What samples are made with, apart from classes."""
@@ -186,6 +192,7 @@ class RowSamples:
         self._prefetch(by_role)
         made: list[Mapping[str, Any]] = []
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
+        remarks = np.zeros(len(rows), np.uint8)
         faults: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
         for place, values in enumerate(by_role):
@@ -198,15 +205,18 @@ class RowSamples:
                 raise
             except ValueError as error:
                 faults[place] = str(error)
+                context.take_remarks()
                 continue
             num_cut[place] = context.num_cut > num_cut_before
             has_sample[place] = True
+            remarks[place] = context.take_remarks()
         table, is_cut, is_learnt = self._table(made)
         has_sample[has_sample] = is_learnt
         num_cut[has_sample] += is_cut[is_learnt]
         num_classes = np.fromiter(map(len, numbers), np.int64, count=len(numbers))
         facts = {
             "num_cut": num_cut,
+            "remarks": remarks,
             "has_sample": has_sample.astype(np.uint8),
             "fault": arrow_files.texts_column(faults),
             "classes": arrow_files.column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),

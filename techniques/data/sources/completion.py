@@ -37,7 +37,7 @@ class CompletionOptions(DataOptions):
     retriever: Mapping[str, Any] | None = None
 
 
-class Completion(row_source.RowSource):
+class Completion(chat.ConversationSource):
     """The tokens of a prompt and of its completion. The prompt has no labels.
 
     Both are texts, encoded as one that ends with the end of text; or both are lists of messages, which the tokenizer's
@@ -48,10 +48,9 @@ class Completion(row_source.RowSource):
     name = "completion"
     options_class = CompletionOptions
     needs_tokenizer = True
-    reads_messages = True
     is_causal = True
     packs = True
-    version = 3
+    version = 4
 
     def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns both texts, also those of messages where a tokenizer is trained on them."""
@@ -94,7 +93,7 @@ class Completion(row_source.RowSource):
             )
         if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
             prompt, answer = (
-                chat.as_messages(row[key], roles=context.tokenizer.roles) for key in ("prompt", "completion")
+                chat.as_messages(row[key], roles=context.tokenizer.template.roles) for key in ("prompt", "completion")
             )
             return chat.answered_chat(
                 chat.with_system(prompt, row["system"]), answer, context, tools=chat.tools_of(row["tools"])
@@ -201,7 +200,7 @@ class PreferenceOptions(DataOptions):
     tools_column: str | None = column("tools", is_optional=True)
 
 
-class Preference(row_source.RowSource):
+class Preference(chat.ConversationSource):
     """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
 
     The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
@@ -211,9 +210,8 @@ class Preference(row_source.RowSource):
     name = "preference"
     options_class = PreferenceOptions
     needs_tokenizer = True
-    reads_messages = True
     is_causal = True
-    version = 3
+    version = 4
 
     def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
@@ -262,7 +260,7 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:
 
 
 def _conversation_pair(row: Mapping[str, Any], context: row_source.SampleContext) -> list[dict[str, list[int]]]:
-    roles = context.tokenizer.roles
+    roles = context.tokenizer.template.roles
     chosen, rejected = (chat.as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
     if row["prompt"] is None:
         prompt = chosen[: num_common(chosen, rejected)]
@@ -289,7 +287,7 @@ class PromptOptions(DataOptions):
     prompt_column: str | None = column("prompt", "messages", "question", "instruction")
 
 
-class Prompt(row_source.RowSource):
+class Prompt(chat.ConversationSource):
     """The tokens of a prompt, and its row. A prompt is a text, or a list of messages for the tokenizer's chat template.
 
     Messages are rendered up to where the assistant's answer begins. All other columns of a row are for the functions
@@ -299,9 +297,8 @@ class Prompt(row_source.RowSource):
     name = "prompt"
     options_class = PromptOptions
     needs_tokenizer = True
-    reads_messages = True
     copies_labels = False
-    version = 4
+    version = 5
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
 
@@ -327,7 +324,7 @@ class Prompt(row_source.RowSource):
             encoded = context.tokenizer.encode(prompt)
             tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
         else:
-            prompt = chat.messages_of(prompt, roles=context.tokenizer.roles)
+            prompt = chat.messages_of(prompt, roles=context.tokenizer.template.roles)
             tokens = context.tokenizer.prompt(prompt)
         if not tokens:
             raise ValueError("the prompt is empty. To fix: remove the row")
@@ -342,3 +339,11 @@ class Prompt(row_source.RowSource):
             "attention_mask": [1] * len(tokens),
             ROW: np.frombuffer(encoded_row, dtype=np.uint8),
         }
+
+    def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
+        """Returns what `apply_chat_template` gives for a prompt of messages; None for a text."""
+        if isinstance(row[PROMPT], str):
+            return None
+        messages = chat.messages_of(row[PROMPT], roles=context.tokenizer.template.roles)
+        result = context.tokenizer.by_library(messages, add_generation_prompt=True)
+        return None if result is None else {"input_ids": result[0]}
