@@ -10,6 +10,7 @@ from string import Formatter
 from typing import Any, ClassVar, Self
 
 from ringmaster.techniques.data.arrow_files import POSITIONS
+from ringmaster.techniques.data.chat_template import Remark
 from ringmaster.techniques.data.class_labels import ClassLabels, as_list
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.row_files import read_rows
@@ -255,6 +256,13 @@ class SampleContext:
     def num_written(self) -> int:
         """How many texts with special tokens that are plain text the tokenizer has encoded so far."""
         return 0 if self._tokenizer is None else self._tokenizer.num_written
+
+    def take_remarks(self) -> int:
+        """Returns what is to be said of the conversations that the tokenizer has encoded since the last call."""
+        if self._tokenizer is None:
+            return 0
+        result, self._tokenizer.remarks = self._tokenizer.remarks, Remark(0)
+        return int(result)
 
 
 class RowKind(StoredSource):

@@ -120,8 +120,13 @@ class RowSamples:
                 prepared,
                 num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
                 num_left_out=sum(map(_num_left_out, selected)),
-                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected)),
+                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected), *self._notes_on_chats(selected)),
             )
+
+    def _notes_on_chats(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
+        if self._kind.reads_messages:
+            remarks = np.concatenate([each.column("remarks")[each.wanted] for each in parts])
+            yield from self._context.tokenizer.template.notes(remarks)
 
     def _with_tokenizer(self) -> SampleContext:
         """What samples are made with, apart from classes."""
@@ -220,6 +225,7 @@ class RowSamples:
         compared = set(sample_checks.compared_places(len(rows), num_before=num_before))
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
         is_written = np.zeros(len(rows), np.uint8)
+        remarks = np.zeros(len(rows), np.uint8)
         faults: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
         for place, values in enumerate(by_role):
@@ -235,10 +241,12 @@ class RowSamples:
                 raise
             except ValueError as error:
                 faults[place] = str(error)
+                context.take_remarks()
                 continue
             num_cut[place] = context.num_cut > num_cut_before
             is_written[place] = context.num_written > num_written_before
             has_sample[place] = True
+            remarks[place] = context.take_remarks()
         table, is_cut, is_learnt = self._table(made)
         content = self._content_facts(table, [by_role[place] for place in np.flatnonzero(has_sample)], has_sample)
         has_sample[has_sample] = is_learnt
@@ -247,6 +255,7 @@ class RowSamples:
         facts = {
             "num_cut": num_cut,
             encoded_rows.WRITTEN: is_written,
+            "remarks": remarks,
             "has_sample": has_sample.astype(np.uint8),
             **content,
             "fault": arrow_files.texts_column(faults),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress, pairwise, takewhile
@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.errors import DataError
+from ringmaster.techniques.data.chat_template import ANSWER, ChatTemplate, Message, Remark
 from ringmaster.techniques.data.special_tokens import LayoutPart, ids_of, kept_of, layout_of, own_texts
 from ringmaster.techniques.data.text_encoder import TextEncoder, puts_no_space
-from ringmaster.techniques.models.model_folders import read_json
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -33,15 +32,7 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """The chat template that a tokenizer trained on the data gets (OpenAI's ChatML)."""
-TURN_START, TURN_END = CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
-
-# Comparisons of a role with names, such as `message['role'] == 'tool'` and `message.role in ["tool", "ipython"]`.
-_ROLE_TESTS = re.compile(r"""role['"]?\]?\s*(?:[!=]=\s*(['"][\w-]+['"])|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])""")
-_MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-CALLS = "tool_calls"
-
-Message = Mapping[str, Any]
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +66,8 @@ class RowTokenizer:
         special_token_ids: all special tokens, that of unknown text included.
         num_cut: how often `with_special` has cut a text or a pair.
         num_written: how many texts `encode` was called with that have special tokens, which are plain text there.
+        template: the chat template.
+        remarks: what is to be said of the conversations since it was set to 0.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +78,7 @@ class RowTokenizer:
         self.rule = None if self.encoder.words is None else self.encoder.words.rule
         self._rendered_encoder = RenderedEncoder(self._tokenizer, self.encoder)
         self._known: dict[str, list[int]] = {}
-        self._special_tokens: dict[str, Any] = dict(self._tokenizer.special_tokens_map)  # as chat templates read them
+        self.template = ChatTemplate(self._tokenizer)
         added = self._tokenizer.added_tokens_decoder
         self.vocab_size = max(len(self._tokenizer), 1 + max(added, default=-1))  # there may be holes
         self.end_id: int | None = self._tokenizer.eos_token_id
@@ -96,15 +89,7 @@ class RowTokenizer:
         special = {number for number, token in added.items() if token.special}
         self.special_token_ids = frozenset(special.union(self._tokenizer.all_special_ids))
         self.num_cut = self.num_written = 0
-
-    @cached_property
-    def roles(self) -> frozenset[str]:
-        """The roles of messages that the chat template tells apart by name."""
-        template = self._tokenizer.chat_template or ""
-        text = " ".join(template.values()) if isinstance(template, dict) else template
-        return frozenset(
-            name for result in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(result))
-        )
+        self.remarks = Remark(0)
 
     @cached_property
     def start_ids(self) -> list[int]:
@@ -236,17 +221,18 @@ class RowTokenizer:
 
         The assistant's parts are those between {% generation %} and {% endgeneration %} of the template, as in TRL. In
         a template without these, such a part begins after the generation prompt, and ends with what is rendered for the
-        message. They are found in the rendered text, so the tokens are those of the whole conversation.
+        message. They are found in the rendered text, so the tokens are those of the whole conversation. Special tokens
+        that are written in a message are special, as in `apply_chat_template`.
 
-        Raises ValueError where there is no template, where it refuses the messages, or where the assistant's parts
-        cannot be told apart.
+        Raises ValueError where there is no template, where it refuses the messages or leaves a part of them out, or
+        where the assistant's parts cannot be told apart.
         """
-        text, written = self._rendered(messages, tools=tools, finds_answers=True)
-        self._check_is_rendered(text, messages, tools)
-        answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        answers = [turn for turn, message in enumerate(messages) if message["role"] == ANSWER]
         is_learnt = [messages[turn].get("weight") != 0 for turn in answers]
+        learnt = [*compress(answers, is_learnt)]
+        text, written = self._checked(messages, tools, learnt=learnt, finds_answers=True)
         if written is None:
-            written = [self._span(messages, turn, text, tools) for turn in compress(answers, is_learnt)]
+            written = [self._span(messages, turn, text, tools) for turn in learnt]
         elif not all(is_learnt):
             if len(written) != len(answers):
                 raise ValueError(
@@ -256,33 +242,60 @@ class RowTokenizer:
             written = [*compress(written, is_learnt)]
         return self._rendered_encoder(text, written)
 
-    def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
-        """Returns the tokens of a conversation up to where the assistant's answer begins."""
-        text, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
-        self._check_is_rendered(text, messages, tools, add_generation_prompt=True)
+    def answered(self, prompt: Sequence[Message], answer: Sequence[Message], *, tools: Any = None) -> list[int]:
+        """Returns the tokens of a prompt with the messages that answer it, of which the latter are learnt."""
+        messages = [*prompt, *answer]
+        text, _ = self._checked(messages, tools, learnt=range(len(prompt), len(messages)))
         tokens: list[int] = self._rendered_encoder(text, [])[0].tolist()
         return tokens
 
-    def _check_is_rendered(
-        self, text: str, messages: Sequence[Message], tools: Any, *, add_generation_prompt: bool = False
-    ) -> None:
-        """Raises ValueError where the chat template ignores tools, or tool calls."""
-        cases: list[tuple[str, Sequence[Message], Any]] = [("tools", messages, None)] if tools else []
-        if any(each.get(CALLS) for each in messages):
-            without = [
-                {"content": "", **{key: item for key, item in each.items() if key != CALLS}} for each in messages
-            ]
-            cases.append((CALLS, without, tools))
-        for what, others, their_tools in cases:
-            try:
-                rendered, _ = self._rendered(others, tools=their_tools, add_generation_prompt=add_generation_prompt)
-            except ValueError:  # the template needs them
-                continue
-            if rendered == text:
-                raise ValueError(
-                    f"the chat template ignores {what}. To fix: set data.tokenizer to one whose template renders them, "
-                    "or remove them"
-                )
+    def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
+        """Returns the tokens of a conversation up to where the assistant's answer begins."""
+        text, _ = self._checked(messages, tools, learnt=(), add_generation_prompt=True)
+        tokens: list[int] = self._rendered_encoder(text, [])[0].tolist()
+        return tokens
+
+    def by_library(
+        self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> tuple[list[int], list[bool] | None] | None:
+        """Returns the tokens of a conversation by transformers' `apply_chat_template`, and its mask of answers.
+
+        The mask is None where the template marks no answers. Returns None where the call refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            result = self._tokenizer.apply_chat_template(
+                list(self.template.with_calls(messages)),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=(marks := self.template.marks_answers(tools)),
+            )
+        except (TemplateError, TypeError):  # it leaves keys without values out, which some templates need
+            return None
+        return result["input_ids"], [bool(mark) for mark in result["assistant_masks"]] if marks else None
+
+    def _checked(
+        self,
+        messages: Sequence[Message],
+        tools: Any,
+        *,
+        learnt: Collection[int],
+        add_generation_prompt: bool = False,
+        finds_answers: bool = False,
+    ) -> tuple[str, list[range] | None]:
+        """What the template renders, see `ChatTemplate.rendered`, where nothing is left out that must not be."""
+        text, written = self.template.rendered(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, finds_answers=finds_answers
+        )
+        is_shortened = self.template.check(
+            text, messages, tools, learnt=learnt, add_generation_prompt=add_generation_prompt
+        )
+        self.remarks |= Remark.RENDERED | (Remark.SHORTENED if is_shortened else 0)
+        self.remarks |= Remark.SPECIAL if self.template.has_special(messages) else 0
+        return text, written
 
     def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> range:
         """The characters of the assistant's part of a message, by rendering the conversation up to it."""
@@ -290,10 +303,10 @@ class RowTokenizer:
         if turn == 0:
             first = self._end_of_header(messages, text, tools)
         else:
-            before, _ = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
+            before, _ = self.template.rendered(messages[:turn], tools=tools, add_generation_prompt=True)
             first = len(before) if text.startswith(before) else None
         is_last = turn + 1 == len(messages)
-        upto = text if is_last else self._rendered(messages[: turn + 1], tools=tools)[0]
+        upto = text if is_last else self.template.rendered(messages[: turn + 1], tools=tools)[0]
         if first is None or not text.startswith(upto) or len(upto) < first:
             raise ValueError(
                 f"message {turn + 1} is rendered in another way by the chat template where other messages follow it, "
@@ -304,54 +317,9 @@ class RowTokenizer:
 
     def _end_of_header(self, messages: Sequence[Message], text: str, tools: Any) -> int | None:
         """Where the first message begins behind what the template begins an answer with; None where that is unknown."""
-        prompt, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        prompt, _ = self.template.rendered(messages, tools=tools, add_generation_prompt=True)
         header = prompt.removeprefix(text)
         return text.index(header) + len(header) if header != prompt and header and header in text else None
-
-    def _rendered(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Any = None,
-        add_generation_prompt: bool = False,
-        finds_answers: bool = False,
-    ) -> tuple[str, list[range] | None]:
-        """A conversation as text; with `finds_answers` also the parts that the template marks as the assistant's.
-
-        These are None where the template marks nothing at all.
-        """
-        from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        if self._tokenizer.chat_template is None:
-            raise DataError(
-                "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
-                "instruction-tuned model"
-            )
-        template = self._tokenizer.get_chat_template(None, tools)
-        finds_answers = finds_answers and _MARKS_ANSWERS.search(template) is not None
-        try:
-            rendered, result = render_jinja_template(
-                conversations=[list(messages)],
-                tools=tools,
-                chat_template=template,
-                return_assistant_tokens_mask=finds_answers,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
-        except (TemplateError, TypeError) as error:  # such as a content that is a list, where a text is expected
-            raise ValueError(
-                f"the chat template refuses the messages: {error}. To fix: correct the messages"
-            ) from error
-        if not finds_answers:
-            return rendered[0], None
-        spans = [range(first, end) for first, end in result[0] if first < end]
-        if not spans:
-            raise ValueError(
-                "the chat template marks nothing of the messages as the assistant's, so there is nothing to learn. "
-                "To fix: remove the row, or correct its {% generation %}"
-            )
-        return rendered[0], spans
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return [ids.tolist() for ids in self.encoder(texts)]
@@ -385,18 +353,6 @@ def complete_tokenizer(folder: Path, *, has_padding: bool, has_chat_template: bo
         tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
         tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(str(folder))
-
-
-def turn_end_of(folder: Path) -> int | None:
-    """Returns the token that ends a turn by ChatML, if the chat template of the tokenizer in `folder` writes it.
-
-    Only files are read, as a tokenizer takes long to load.
-    """
-    template, settings = folder / "chat_template.jinja", read_json(folder / "tokenizer_config.json")
-    if TURN_END not in (template.read_text() if template.is_file() else str(settings.get("chat_template"))):
-        return None
-    added = read_json(folder / "tokenizer.json").get("added_tokens") or ()
-    return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)
 
 
 TokenIds = NDArray[np.int64]

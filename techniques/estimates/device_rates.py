@@ -423,11 +423,13 @@ def segment_costs(
     step_s: float,
     forward_share: float,
     disk: DiskRates,
+    generating_s: float = 0.0,
 ) -> dict[str, float]:
     """Returns the predicted seconds of a job beside its steps under an option, by the names of a `Candidate`'s fields.
 
     step_s: predicted seconds of a step; 0 where they are unknown.
     forward_share: the part of a step that a batch of an evaluation takes.
+    generating_s: the seconds in which the model writes to such a batch, for metrics that read it.
     """
     trained = facts.num_updated * WEIGHT_BYTES
     weights = trained if job.adapter is not None else facts.parameter_bytes
@@ -440,7 +442,7 @@ def segment_costs(
         "save_s": disk.fixed_s + writing_s,
         # A background save of a CPU slot takes time of the cores that train.
         "stall_s": state / disk.copy_bytes_per_s + writing_s / 2,
-        "evaluate_s": num_batches * forward_share * step_s,
+        "evaluate_s": num_batches * (forward_share * step_s + generating_s),
         "export_s": EXPORT_S + state / disk.read_bytes_per_s + weights / disk.write_bytes_per_s,
     }
 

@@ -34,12 +34,13 @@ from torch import nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques import registry
-from ringmaster.techniques.data import Dataset, Indices, PreparedData, sampler_of, width_of
+from ringmaster.techniques.data import Dataset, Indices, PreparedData, fetch, sampler_of, width_of
 from ringmaster.techniques.data.samples import PaddedDataset
 from ringmaster.techniques.estimates.device_rates import in_children, measured_once
 from ringmaster.techniques.estimates.layer_times import fill_at_random, kind_of
 from ringmaster.techniques.estimates.rank_memory import on_gradient
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
+from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton
@@ -50,6 +51,7 @@ from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.batch_loader import BatchRequest
+from ringmaster.techniques.training.generation import num_expected
 
 VERSION = 3
 MOST_SLOTS = 8  # slots that are measured at the same time
@@ -61,6 +63,7 @@ SLOW_S = 2.0  # of a size's rounds, after which no further one is begun
 # is left to a trial or a segment, which are watched.
 TIMEOUTS_S = {"cpu": 10.0, "gpu": 60.0}
 SAMPLED_ROWS, SAMPLED_BATCHES = 4096, 64  # whose widths are averaged
+WRITTEN_BATCHES = 8  # whose answers are read
 MOST_SAMPLES = 1 << 20  # of which an order is drawn
 
 
@@ -85,6 +88,14 @@ class StepTimes:
     host_s: float = 0.0
     load_s: float = 0.0
 
+    def generating_s(self, *, num_rows: int, num_tokens: float, width: float | None) -> float:
+        """Returns the seconds in which a micro-batch of rows writes tokens, each by a forward of one token a row.
+
+        width: of the rows of which the times are.
+        """
+        token_s = max(self.launch_s, self.host_s) + num_rows * self.row_s / (width or 1.0)
+        return num_tokens * self.forward_share * token_s
+
     def with_extra_forward(self, size: float) -> StepTimes:
         """Returns the times with a forward of another model beside each row; `size` in sizes of the job's model."""
         return replace(self, row_s=self.row_s * (1 + size * self.forward_share))
@@ -92,17 +103,25 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """The mean widths, in tokens, to which global batches are padded; None where samples are not padded."""
+    """The mean widths, in tokens, to which global batches are padded; None where samples are not padded.
+
+    written: the mean number of tokens that a trained model writes to a held-out batch, for metrics that read them; None
+        where none does.
+    """
 
     training: float | None = None
     held_out: float | None = None
+    written: float | None = None
 
 
 def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
     """Returns the mean widths of global batches, as the job draws them from its samples."""
-    if job.data.padding != trainers.LONGEST or job.compile:
-        return Widths()
     size = job.global_batch_size
+    last = min(len(held_out), job.evaluation.max_batches * size)
+    kept = [range(first, min(first + size, last)) for first in range(0, last, size)]
+    written = _mean_written(job, held_out, kept[:WRITTEN_BATCHES])
+    if job.data.padding != trainers.LONGEST or job.compile:
+        return Widths(written=written)
     num_batches = min(max(SAMPLED_ROWS // size, 1), SAMPLED_BATCHES)
     drawn: list[Any] = []
     if len(training) <= MOST_SAMPLES:
@@ -111,9 +130,17 @@ def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
     else:
         draws = torch.randint(len(training), (num_batches, size), generator=torch.Generator().manual_seed(job.seed))
         drawn = list(draws.numpy())
-    last = min(len(held_out), job.evaluation.max_batches * size)
-    kept = [range(first, min(first + size, last)) for first in range(0, last, size)][:num_batches]
-    return Widths(training=_mean_width(training, drawn), held_out=_mean_width(held_out, kept))
+    return Widths(
+        training=_mean_width(training, drawn), held_out=_mean_width(held_out, kept[:num_batches]), written=written
+    )
+
+
+def _mean_written(job: Job, held_out: Dataset, batches: Sequence[Any]) -> float | None:
+    if why_generating(job.evaluation.metrics) is None or not batches:
+        return None
+    rows = [fetch(held_out, list(batch)) for batch in batches]
+    most = job.evaluation.max_new_tokens
+    return fmean(num_expected(row["labels"], most) if "labels" in row else most for row in rows)
 
 
 def _mean_width(dataset: Dataset, batches: Sequence[Any]) -> float | None:

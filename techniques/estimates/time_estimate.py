@@ -29,7 +29,6 @@ from ringmaster.techniques.estimates.memory import (
 )
 from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
-from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
@@ -358,7 +357,7 @@ class Estimator:
             forecast=forecast,
             step_s=step_s,
             launch_share=self._launch_share(step_s, num_ranks=num_ranks),
-            **self._other_seconds(technique, num_ranks=num_ranks, step_s=step_s),
+            **self._other_seconds(technique, config, num_ranks=num_ranks, step_s=step_s),
         )
 
     def _launch_share(self, step_s: float | None, *, num_ranks: int) -> float:
@@ -368,7 +367,9 @@ class Estimator:
         rows_s = self._job.global_batch_size / num_ranks * self._alone.row_s
         return max(1 - (rows_s + self._alone.update_s) / step_s, 0.0)
 
-    def _other_seconds(self, technique: Technique, *, num_ranks: int, step_s: float | None) -> dict[str, float]:
+    def _other_seconds(
+        self, technique: Technique, config: Config, *, num_ranks: int, step_s: float | None
+    ) -> dict[str, float]:
         """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""
         if isinstance(technique, BlackBox) or not self._order.slots:
             return {}
@@ -381,8 +382,20 @@ class Estimator:
             num_ranks=num_ranks,
             step_s=step_s or 0.0,
             forward_share=0.0 if alone is None else alone.forward_share * wider,
+            generating_s=self._generating_s(config, num_ranks=num_ranks),
             disk=disk_rates(Path(self._order.cache_dir)),
         )
+
+    def _generating_s(self, config: Config, *, num_ranks: int) -> float:
+        """The seconds in which a batch of an evaluation is written to, for metrics that read what a model writes."""
+        if self._alone is None or self._widths.written is None:
+            return 0.0
+        num_rows = -(-self._job.global_batch_size // num_ranks)
+        micro_batch = min(int(config.get("micro_batch", num_rows)), num_rows)
+        one_s = self._alone.generating_s(
+            num_rows=micro_batch, num_tokens=self._widths.written, width=self._widths.training or self._data.seq_len
+        )
+        return -(-num_rows // micro_batch) * one_s
 
     def _refusal(self, technique: Technique, shape: GangShape, config: Config, num_bytes: int) -> Refusal:
         reason = f"needs {num_bytes / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device"
@@ -423,8 +436,6 @@ class Estimator:
         """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
         if reward_names(self._job.loss, self._job.loss_options) or self._job.model.command is not None:
             return None  # most of a step is generation, or a command's own
-        if why_generating(self._job.evaluation.metrics) is not None:
-            return None  # how long its evaluation generates is measured in a trial
         alone = None
         if not self._is_large and not self._order.describe_data:
             alone = measured_step_times(

@@ -17,7 +17,7 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, publis
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
-from ringmaster.techniques.data.row_tokenizer import turn_end_of
+from ringmaster.techniques.data.chat_template import turn_end_of
 from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.loss import compares
@@ -61,8 +61,8 @@ def export_model(
 
     A model without a head keeps the modules of a Sentence-Transformers base: pooling and normalization.
 
-    How it generates is kept as well: its `generation_config`, with the token that ends a turn of a chat template of the
-    data's among those that end a text.
+    How it generates is kept as well: its `generation_config`, with the tokens that end an answer by a chat template of
+    the data's among those that end a text.
 
     model: the trained model. Only its configs are used; its weights are not read.
     state: full tensors under the model's own names, on any device.
@@ -168,11 +168,11 @@ def _save_generation(folder: Path, model: Any, prepared: PreparedData) -> None:
     if trained is None or not file.is_file():  # it does not generate
         return
     config = copy.deepcopy(trained)
-    of_turn = None if prepared.tokenizer_dir is None else turn_end_of(prepared.tokenizer_dir)
-    if of_turn is not None:
+    of_turn = () if prepared.tokenizer_dir is None else turn_end_of(prepared.tokenizer_dir).token_ids
+    if of_turn:
         named = config.eos_token_id
         ends = [] if named is None else list(named) if isinstance(named, (list, tuple)) else [named]
-        config.eos_token_id = list(dict.fromkeys([*ends, of_turn]))
+        config.eos_token_id = list(dict.fromkeys([*ends, *of_turn]))
     # Not `save_pretrained`, which refuses settings that many models of the hub have, such as a temperature for nothing.
     config.to_json_file(file)
 

@@ -20,20 +20,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
+from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd
 from ringmaster.techniques.data.sources.completion import PROMPT, ROW
 from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
+from ringmaster.techniques.metrics.token_sequences import answer_of
 from ringmaster.techniques.model_facts import num_positions
 
 WIDTH_MULTIPLE = 8
-TURN_END = "<|im_end|>"
-"""The token that ends a turn in the chat template ChatML, which is not always the tokenizer's end of text."""
-
 HELD_OUT = "held out"
 """In place of a step, for the random numbers of completions of held-out prompts."""
 
@@ -177,13 +182,12 @@ class AnswerWriter:
             mask = mask & (is_labelled.cumsum(-1) == 0)
             if bool((is_labelled.any(-1) & ~mask.any(-1)).any()):
                 raise ValueError(f"the samples have labels from their first token on, and no prompts. {PROMPTS_REMEDY}")
-        most = self._most_prompt_tokens(model)
+        longest = self._most_prompt_tokens(model)
         prompts = [
-            row[kept].tolist()[-most:] or [self.ends.pad_id] for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)
+            row[kept].tolist()[-longest:] or [self.ends.pad_id] for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)
         ]
-        greedy = Generation(
-            rewards=(), weights=(), num_generations=1, max_new_tokens=self.max_new_tokens, temperature=1.0
-        )
+        most = num_expected(labels, self.max_new_tokens) if self.ends.are_ignored else self.max_new_tokens
+        greedy = Generation(rewards=(), weights=(), num_generations=1, max_new_tokens=most, temperature=1.0)
         with self.autocast():
             groups = sample(
                 model, prompts, seeds=None, generation=greedy, ends=self.ends, device=self.device, beat=self.beat
@@ -201,6 +205,11 @@ class AnswerWriter:
                 "evaluation.max_new_tokens"
             )
         return has - self.max_new_tokens
+
+
+def num_expected(labels: Tensor, most: int) -> int:
+    """Returns how many tokens a trained model writes to rows together: those of the longest answer, at most `most`."""
+    return min(most, max((len(answer_of(row)) for row in labels.tolist()), default=0) or most)
 
 
 PROMPTS_REMEDY = "To fix: give data of kind completion, chat or seq2seq without packing, or name other metrics"
@@ -267,13 +276,18 @@ def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def end_tokens_of(tokenizer: Any, model: nn.Module) -> EndTokens:
-    """Returns how completions end: by the end of text of the tokenizer, if any, or of the model, or of a turn."""
+    """Returns how completions end: by the end of text of the tokenizer, if any, or of the model, or of an answer.
+
+    The latter is what the tokenizer's chat template writes behind an answer, which is not always its end of text.
+    """
     named: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
     of_model = list(named) if isinstance(named, (list, tuple)) else [named]
-    of_turn = tokenizer and tokenizer.get_vocab().get(TURN_END)
-    known = [token for token in (tokenizer and tokenizer.eos_token_id, *of_model, of_turn) if token is not None]
+    of_turn = TurnEnd() if tokenizer is None else ChatTemplate(tokenizer).turn_end
+    of_text = tokenizer and tokenizer.eos_token_id
+    known = [token for token in (of_text, *of_model, *of_turn.token_ids) if token is not None]
     pad = next((token for token in (tokenizer and tokenizer.pad_token_id, *known) if token is not None), 0)
-    return EndTokens(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad))
+    text = EndText(tokenizer, of_turn) if of_turn.text and of_turn.prompt_end else None
+    return EndTokens(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad), text=text)
 
 
 def _sequences(tokens: Sequence[list[int]], written: Sequence[Sequence[list[int]]], *, pad_id: int) -> Batch:
@@ -296,13 +310,49 @@ class EndTokens:
 
     token_ids: a completion ends with the first of them.
     pad_id: fills up shorter completions.
+    text: a text that ends the answers of conversations, if any.
     are_ignored: whether completions have the greatest length whatever they contain, as in trials, whose speed and
-        memory must not be underestimated.
+        memory must not be underestimated. Answers to held-out prompts then have the length of the true ones, as the
+        model is not trained.
     """
 
     token_ids: tuple[int, ...]
     pad_id: int
+    text: EndText | None = None
     are_ignored: bool = False
+
+
+class EndText:
+    """A text that ends answers where a chat template writes no token for that."""
+
+    def __init__(self, tokenizer: Any, end: TurnEnd) -> None:
+        self._tokenizer, self._prompt_end = tokenizer, list(end.prompt_end)
+        # As the tokenizer writes a text that it has read.
+        self._text = self._decoded(tokenizer(end.text, add_special_tokens=False)["input_ids"])
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)).strip()
+
+    def suits(self, prompt: Sequence[int]) -> bool:
+        """Returns whether a prompt ends as those of conversations do."""
+        return list(prompt[-len(self._prompt_end) :]) == self._prompt_end
+
+    def is_in(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the last of some tokens have the text."""
+        return self._text in self._decoded(tokens[-4 * len(self._text) :])  # a character has at most four tokens
+
+
+class _TextCriteria(StoppingCriteria):  # type: ignore[misc]
+    """Ends completions at texts. texts: of each sequence, if any. width: of the prompts."""
+
+    def __init__(self, texts: Sequence[EndText | None], width: int) -> None:
+        self._texts, self._width = texts, width
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Returns which sequences are complete, [sequences]."""
+        rows = zip(input_ids[:, self._width :].tolist(), self._texts, strict=True)
+        are_complete = [text is not None and text.is_in(row) for row, text in rows]
+        return torch.tensor(are_complete, device=input_ids.device)
 
 
 @torch.no_grad()
@@ -347,6 +397,9 @@ def sample(
         config.decoder_start_token_id = next((first for first in firsts if first is not None), None)
         config.forced_bos_token_id = settings[0].forced_bos_token_id
         width = 1  # the decoder's first token
+    text = None if ends.are_ignored else ends.text
+    by_text = [text if text is not None and text.suits(prompt) else None for prompt in prompts for _ in range(number)]
+    criteria = [_TextCriteria(by_text, width)] if any(by_text) else []
     was_training = model.training
     model.eval()
     with _without_defaults(model):
@@ -355,11 +408,13 @@ def sample(
             attention_mask=mask.repeat_interleave(number, 0).to(device),
             generation_config=config,
             logits_processor=LogitsProcessorList([noise]),
+            stopping_criteria=StoppingCriteriaList(criteria),
         )
     model.train(was_training)
     rows = []
-    for row in written[:, width:].tolist():
-        last = next((place for place, token in enumerate(row) if token in ended), len(row) - 1)
+    for row, own in zip(written[:, width:].tolist(), by_text, strict=True):
+        is_end = (token in ended or (own is not None and own.is_in(row[: i + 1])) for i, token in enumerate(row))
+        last = next((place for place, ends_here in enumerate(is_end) if ends_here), len(row) - 1)
         rows.append(row[: last + 1])
     return [rows[first : first + number] for first in range(0, len(rows), number)]
 

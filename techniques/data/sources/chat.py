@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.row_tokenizer import CALLS, Message
-from ringmaster.techniques.data_source import DataOptions, column
+from ringmaster.techniques.data.chat_template import ARGUMENTS, CALLS, CONTENT, Message
+from ringmaster.techniques.data.row_files import format_of
+from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
+from ringmaster.techniques.data_source import DataOptions, Row, column
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
 CALL = "function_call"
@@ -27,7 +29,9 @@ ROLES = {
 WEIGHT = "weight"
 WEIGHTS = (WEIGHT, "train")
 """The keys of messages by which OpenAI, Mistral (weight) and Axolotl (train) leave answers out of what is learnt."""
-TEXT_PARTS = (None, "text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text")
+OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "tools"})
+"""The roles of columns with messages, and with the tools that these call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,34 @@ class ChatOptions(DataOptions):
     system_column: str | None = column("system", is_optional=True)
 
 
-class Chat(RowSource):
+class ConversationSource(RowSource):
+    """A kind of data whose rows may have lists of messages, and tools."""
+
+    reads_messages = True
+
+    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
+        """Returns the values by role; without the nulls that tables fill objects up with."""
+        result = super().values(row, columns, spec=spec)
+        if spec.path is not None and format_of(row.file, spec.format) != "parquet":
+            return result
+        return result | {role: without_nulls(result[role]) for role in OF_MESSAGES & result.keys()}
+
+
+def without_nulls(value: Any) -> Any:
+    """Returns a value of an Arrow table without nulls in its objects, which lack these keys, at any depth.
+
+    All objects of a column have all keys. Lists keep their nulls, and maps, which are lists of pairs, become objects.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(each, tuple) for each in value):
+        return {key: without_nulls(item) for key, item in value}
+    return [without_nulls(each) for each in value]
+
+
+class Chat(ConversationSource):
     """The tokens of a conversation, rendered by the tokenizer's chat template, with labels for the assistant's.
 
     Messages are {"role": ..., "content": ...}, or {"from": ..., "value": ...} as in ShareGPT's files. Those of the
@@ -50,11 +81,10 @@ class Chat(RowSource):
     name = "chat"
     options_class = ChatOptions
     needs_tokenizer = True
-    reads_messages = True
     encodes_texts = False  # but the conversation that a template makes of them
     is_causal = True
     packs = True
-    version = 3
+    version = 4
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the contents of the messages."""
@@ -63,13 +93,47 @@ class Chat(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those that the assistant wrote."""
-        messages = with_system(messages_of(row["messages"], roles=context.tokenizer.roles), row["system"])
+        messages = with_system(messages_of(row["messages"], roles=context.tokenizer.template.roles), row["system"])
         weights = [message.get(WEIGHT) for message in messages if message["role"] == "assistant"]
         if all(weight == 0 for weight in weights):
             what = "all messages of the assistant's have weight 0" if weights else "no message is the assistant's"
             raise ValueError(f"{what}, so there is nothing to learn. To fix: remove the row")
         tokens, written = context.tokenizer.chat(messages, tools=tools_of(row["tools"]))
         return {"input_ids": tokens, "labels": np.where(written, tokens, IGNORED)}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns what `apply_chat_template` gives, with labels where the template marks answers; see `RowKind`."""
+        messages = with_system(messages_of(row["messages"], roles=context.tokenizer.template.roles), row["system"])
+        return chat_reference(messages, context, tools=tools_of(row["tools"]))
+
+
+def chat_reference(
+    messages: Sequence[Message], context: SampleContext, *, answer: Sequence[Message] = (), tools: Any = None
+) -> dict[str, list[int]] | None:
+    """Returns the tokens that `apply_chat_template` of transformers gives for a conversation, and labels.
+
+    Labels are those of the answer or, without one, of what the template marks as the assistant's; there are none where
+    it marks nothing, or where some messages are not learnt. Returns None where it refuses the messages, as it leaves
+    contents without a value out, which some templates need.
+
+    messages: as of `messages_of`. answer: the messages that follow them and are learnt.
+    """
+    library = context.tokenizer.by_library
+    whole = library([*messages, *answer], tools=tools)
+    if whole is None:
+        return None
+    tokens, marks = whole
+    if answer:
+        before = library(messages, tools=tools, add_generation_prompt=True)
+        if before is None:
+            return None
+        marks = [False] * len(before[0]) + [True] * (len(tokens) - len(before[0]))
+    if marks is None or any(message.get(WEIGHT) == 0 for message in (*messages, *answer) if not answer):
+        return {"input_ids": tokens}
+    return {
+        "input_ids": tokens,
+        "labels": [token if mark else IGNORED for token, mark in zip(tokens, marks, strict=True)],
+    }
 
 
 def messages_of(value: Any, *, roles: Collection[str] = ()) -> list[Message]:
@@ -95,7 +159,8 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
     if not isinstance(given, Mapping):
         raise ValueError(f"message {number} has no role. To fix: give {{role: user, content: ...}}")
     if is_share_gpt := "from" in given and "value" in given:
-        given = {"role": given["from"], "content": given["value"], **{key: given.get(key) for key in WEIGHTS}}
+        others = {key: value for key, value in given.items() if key not in ("from", "value")}
+        given = {**others, "role": given["from"], CONTENT: given["value"]}
     # Tables fill up keys that other messages have with null.
     message = {key: value for key, value in given.items() if value is not None}
     name = message.get("role")
@@ -112,6 +177,8 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
         message[CALLS] = tools_of(message[CALLS], what=f"message {number}: tool_calls") or []
     if CALL in message and CALLS not in message:
         message[CALLS] = [{"type": "function", "function": call} for call in _calls(message.pop(CALL), number)]
+    if CALLS in message:
+        message[CALLS] = [_with_object(call, number) for call in message[CALLS]]
     _join_parts(message, number)
     return _weighted(message, number)
 
@@ -131,6 +198,29 @@ def _calls(value: Any, number: int) -> list[Any]:
     if not all(isinstance(call, Mapping) and "name" in call for call in calls):
         raise ValueError(f'message {number} is not a {CALL}. To fix: give JSON, {{"name": ..., "arguments": {{...}}}}')
     return calls
+
+
+def _with_object(call: Any, number: int) -> Mapping[str, Any]:
+    """A call of a function with its arguments as an object, of which OpenAI's format has the JSON."""
+    if isinstance(call, Mapping) and isinstance(inner := call.get("function"), Mapping):
+        return {**call, "function": _with_object(inner, number)}
+    if not isinstance(call, Mapping) or not call.get("name"):
+        raise ValueError(
+            f"message {number} has a tool call without the name of a function. To fix: give "
+            '{"function": {"name": ..., "arguments": {...}}}'
+        )
+    if ARGUMENTS not in call:
+        return call
+    arguments = call[ARGUMENTS]
+    if isinstance(arguments, str):
+        parsed = _parsed(arguments)
+        if isinstance(parsed, Mapping) or parsed is None:
+            return {**call, ARGUMENTS: parsed or {}}
+        raise ValueError(
+            f"message {number} calls {call['name']} with arguments that are no JSON object: {arguments[:40]!r}. To "
+            'fix: give an object, or its JSON, such as {"city": "Rome"}'
+        )
+    return {**call, ARGUMENTS: {}} if arguments in (None, []) else call
 
 
 def _join_parts(message: dict[str, Any], number: int) -> None:
@@ -155,9 +245,12 @@ def _join_parts(message: dict[str, Any], number: int) -> None:
 
 
 def _text_of_part(part: Any) -> str | None:
-    """The text of a part of a content; None where it is none."""
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") in TEXT_PARTS else part
-    return text if isinstance(text, str) else None
+    """The text of a part of a content; None where it is none, or has more than a text."""
+    if isinstance(part, Mapping):
+        has_text_alone = all(value is None for key, value in part.items() if key not in ("type", "text"))
+        is_text = part.get("type") in TEXT_PARTS or (part.get("type") is None and has_text_alone)
+        part = part.get("text") if is_text else None
+    return part if isinstance(part, str) else None
 
 
 def _weighted(message: dict[str, Any], number: int) -> Message:
@@ -187,7 +280,21 @@ def tools_of(value: Any, *, what: str = "tools") -> list[Mapping[str, Any]] | No
         raise ValueError(
             f"{what} are {str(value)[:30]!r}. To fix: give a list of functions as JSON objects, or leave it empty"
         )
-    return result or None
+    return [_with_schema(tool, what) for tool in result] if result else None
+
+
+def _with_schema(tool: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """A tool with its parameters as an object, of which some files have the JSON."""
+    if isinstance(inner := tool.get("function"), Mapping):
+        return {**tool, "function": _with_schema(inner, what)}
+    if not isinstance(parameters := tool.get("parameters"), str):
+        return tool
+    if not isinstance(parsed := _parsed(parameters), Mapping):
+        raise ValueError(
+            f"{what} have parameters that are no JSON object: {parameters[:40]!r}. To fix: give a JSON Schema, such as "
+            '{"type": "object", "properties": {...}}'
+        )
+    return {**tool, "parameters": parsed}
 
 
 def refuse_tools(row: Mapping[str, Any]) -> None:
@@ -227,7 +334,7 @@ def answered_chat(
             "an answer has a message of weight 0. To fix: move it into the prompt, or give conversations of kind chat"
         )
     before = context.tokenizer.prompt(prompt, tools=tools)
-    tokens = context.tokenizer.chat([*prompt, *answer], tools=tools)[0].tolist()
+    tokens = context.tokenizer.answered(prompt, answer, tools=tools)
     if tokens[: len(before)] != before:
         raise ValueError(
             "the chat template renders the prompt in another way where an answer follows it. To fix: give a template "

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmaster.techniques.data import row_source
+from ringmaster.techniques.data.chat_template import CALLS, Message
 from ringmaster.techniques.data.class_labels import are_pairs_equal
 from ringmaster.techniques.data.row_kind import MEDIA
-from ringmaster.techniques.data.row_tokenizer import CALLS, Message
 from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data_source import DataOptions, column
@@ -39,7 +39,7 @@ class CompletionOptions(DataOptions):
     retriever: Mapping[str, Any] | None = None
 
 
-class Completion(row_source.RowSource):
+class Completion(chat.ConversationSource):
     """The tokens of a prompt and of its completion. The prompt has no labels.
 
     Both are texts, encoded as one that ends with the end of text; or both are lists of messages, which the tokenizer's
@@ -62,7 +62,6 @@ class Completion(row_source.RowSource):
     }
     options_class = CompletionOptions
     needs_tokenizer = True
-    reads_messages = True
     is_causal = True
     packs = True
     version = 4
@@ -77,7 +76,8 @@ class Completion(row_source.RowSource):
     def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
         """Returns the tokens of the tokenizer's own call for prompt and completion as one text, as in TRL."""
         if isinstance(row["completion"], list):
-            return None  # see `Chat`
+            prompt, answer = _turns(row, "completion", context)
+            return chat.chat_reference(prompt, context, answer=answer, tools=chat.tools_of(row["tools"]))
         tokens = answered_by_library(_prompt_of(row), row["completion"], context)
         return None if tokens is None else {"input_ids": tokens}
 
@@ -184,7 +184,7 @@ def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext)
 
     Raises ValueError where the answer is empty, or an input would be left out.
     """
-    roles = context.tokenizer.roles
+    roles = context.tokenizer.template.roles
     answer = chat.as_messages(row[role], roles=roles)
     if row["input"] and not isinstance(row["prompt"], str):
         raise ValueError("an input stands beside a prompt of messages. To fix: put it into a message")
@@ -253,7 +253,7 @@ class PreferenceOptions(DataOptions):
     history_column: str | None = column("history", is_optional=True)
 
 
-class Preference(row_source.RowSource):
+class Preference(chat.ConversationSource):
     """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
 
     The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
@@ -272,7 +272,6 @@ class Preference(row_source.RowSource):
     }
     options_class = PreferenceOptions
     needs_tokenizer = True
-    reads_messages = True
     is_causal = True
     version = 4
 
@@ -304,7 +303,10 @@ class Preference(row_source.RowSource):
     def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
         """Returns the tokens of the tokenizer's own call for the prompt with each answer as one text, as in TRL."""
         if not isinstance(row["chosen"], str):
-            return None  # see `Chat`
+            pairs, tools = _pair_turns(row, context), chat.tools_of(row["tools"])
+            given = [chat.chat_reference(prompt, context, answer=answer, tools=tools) for prompt, answer in pairs]
+            samples = [each for each in given if each is not None]
+            return _alike(samples, context) if len(samples) == len(given) else None
         prompt, *answers = _prompt_and_answers(row)
         tokens = [answered_by_library(prompt, answer, context) for answer in answers]
         known = [each for each in tokens if each is not None]
@@ -338,16 +340,20 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:
 
 
 def _conversation_pair(row: Mapping[str, Any], context: row_source.SampleContext) -> list[dict[str, list[int]]]:
+    tools = chat.tools_of(row["tools"])
+    return [chat.answered_chat(prompt, answer, context, tools=tools) for prompt, answer in _pair_turns(row, context)]
+
+
+def _pair_turns(row: Mapping[str, Any], context: row_source.SampleContext) -> list[tuple[list[Message], list[Message]]]:
+    """The messages of the prompt and of the answer, for the chosen answer and for the rejected one."""
     if row["prompt"] is None:
-        roles = context.tokenizer.roles
+        roles = context.tokenizer.template.roles
         chosen, rejected = (chat.as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
         num_of_prompt = num_common(chosen, rejected)
         if not num_of_prompt:
             raise ValueError("the answers do not begin with a common prompt. To fix: add it, or set prompt_column")
         row = {**row, "prompt": chosen[:num_of_prompt]}
-    (prompt, chosen), (_, rejected) = (_turns(row, role, context) for role in ("chosen", "rejected"))
-    tools = chat.tools_of(row["tools"])
-    return [chat.answered_chat(prompt, answer, context, tools=tools) for answer in (chosen, rejected)]
+    return [_turns(row, role, context) for role in ("chosen", "rejected")]
 
 
 PROMPT = "prompt"
@@ -364,7 +370,7 @@ class PromptOptions(DataOptions):
     prompt_column: str | None = column("prompt", "messages", "question", "instruction")
 
 
-class Prompt(row_source.RowSource):
+class Prompt(chat.ConversationSource):
     """The tokens of a prompt, and its row. A prompt is a text, or a list of messages for the tokenizer's chat template.
 
     Messages are rendered up to where the assistant's answer begins. All other columns of a row are for the functions
@@ -374,9 +380,8 @@ class Prompt(row_source.RowSource):
     name = "prompt"
     options_class = PromptOptions
     needs_tokenizer = True
-    reads_messages = True
     copies_labels = False
-    version = 4
+    version = 5
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
 
@@ -402,7 +407,7 @@ class Prompt(row_source.RowSource):
             encoded = context.tokenizer.encode(prompt)
             tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
         else:
-            prompt = chat.messages_of(prompt, roles=context.tokenizer.roles)
+            prompt = chat.messages_of(prompt, roles=context.tokenizer.template.roles)
             tokens = context.tokenizer.prompt(prompt)
         if not tokens:
             raise ValueError("the prompt is empty. To fix: remove the row")
@@ -417,3 +422,11 @@ class Prompt(row_source.RowSource):
             "attention_mask": [1] * len(tokens),
             ROW: np.frombuffer(encoded_row, dtype=np.uint8),
         }
+
+    def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
+        """Returns what `apply_chat_template` gives for a prompt of messages; None for a text."""
+        if isinstance(row[PROMPT], str):
+            return None
+        messages = chat.messages_of(row[PROMPT], roles=context.tokenizer.template.roles)
+        result = context.tokenizer.by_library(messages, add_generation_prompt=True)
+        return None if result is None else {"input_ids": result[0]}

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.codec import to_json
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates import measured_steps as measuring
 from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
+from ringmaster.techniques.estimates.time_estimate import Estimator
 from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.batch_loader import BatchLoader
 from tests.integration.workbench import RESNET, write_prose
 
@@ -191,3 +195,49 @@ def test_widths_are_those_of_the_jobs_batches():
     assert mean_widths(replace(job, data=replace(job.data, padding="max_length")), uneven, uneven) == Widths()
     assert mean_widths(job, [0] * 8, [0]) == Widths()
     assert mean_widths(job, PaddedDataset([0] * 8, width=0), PaddedDataset([0] * 8, width=0)) == Widths()  # images
+
+
+def test_a_trained_model_writes_as_much_as_the_true_answers():
+    def row(*lengths):
+        return {"labels": torch.tensor([([-100] + [5] * length + [-100] * 9)[:10] for length in lengths])}
+
+    class Rows(list):
+        def __getitem__(self, index):
+            return {name: tensor[0] for name, tensor in row(super().__getitem__(index)).items()}
+
+    job = Job(name="a", model=DEEP, data=DataSpec(), global_batch_size=2, num_steps=1)
+    held_out = Rows([1, 3, 9, 2])
+    assert mean_widths(job, held_out, held_out).written is None
+    evaluation = replace(job.evaluation, metrics=("loss", "generated_exact_match"))
+    assert mean_widths(replace(job, evaluation=evaluation), held_out, held_out).written == (3 + 9) / 2
+    short = replace(job, evaluation=replace(evaluation, max_new_tokens=4))
+    assert mean_widths(short, held_out, held_out).written == (3 + 4) / 2
+
+
+def test_each_written_token_is_a_forward_of_one_token_a_row():
+    times = measuring.StepTimes(launch_s=0.2, row_s=0.3, update_s=1.0, forward_share=0.5, layers_share=0.4)
+    assert times.generating_s(num_rows=4, num_tokens=10, width=6) == pytest.approx(10 * 0.5 * (0.2 + 4 * 0.3 / 6))
+
+
+def test_steps_and_evaluations_of_a_model_that_writes_are_predicted(tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": f"it is {i}"}]}
+        for i in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSpec(path=str(tmp_path / "rows.jsonl"), kind="chat", vocab_size=300, held_out=0.3)
+    prepared = prepare(data, cache_dir=tmp_path)
+    plain = Job(name="a", model=DEEP, data=data, global_batch_size=8, num_steps=1)
+    writing = replace(plain, evaluation=replace(plain.evaluation, metrics=("loss", "generated_exact_match")))
+    shape, single = GangShape(kind="cpu", num_devices=1, memory_bytes=1 << 34), registry.BUILTIN["single"]
+    found = {}
+    for job in (plain, writing):
+        order = PreflightOrder(
+            jobs=(job,), shapes=(shape,), techniques={"single": single}, cache_dir=str(tmp_path), slots=SLOTS
+        )
+        facts = model_facts(job.model, data=prepared)
+        estimator = Estimator(job, facts=facts, data=to_json(prepared), order=order)
+        (candidate, *_), _ = estimator.weigh(registry.load(single), shape)
+        found[job is writing] = candidate
+    assert found[True].step_s > 0
+    assert found[True].evaluate_s > 2 * found[False].evaluate_s

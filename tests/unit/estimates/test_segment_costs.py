@@ -19,9 +19,9 @@ JOB = Job(name="a", model=ModelSpec(), data=DataSpec(), global_batch_size=16, nu
 DISK = DiskRates(fixed_s=0.01, write_bytes_per_s=1e8, read_bytes_per_s=1e9, copy_bytes_per_s=1e9)
 
 
-def costs(job=JOB, facts=FACTS, num_ranks=1, step_s=1.0):
+def costs(job=JOB, facts=FACTS, num_ranks=1, step_s=1.0, **more):
     seconds = segment_costs(
-        job, facts=facts, num_held_out=40, num_ranks=num_ranks, step_s=step_s, forward_share=0.4, disk=DISK
+        job, facts=facts, num_held_out=40, num_ranks=num_ranks, step_s=step_s, forward_share=0.4, disk=DISK, **more
     )
     return SimpleNamespace(**seconds)
 
@@ -41,6 +41,8 @@ def test_evaluations_grow_with_held_out_batches_and_starts_with_ranks_and_weight
     large = replace(FACTS, parameter_bytes=4_000_000_000)
     assert costs().startup_s < costs(num_ranks=2).startup_s < costs(facts=large).startup_s
     assert costs().evaluate_s == pytest.approx(3 * 0.4)
+    assert costs(generating_s=2.0).evaluate_s == pytest.approx(3 * (0.4 + 2.0))
+    assert costs(generating_s=2.0).save_s == costs().save_s
 
 
 def test_the_disk_is_measured_once(tmp_path):

@@ -1,5 +1,8 @@
 """Metrics of what a model writes: their values of texts, and what a model is given to write to."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,8 +21,9 @@ from transformers import (
 from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.metric import Outputs, metric_named, why_generating
 from ringmaster.techniques.metrics.token_sequences import answer_of
-from ringmaster.techniques.training.generation import answer_writer_of
+from ringmaster.techniques.training.generation import AnswerWriter, answer_writer_of, end_tokens_of
 from tests.drawing import draws
+from tests.unit.data.test_chat_templates import tokenizer_of, turns
 
 NAMES = ("generated_exact_match", "generated_rouge_1", "generated_rouge_2", "generated_rouge_l")
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=8)
@@ -163,3 +167,55 @@ def test_rows_without_prompts_are_refused(batch):
 def test_a_model_that_cannot_write_is_refused():
     with pytest.raises(ValueError, match=r"metric generated_rouge_l: Linear has no generate\. To fix"):
         writer(torch.nn.Linear(2, 2))
+
+
+class Letters(LlamaForCausalLM):
+    """A model that writes a text letter by letter, and then begins anew."""
+
+    following: dict[int, int]
+
+    def forward(self, input_ids=None, **inputs):
+        output = super().forward(input_ids=input_ids, **inputs)
+        following = torch.tensor([self.following.get(int(token), 0) for token in input_ids[:, -1]])
+        output.logits = torch.nn.functional.one_hot(following, self.config.vocab_size).float()[:, None]
+        return output
+
+
+def letters(template, text):
+    """A model that writes `text`, and its tokenizer."""
+    tokenizer = tokenizer_of(template)
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    model = Letters(LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        eos_token_id=tokenizer.eos_token_id,
+    )).eval()  # fmt: skip
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "what"}], add_generation_prompt=True)
+    model.following = dict(zip([prompt["input_ids"][-1], *tokens], [*tokens, tokens[0]], strict=True))
+    return model, tokenizer, prompt["input_ids"]
+
+
+def answer(model, tokenizer, prompt, *, is_trial=False, most=12, label=(5,)):
+    ends = replace(end_tokens_of(tokenizer, model), are_ignored=is_trial)
+    writer = AnswerWriter(max_new_tokens=most, ends=ends, device=torch.device("cpu"), autocast=nullcontext)
+    (written,) = writer.written(model, rows([prompt], [[*label]], width=len(prompt) + len(label)))
+    return written
+
+
+def test_an_answer_ends_with_the_token_that_the_chat_template_writes():
+    header = "<|start_header_id|>assistant<|end_header_id|>"
+    model, tokenizer, prompt = letters(turns("<|start_header_id|>{role}", "<|eot_id|>", header), "yes<|eot_id|>qr")
+    assert tokenizer.eos_token != "<|eot_id|>"
+    assert tokenizer.decode(answer(model, tokenizer, prompt)) == "yes<|eot_id|>"
+
+
+def test_an_answer_ends_with_a_text_where_the_template_writes_no_token():
+    model, tokenizer, prompt = letters(turns("{role}>", " [END]\n", "assistant>"), "yo [END]qr")
+    assert tokenizer.decode(answer(model, tokenizer, prompt)) == "yo [END]"
+    # A prompt that is no conversation ends only with the end of text.
+    assert len(answer(model, tokenizer, prompt[:-1] + tokenizer("y", add_special_tokens=False)["input_ids"])) == 12
+
+
+def test_trials_write_as_many_tokens_as_the_true_answers_have():
+    model, tokenizer, prompt = letters(turns("<|{role}|>", "<|end|>", "<|assistant|>"), "y<|end|>qr")
+    assert len(answer(model, tokenizer, prompt, is_trial=True, label=(5, 6, 7))) == 3
+    assert len(answer(model, tokenizer, prompt, is_trial=True, most=2, label=(5, 6, 7))) == 2

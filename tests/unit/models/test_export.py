@@ -12,6 +12,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
+from tests.unit.data.test_chat_templates import ENDS, saved
 from tests.unit.models.conftest import FOUR, GPT2, LLAMA, TOKENS, VIT
 
 
@@ -142,6 +143,20 @@ def test_a_model_of_chats_stops_at_the_end_of_its_turn(tmp_path, spec):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
     found = getattr(transformers, spec.architecture).from_pretrained(tmp_path / "m").generation_config
     assert found.eos_token_id == [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+
+
+def test_the_end_of_a_turn_is_that_of_the_chat_template(tmp_path):
+    template, _ = ENDS["llama 3 with builtin tools"]
+    tokenizer = saved(tmp_path, template)
+    spec = DataSpec(path=str(tmp_path / "a.jsonl"), kind="completion", tokenizer=tokenizer, held_out=0)
+    turn = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
+    (tmp_path / "a.jsonl").write_text((json.dumps(turn) + "\n") * 4)
+    data = prepare(spec, cache_dir=tmp_path / "c")
+    model = build_model(LLAMA, data=data, seed=0)
+    export_model(tmp_path / "m", spec=LLAMA, model=model, state=model.state_dict(), prepared=data)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "m").generation_config.eos_token_id
+    assert tokenizer.convert_ids_to_tokens(found) == ["</s>", "<|eot_id|>", "<|eom_id|>"]
 
 
 def test_a_factorys_model_names_its_factory(users, tmp_path):
