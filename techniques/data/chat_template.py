@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.errors import DataError
+from ringmaster.techniques.models.model_folders import read_json
 
 Message = Mapping[str, Any]
 
@@ -461,7 +462,10 @@ def _fault(left_out: LeftOut, messages: Sequence[Message]) -> str:
 
 
 def turn_end_of(folder: Path) -> TurnEnd:
-    """Returns what ends an answer by the chat template of the tokenizer in a folder."""
+    """Returns what ends an answer by the chat template of the tokenizer in a folder, which may have none."""
+    is_in_file = any(folder.glob("*chat_template*"))
+    if not is_in_file and not read_json(folder / "tokenizer_config.json").get("chat_template"):
+        return TurnEnd()
     from transformers import AutoTokenizer
 
     return ChatTemplate(AutoTokenizer.from_pretrained(str(folder), local_files_only=True)).turn_end

@@ -260,10 +260,12 @@ class RowTokenizer:
     ) -> tuple[list[int], list[bool] | None] | None:
         """Returns the tokens of a conversation by transformers' `apply_chat_template`, and its mask of answers.
 
-        The mask is None where the template marks no answers. Returns None where the call refuses the messages.
+        The mask is None where the template marks no answers, and where it is wrong: it goes on to the end of all where
+        the last character of an answer is in no token. Returns None where the call refuses the messages.
         """
         from jinja2 import TemplateError
 
+        marks = self._tokenizer.is_fast and not add_generation_prompt and self.template.marks_answers(tools)
         try:
             result = self._tokenizer.apply_chat_template(
                 list(self.template.with_calls(messages)),
@@ -271,10 +273,14 @@ class RowTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 tokenize=True,
                 return_dict=True,
-                return_assistant_tokens_mask=(marks := self.template.marks_answers(tools)),
+                return_assistant_tokens_mask=marks,
             )
         except (TemplateError, TypeError):  # it leaves keys without values out, which some templates need
             return None
+        if marks and any(result["assistant_masks"]):
+            text, answers = self.template.rendered(messages, tools=tools, finds_answers=True)
+            encoded = self._tokenizer(text, add_special_tokens=False, verbose=False)
+            marks = all(encoded.char_to_token(answer.stop - 1) is not None for answer in answers or ())
         return result["input_ids"], [bool(mark) for mark in result["assistant_masks"]] if marks else None
 
     def _checked(

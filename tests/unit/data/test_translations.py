@@ -64,7 +64,9 @@ def test_tokens_are_those_of_the_tokenizers_own_call(tmp_path, name, settings):
     prepared, samples = prepared_rows(tmp_path, folder)
     tokenizer = load_tokenizer(folder)
     for row, sample in zip(ROWS, samples, strict=True):
-        expected = tokenizer(row["input"], text_target=row["target"], split_special_tokens=True)
+        # The characters of mBART's special tokens are the tokens themselves: it has no way to read them as text.
+        is_split = name != "MBartTokenizer"
+        expected = tokenizer(row["input"], text_target=row["target"], split_special_tokens=is_split)
         assert sample == (expected["input_ids"], expected["labels"])
     assert tokenizer.convert_tokens_to_ids(target) in samples[0][1]
     assert f"inputs are marked {source}, and targets {target}" in prepared.notes
