@@ -18,6 +18,8 @@ from ringmaster.flows.retraining.select_models import SelectedModels, inspect_mo
 from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.settings import located
 from ringmaster.model_lineage import MetricPoint
+from ringmaster.tasks.alarms import retraining_failed
+from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.production import load_production
@@ -54,6 +56,8 @@ def retrain_daily(
         answer = _known(opened) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
     message = f"{answer['status']}: {', '.join(failed) or answer['report'].splitlines()[-1]}"
+    if answer["status"] == RetrainingStatus.FAILED and not answer.get("was_over"):
+        sound(retraining_failed(answer["name"], run_date=answer["night"], message=message))
     return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 

@@ -170,6 +170,8 @@ def open_run(
         if production.entry.registry:
             production = with_tagged(production, node_context.ledger.tagged(TAG))
         production = _of_this_round(production, force, is_over=known is not None and known.is_over)
+        for fault in production.broken.values():
+            current_view.get().notice(fault)
         record = runs.begin(production.name, _round(runs, production.name, key) if force else key)
         if "looked" in record.content and sorted(force) != record.content.get("forced", []):
             remedy = f"run it without --force first, with `--night {key}`"

@@ -23,7 +23,7 @@ from ringmaster.files import is_file
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
-from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
+from ringmaster.tasks.batch.references import Distinct, Name, Positive, is_name, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
@@ -261,7 +261,7 @@ class Production:
     models: those of the file, and tagged ones of the registry.
     folder: the folder of the file, absolute; relative paths and factories are resolved there.
     policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
-    broken: the faults in the tags, by model name.
+    broken: the faults of entries of the file and of tags that no model can be made of, by model name.
     """
 
     entry: ProductionEntry
@@ -283,17 +283,57 @@ class Production:
 
 
 def load_production(path: Path) -> Production:
-    """Loads the production models of a YAML file. Raises BatchFileError with all faults and their lines."""
+    """Loads the production models of a YAML file.
+
+    Entries with faults are recorded in `broken`, so that they affect no other model. Raises BatchFileError with all
+    faults and their lines if there are others, or if all entries have faults.
+    """
     read = read_document(path, what="a file of models, such as retraining.yaml", kind=FileKind.RETRAINING)
-    result = list(read.findings)
-    production = None
-    if read.data is not None:
-        production, wrong = _production(read.data, folder=path.parent)
-        result += wrong
-    if production is None or result:
-        first = {place_text(finding.place): finding for finding in reversed(result)}  # one for each place
-        raise file_error(reversed(first.values()), read, file=path.name)
-    return production
+    production, wrong = (None, []) if read.data is None else _of_sound_entries(read.data, folder=path.parent)
+
+    def error_of(findings: Iterable[Finding]) -> BatchFileError:
+        first = {place_text(finding.place): finding for finding in reversed(list(findings))}  # one for each place
+        return file_error(reversed(first.values()), read, file=path.name)
+
+    if production is None or read.findings:
+        raise error_of([*read.findings, *wrong])
+    known = {model.name: "" for model in production.models}
+    broken: dict[str, str] = {}
+    for i, entry in enumerate(as_list((read.data or {}).get("models"))):
+        if findings := [finding for finding in wrong if _entry_of(finding) == i]:
+            name = _at(entry, ("name",))
+            name = name if is_name(name) and name not in known | broken else f"models[{i}]"
+            broken[name] = "; ".join(map(str, error_of(findings).faults))
+    return replace(production, broken=broken)
+
+
+def _of_sound_entries(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:
+    """Returns the models of the entries of a file that have no fault, and all faults of the file.
+
+    Returns None in place of the models if there are faults elsewhere in the file, or no entry is left.
+    """
+    left, result = list(enumerate(as_list(raw.get("models")))), list[Finding]()
+    while True:
+        models = [entry for _, entry in left] if isinstance(raw.get("models"), list) else raw.get("models")
+        production, wrong = _production({**raw, "models": models} if "models" in raw else raw, folder=folder)
+        for finding in wrong:
+            i = _entry_of(finding)
+            place = finding.place if i is None else ("models", left[i][0], *finding.place[2:])
+            result.append(replace(finding, place=place))
+        faulty = {_entry_of(finding) for finding in wrong}
+        is_last = len(faulty) == len(left) and raw.get("registry") is not True
+        if production is not None or None in faulty or is_last:
+            return production, result
+        # Rules that compare values are applied only where each value is of its type: there may be more faults.
+        left = [each for number, each in enumerate(left) if number not in faulty]
+
+
+def _entry_of(finding: Finding) -> int | None:
+    """Returns the position of the entry of `models` in which a fault is; None for other faults."""
+    match finding.place:
+        case ("models", int() as i, *_):
+            return i
+    return None
 
 
 def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
@@ -303,8 +343,8 @@ def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
     after `NAME.`; models with another prefix do not belong to this file. The file takes precedence for a model that it
     names. A fault in a tag is recorded in `broken`, so that it affects no other model.
     """
-    models, broken = list(production.models), dict[str, str]()
-    known = {model.registered_name for model in models}
+    models, broken = list(production.models), dict(production.broken)
+    known = {model.registered_name for model in models} | {f"{production.name}.{name}" for name in broken}
     for registered_name, text in sorted(tags.items()):
         prefix, _, name = registered_name.partition(".")
         if prefix != production.name or not name or registered_name in known:

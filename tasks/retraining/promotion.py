@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import PromotionRefused, SignatureError
+from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.ledger.registry import unless_lost, unless_missing
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
@@ -302,6 +302,7 @@ class ServingVersions:
 
     latest: the newest version, whatever was decided about it.
     candidate: the same version, if it has not been compared with a champion yet.
+    fault: why the registry's entries of this name cannot be used; they are of other programs, or damaged.
     """
 
     name: str
@@ -309,6 +310,7 @@ class ServingVersions:
     challenger: ModelRecord | None = None
     latest: ModelRecord | None = None
     candidate: ModelRecord | None = None
+    fault: str = ""
 
 
 def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, ServingVersions]:
@@ -324,9 +326,22 @@ def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, ServingVersions
 def _serving_versions(ledger: Ledger, name: str, latest: ModelRecord | None) -> ServingVersions:
     if latest is None:
         return ServingVersions(name=name)
-    champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)
-    candidate = None if _was_compared(ledger, latest, champion, challenger) else latest
+    try:
+        champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)
+        candidate = None if _was_compared(ledger, latest, champion, challenger) else latest
+    except LedgerError as error:
+        return ServingVersions(name=name, latest=latest, fault=lasting(error))
     return ServingVersions(name=name, champion=champion, challenger=challenger, latest=latest, candidate=candidate)
+
+
+def lasting(error: ValueError | OSError) -> str:
+    """Returns the text of an error that is the fault of one model; the others of its retraining run go on.
+
+    Raises the error again if the same call may succeed later: the run resumes when it is called again.
+    """
+    if isinstance(error, LedgerError) and error.may_pass:
+        raise error
+    return str(error)
 
 
 def _was_compared(

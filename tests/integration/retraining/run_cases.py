@@ -214,6 +214,22 @@ def short(folder: Path) -> Any:
     return {**found, "got": [got for got, _ in receiver.got]}
 
 
+def apart(folder: Path) -> Any:
+    """Gives one model a shape that its champion does not have, and names files that are not there for another."""
+    case = Case(folder, "apart", models=("a", "b"))
+    case.run("2026-11-01")
+    for model in ("a", "b"):
+        case.put(f"{model}/2026-11-02.jsonl", 2)
+    lost = MODEL.format(name="lost", job=SHORT, path="lost/*.jsonl")
+    case.say(
+        more=MODEL.format(name="b", job=SHORT.replace("hidden_size: 32", "hidden_size: 16"), path="b/*.jsonl") + lost
+    )
+    alarms: list[Any] = []
+    with instead("ringmaster.flows.retrain_daily", "sound", lambda alarm: alarms.append(alarm.message)):
+        answer = case.run("2026-11-02")
+    return {**answer, "alarms": alarms}
+
+
 def held(folder: Path) -> Any:
     """Starts a run while another one holds the lock."""
     from ringmaster.flows import settings
@@ -303,7 +319,7 @@ def main(folder: Path) -> None:
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         lent_server.set(LentServer(server=server))
-        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched, shrunk)
+        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, apart, held, swept, watched, shrunk)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.flows.commands.running import exit_code
+
 ROOT = Path(__file__).parents[3]
 # About twenty retraining runs in one process that imports torch once: two minutes alone, longer on busy cores.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -179,3 +181,14 @@ def test_seven_nights_go_by_as_they_are_expected(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1780, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "NOT as expected" not in done.stdout
+
+
+def test_the_faults_of_one_model_end_no_other(cases):
+    apart = cases["apart"]
+    outcomes = {model["model"]: model["outcome"] for model in apart["models"]}
+    assert outcomes == {"a": "promoted", "b": "failed", "lost": "failed"}
+    assert "does not fit LlamaForCausalLM" in row(apart, "b")["why"]
+    assert "retraining.yaml:13: models[2].data.path: 'lost/*.jsonl' matches no file" in row(apart, "lost")["why"]
+    (alarm,) = apart["alarms"]
+    assert alarm.startswith("retraining of apart, 2026-11-02: failed: b (")
+    assert (apart["status"], exit_code(apart)) == ("failed", 1)

@@ -69,7 +69,9 @@ class FakeLedger:
         return SimpleNamespace(tags=self.tags.get(int(number), {}))
 
     def resolve_model(self, uri: str) -> ModelRecord:
-        return next(model for model in self.records if model.uri == uri)
+        if (known := next((model for model in self.records if model.uri == uri), None)) is None:
+            raise LedgerError(f"there is no model {uri}", code="RESOURCE_DOES_NOT_EXIST")
+        return known
 
     def write_table(self, run_id: str, path: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self.tables[run_id, path] = [dict(row) for row in rows]

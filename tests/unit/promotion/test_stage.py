@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.errors import PromotionRefused
+from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision
@@ -55,6 +55,24 @@ def test_aliases_move_by_the_decision_and_again_nothing_moves(before, decision, 
     for _ in range(2):
         apply(ledger, version(3), decision, log)
         assert ledger.aliases == after
+
+
+@pytest.mark.parametrize("may_pass", [False, True])
+def test_a_name_that_cannot_be_read_has_a_fault_and_the_others_stand(may_pass):
+    class Foreign(FakeLedger):
+        def get_alias(self, name, alias):
+            if name == "shop.foreign":
+                raise LedgerError("it was registered by another program", may_pass=may_pass)
+            return super().get_alias(name, alias)
+
+    ledger = Foreign([version(1), version(1, name="shop.foreign")], champion=1)
+    if may_pass:
+        with pytest.raises(LedgerError):
+            standings(ledger, [NAME, "shop.foreign"])
+        return
+    found = standings(ledger, [NAME, "shop.foreign"])
+    assert found["shop.foreign"].fault == "it was registered by another program"
+    assert (found[NAME].champion, found[NAME].fault) == (version(1), "")
 
 
 def test_a_candidate_that_is_refused_is_an_alarm(log):
