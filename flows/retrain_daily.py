@@ -77,22 +77,32 @@ def _known(record: RunRecord) -> dict[str, Any]:
     """Returns the stored answer of a retraining run that is over, or an empty one of a run that is not performed."""
     if record.is_over:
         current_view.get().notice(
-            f"the retraining run {record.run_date} of {record.name} is over: nothing is trained twice"
+            f"the retraining run {record.run_date} of {record.name} is over: nothing is trained twice. To train "
+            "a model again, name it by `--force`"
         )
         return {**record.content["answer"], "was_over": True}
-    if is_late := record.status == RetrainingStatus.LATE:
+    status = RetrainingStatus.FAILED
+    if record.status == RetrainingStatus.LATE:
         text = (
             f"the retraining run {record.run_date} trains nothing: its deadline, "
             f"{day_text(record.content['deadline_s'])} UTC, has passed. To fix: begin the next run now, by "
             f"`--night {record.content['next']}` or the field Date, or move night.deadline in the file"
         )
+    elif record.status == RetrainingStatus.AHEAD:
+        later = record.content["later"]
+        text = (
+            f"the retraining run {record.run_date} trains nothing: the run {later} was begun already, and is still to "
+            f"come by this machine's clock ({day_text(record.content['now_s'])} UTC). To fix: set the clock or, if it "
+            f"was wrong then, forget that run by `--forget {later[:10]}`"
+        )
     else:
+        status = RetrainingStatus.SKIPPED
         text = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
     current_view.get().notice(text)
     return {
         "name": record.name,
         "night": record.run_date,
-        "status": "failed" if is_late else "done",
+        "status": status,
         "was_skipped": True,
         "models": [],
         "num_trials": 0,

@@ -77,7 +77,8 @@ class ModelEntry(Section):
     )
     due: DueEntry = Field(default=DueEntry(), description="what makes it due, such as {max_age_days: 30}")
     window_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = Field(
-        default=None, description="of files with a date in their name, only those of the last so many days, such as 14"
+        default=None,
+        description="of files with a date in their name, those of the days that end with the run's, such as 14",
     )
     sweep: dict[str, Annotated[list[Any], Field(min_length=1), Distinct]] = Field(
         default={},
@@ -125,12 +126,15 @@ class RetrainingEntry(Section):
             end = datetime.combine(day + timedelta(days=1), time.fromisoformat(self.deadline), zone)
         return end.timestamp()
 
+    def next_date(self, now_s: float) -> str:
+        """Returns the date of the run that starts next."""
+        return (date.fromisoformat(self.run_date_of(now_s)) + timedelta(days=1)).isoformat()
+
     def next_in_time(self, now_s: float) -> str:
         """Returns the date of the first run whose deadline has not passed."""
-        run_date = self.run_date_of(now_s)
-        deadline_s = self.deadline_of(run_date)
+        deadline_s = self.deadline_of(self.run_date_of(now_s))
         is_late = deadline_s is not None and deadline_s <= now_s
-        return (date.fromisoformat(run_date) + timedelta(days=int(is_late))).isoformat()
+        return self.next_date(now_s) if is_late else self.run_date_of(now_s)
 
 
 class ProductionEntry(Section):

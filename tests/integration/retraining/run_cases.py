@@ -50,13 +50,13 @@ class Case:
         path.parent.mkdir(exist_ok=True)
         path.write_text(rows(seed, number=20))
 
-    def run(self, run_date: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
-        """Returns the result of one retraining run that starts at a given wall-clock time."""
+    def run(self, run_date: str | None, *, force: tuple[str, ...] = (), at: str = "") -> dict[str, Any]:
+        """Returns the result of one retraining run that starts at a given time, by default on its date."""
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
         from ringmaster.flows.retraining.retraining_run import current_clock
 
-        moment_s = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
+        moment_s = datetime.fromisoformat(at or f"{run_date}T02:00").replace(tzinfo=UTC).timestamp()
         token = current_clock.set(lambda: moment_s)
         try:
             file = str(self.folder / "retraining.yaml")
@@ -137,7 +137,8 @@ def twice(folder: Path) -> Any:
         "unknown": unknown,
         "later": later,
         "overtaken": case.run("2026-11-02"),
-        "no date": case.refused("yesterday"),
+        "no date": case.refused("yesterday", at="2026-11-03T02:00"),
+        "too late a date": case.refused("2062-11-30", at="2026-11-03T02:00"),
     }
 
 
@@ -227,7 +228,9 @@ def apart(folder: Path) -> Any:
     alarms: list[Any] = []
     with instead("ringmaster.flows.retrain_daily", "sound", lambda alarm: alarms.append(alarm.message)):
         answer = case.run("2026-11-02")
-    return {**answer, "alarms": alarms}
+    case.put("lost/2026-11-02.jsonl", 2)
+    case.say(models=("a", "b", "lost"))
+    return {**answer, "alarms": alarms, "again": case.run("2026-11-02"), "over": case.run("2026-11-02")}
 
 
 def held(folder: Path) -> Any:

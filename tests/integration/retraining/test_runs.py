@@ -192,3 +192,14 @@ def test_the_faults_of_one_model_end_no_other(cases):
     (alarm,) = apart["alarms"]
     assert alarm.startswith("retraining of apart, 2026-11-02: failed: b (")
     assert (apart["status"], exit_code(apart)) == ("failed", 1)
+
+
+def test_the_models_that_failed_are_trained_when_the_date_is_run_again(cases):
+    again, over = cases["apart"]["again"], cases["apart"]["over"]
+    assert (again["night"], again["status"]) == ("2026-11-02.02", "done")
+    assert {model["model"]: model["outcome"] for model in again["models"]} == {"b": "promoted", "lost": "promoted"}
+    assert over["was_over"] and over["models"] == again["models"]
+
+
+def test_a_date_that_is_far_ahead_is_refused(cases):
+    assert "later than the next one, 2026-11-04, by this machine's clock" in cases["twice"]["too late a date"]
