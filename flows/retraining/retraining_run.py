@@ -147,6 +147,7 @@ def open_run(
     key = _date(production, run_date)
     with ExitStack() as stack:
         runs = stack.enter_context(_open_runs())
+        _check_file(runs, production)
         if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
             return
@@ -156,6 +157,8 @@ def open_run(
         if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
             return
+        _check_file(runs, production)
+        source = {"file": str(production.file), "file_digest": production.digest}
         every_job = Batch(
             name=production.name,
             jobs=tuple(production.jobs),
@@ -196,7 +199,12 @@ def open_run(
             runs=runs,
             moves=moves,
             folder=settings.home() / "retraining" / production.name,
-            content={**record.content, "forced": sorted(force), "names": None if names is None else sorted(names)},
+            content={
+                **record.content,
+                **source,
+                "forced": sorted(force),
+                "names": None if names is None else sorted(names),
+            },
         )
 
 
@@ -219,6 +227,20 @@ def forget_run(production: Production, run_date: str) -> None:
             there = f"name one of them; the last are {dates}" if dates else "leave out --forget: there is none yet"
             raise InputError([f"{production.name} has no retraining run {run_date}. To fix: {there}"])
         runs.forget(production.name, run_date)
+
+
+def _check_file(runs: RetrainingRuns, production: Production) -> None:
+    """Raises InputError if the runs of this name are of another file, whose models are other ones.
+
+    A file that was changed or moved, and a copy with the same models and data, is still the same.
+    """
+    for record in reversed(runs.every(production.name)):
+        if (other := record.content.get("file")) is not None:  # earlier releases did not store it
+            is_same = other == str(production.file) or record.content["file_digest"] == production.digest
+            if not is_same and Path(other).is_file() and not production.file.samefile(other):
+                what = f"name: the runs of {production.name!r} are of {other}, a file with other models or data"
+                raise InputError([f"{what}. To fix: give {production.file} another name, or remove the other file"])
+            return
 
 
 def _answered(runs: RetrainingRuns, production: Production, key: str, *, is_forced: bool) -> RunRecord | None:

@@ -7,6 +7,7 @@ file.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, ValidationError
 from pydantic.functional_validators import AfterValidator
 
+from ringmaster.codec import digest, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
 from ringmaster.tasks.batch import Batch, document, parse_batch
@@ -264,6 +266,8 @@ class Production:
     entry: the values of the file, of which those of `night` limit a retraining run.
     models: those of the file, and tagged ones of the registry.
     folder: the folder of the file, absolute; relative paths and factories are resolved there.
+    file: the path of the file, absolute.
+    digest: of the content of the file, with the absolute paths of its data.
     policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
     broken: the faults of entries of the file and of tags that no model can be made of, by model name.
     """
@@ -272,6 +276,8 @@ class Production:
     models: tuple[ProductionModel, ...]
     devices: Devices
     folder: Path
+    file: Path = Path()
+    digest: str = ""
     policy: PromotionPolicy | None = None
     broken: Mapping[str, str] = field(default_factory=dict)
 
@@ -308,7 +314,9 @@ def load_production(path: Path) -> Production:
             name = _at(entry, ("name",))
             name = name if is_name(name) and name not in known | broken else f"models[{i}]"
             broken[name] = "; ".join(map(str, error_of(findings).faults))
-    return replace(production, broken=broken)
+    jobs = [to_json(job) for model in production.models for job in (*model.jobs, *model.variants)]
+    content = digest([production.entry.model_dump(mode="json"), jobs])
+    return replace(production, file=Path(os.path.abspath(path)), digest=content, broken=broken)
 
 
 def _of_sound_entries(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:

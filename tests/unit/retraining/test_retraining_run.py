@@ -1,5 +1,6 @@
 """The date of a retraining run, and the models of each of its rounds."""
 
+import re
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from ringmaster.flows import retrain_daily
 from ringmaster.flows.batch.flow_runs import ended
 from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.retraining import retraining_run
-from ringmaster.tasks.retraining.production import Production, ProductionEntry, RetrainingEntry
+from ringmaster.tasks.retraining.production import Production, ProductionEntry, RetrainingEntry, load_production
 from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
 from ringmaster.tasks.storage.database import Database, file_url
 
@@ -152,6 +153,53 @@ def test_a_run_that_a_wrong_clock_began_is_named_and_can_be_forgotten(
     retraining_run.forget_run(production, begun[:10])
     assert retraining_run._answered(runs, production, "2026-11-21", is_forced=is_forced) is None
     assert runs.every("other")
+
+
+MODELS = """\
+name: shop
+models:
+  - name: words
+    job: {model: {architecture: LlamaForCausalLM}, num_steps: 5}
+    data: {path: words.jsonl, seq_len: 8}
+"""
+
+
+def a_file(path, text=MODELS):
+    path.parent.mkdir(exist_ok=True)
+    path.with_name("words.jsonl").write_text('{"text": "a b"}\n')
+    path.write_text(text)
+    return load_production(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "is_refused"),
+    [
+        ("a/r.yaml", MODELS.replace("num_steps: 5", "num_steps: 6"), False),  # the file was changed
+        ("a/copy.yaml", MODELS, False),
+        ("a/other.yaml", MODELS.replace("words", "more"), True),
+        ("a/other.yaml", MODELS.replace("num_steps: 5", "num_steps: 6"), True),
+        ("a/other.yaml", MODELS + "    min_gain: 0.1\n", True),
+        ("b/r.yaml", MODELS, True),  # its data is another file
+        ("link/r.yaml", MODELS.replace("num_steps: 5", "num_steps: 6"), False),
+    ],
+)
+def test_another_file_of_the_same_name_is_refused(runs, tmp_path, path, text, is_refused):
+    first = a_file(tmp_path / "a/r.yaml")
+    assert retraining_run._check_file(runs, first) is None
+    runs.begin("shop", "2026-11-19")  # of an earlier release
+    source = {"file": str(first.file), "file_digest": first.digest}
+    runs.save(replace(runs.begin("shop", "2026-11-20"), content=source))
+    runs.begin("shop", "2026-11-21")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "a/more.jsonl").write_text('{"text": "a b"}\n')
+    other = a_file(tmp_path / path, text)
+    told = (
+        f"the runs of 'shop' are of {first.file}, a file with other models or data. To fix: give {other.file} another"
+    )
+    with pytest.raises(InputError, match=re.escape(told)) if is_refused else nullcontext():
+        retraining_run._check_file(runs, other)
+    first.file.unlink()  # it was moved
+    retraining_run._check_file(runs, other)
 
 
 def test_a_run_that_is_skipped_is_not_complete_in_prefect():
