@@ -36,7 +36,13 @@ from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.retraining import drift
 from ringmaster.tasks.retraining.drift import Drift, TrainingRecord, drifts_of
 from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
-from ringmaster.tasks.retraining.promotion import ServingVersions, lasting, training_digest, version_of
+from ringmaster.tasks.retraining.promotion import (
+    TRAINED,
+    ServingVersions,
+    lasting,
+    training_digest,
+    version_of,
+)
 from ringmaster.tasks.retraining.runs import freeze
 from ringmaster.tasks.retraining.selection import (
     DueDecision,
@@ -48,9 +54,6 @@ from ringmaster.tasks.retraining.selection import (
     due,
 )
 from ringmaster.techniques import Job
-
-TRAINED = "retraining/trained.json"
-"""The artifact of a model's MLflow run with the data that a retraining run trained it on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,11 @@ def _decided(
     if model.name in faults:
         return replace(check, fault=faults[model.name])
     own, missing = data[model.name], list[str]()
+    if serving.foreign is not None:
+        missing.append(
+            f"version {serving.foreign} was made neither by retraining nor as a challenger, and is not compared. "
+            "To fix: decide about it by `ringmaster promote`"
+        )
     newest, champion = serving.latest, serving.champion
     seen = ModelObservations(
         run_date=run.date,
@@ -430,7 +438,7 @@ def _terms(limits: RunLimits, names: Sequence[str]) -> PlanningTerms:
 
 def _batch(run: RetrainingRun, jobs: Sequence[Job], terms: PlanningTerms) -> Batch:
     """Returns the run's batch. Its name, that of the production file, keeps the registered names stable."""
-    return Batch.of(
+    batch = Batch.of(
         name=run.production.name,
         jobs=jobs,
         objective=terms.objective,
@@ -439,6 +447,7 @@ def _batch(run: RetrainingRun, jobs: Sequence[Job], terms: PlanningTerms) -> Bat
         deadlines_s=terms.deadlines_s,
         price_per_device_hour=terms.price_per_device_hour,
     )
+    return replace(batch, retraining=run.production.name)
 
 
 def _figures(choice: RunSelection, plan: Plan, groups: Mapping[str, Collection[str]], unit: str) -> dict[str, Any]:

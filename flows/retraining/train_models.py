@@ -17,12 +17,13 @@ from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.follower import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.flows.retraining.select_models import TRAINED, InspectedModel, SelectedModels, trained_of
+from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.model_lineage.ledger.registry import unless_lost
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
+from ringmaster.tasks.retraining.promotion import TRAINED
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.retraining.runs import RetrainingStatus
 from ringmaster.tasks.storage.database import Database

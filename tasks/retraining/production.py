@@ -7,7 +7,6 @@ file.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -316,7 +315,7 @@ def load_production(path: Path) -> Production:
             broken[name] = "; ".join(map(str, error_of(findings).faults))
     jobs = [to_json(job) for model in production.models for job in (*model.jobs, *model.variants)]
     content = digest([production.entry.model_dump(mode="json"), jobs])
-    return replace(production, file=Path(os.path.abspath(path)), digest=content, broken=broken)
+    return replace(production, file=path.absolute(), digest=content, broken=broken)
 
 
 def _of_sound_entries(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:

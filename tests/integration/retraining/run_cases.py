@@ -228,9 +228,34 @@ def apart(folder: Path) -> Any:
     alarms: list[Any] = []
     with instead("ringmaster.flows.retrain_daily", "sound", lambda alarm: alarms.append(alarm.message)):
         answer = case.run("2026-11-02")
-    case.put("lost/2026-11-02.jsonl", 2)
+    case.put("lost/2026-11-01.jsonl", 1)
     case.say(models=("a", "b", "lost"))
     return {**answer, "alarms": alarms, "again": case.run("2026-11-02"), "over": case.run("2026-11-02")}
+
+
+def alike(folder: Path) -> Any:
+    """Trains batches whose jobs have the names of a file's models, also with the point elsewhere."""
+    from ringmaster.errors import InputError
+    from ringmaster.flows.batch.flow_runs import result_of
+    from ringmaster.flows.train_batch import train_batch
+    from ringmaster.tasks.batch import Batch
+    from ringmaster.tasks.retraining.production import load_production
+
+    case = Case(folder, "alike", models=("a", "a.b"))
+    case.run("2026-11-01")
+    job = load_production(case.folder / "retraining.yaml").models[0].job
+
+    def train(name: str, job_name: str) -> Any:
+        batch = Batch.of(name=name, jobs=[replace(job, name=job_name)], devices={"cpu": 1})
+        return result_of(lambda: train_batch(batch, name=name))
+
+    train("alike", "a")
+    answer, refused = case.run("2026-11-02"), ""
+    try:
+        train("alike.a", "b")
+    except InputError as error:
+        refused = str(error)
+    return {**answer, "champion": case.champion(), "refused": refused}
 
 
 def held(folder: Path) -> Any:
@@ -322,7 +347,7 @@ def main(folder: Path) -> None:
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         lent_server.set(LentServer(server=server))
-        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, apart, held, swept, watched, shrunk)
+        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, apart, alike, held, swept, watched, shrunk)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))
 

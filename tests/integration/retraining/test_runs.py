@@ -203,3 +203,11 @@ def test_the_models_that_failed_are_trained_when_the_date_is_run_again(cases):
 
 def test_a_date_that_is_far_ahead_is_refused(cases):
     assert "later than the next one, 2026-11-04, by this machine's clock" in cases["twice"]["too late a date"]
+
+
+def test_what_a_batch_of_the_same_name_has_made_is_not_promoted(cases):
+    alike = cases["alike"]
+    assert list(alike["versions"]) == ["alike.a/1", "alike.a.b/1", "alike.a/2"]
+    assert (row(alike)["outcome"], alike["champion"][0]) == ("unchanged", 1)
+    assert "version 2 was made neither by retraining nor as a challenger" in row(alike)["notes"][0]
+    assert "is that of job b of batch alike.a, and of job a.b of batch alike, which has made" in alike["refused"]

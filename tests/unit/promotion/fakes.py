@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage import DatasetInput, ModelRecord
+from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin
 
 
 class Died(Exception):
@@ -19,6 +19,7 @@ def version(number: int, *, digest: str = "d0", name: str = "shop.prices") -> Mo
         registered_name=name,
         version=number,
         uri=f"models:/{name}/{number}",
+        origin=Origin(retraining="shop"),
         datasets=(
             DatasetInput(name="data", digest=f"held out of {digest}", source="x", context="evaluation"),
             DatasetInput(name="data", digest=digest, source="x"),
@@ -80,6 +81,11 @@ class FakeLedger:
         if (run_id, path) not in self.tables:
             raise LedgerError(f"run {run_id} has no {path}")
         return self.tables[run_id, path]
+
+    def read_text(self, run_id: str, path: str) -> str:
+        if (run_id, path) not in self.tables:
+            raise LedgerError(f"run {run_id} has no {path}")
+        return str(self.tables[run_id, path])
 
     def redraw(self, *records: ModelRecord) -> None:
         self.redrawn = [record.version for record in records]
