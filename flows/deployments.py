@@ -49,6 +49,7 @@ SUBJECTS = {
     "ringmaster-deadline-in-danger": ("A deadline is in danger", {alarms.DEADLINE_IN_DANGER}),
     "ringmaster-device-lost": ("A device is lost", {alarms.DEVICE_LOST}),
     "ringmaster-promotion-refused": ("A model is not promoted", {alarms.PROMOTION_REFUSED}),
+    "ringmaster-retraining-failed": ("A retraining run has failed", {alarms.RETRAINING_FAILED}),
 }
 BODY = "{{ event.payload.message }}"
 

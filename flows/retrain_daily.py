@@ -18,6 +18,8 @@ from ringmaster.flows.retraining.select_models import SelectedModels, inspect_mo
 from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.settings import located
 from ringmaster.model_lineage import MetricPoint
+from ringmaster.tasks.alarms import retraining_failed
+from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.production import load_production
@@ -54,6 +56,8 @@ def retrain_daily(
         answer = _known(opened) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
     message = f"{answer['status']}: {', '.join(failed) or answer['report'].splitlines()[-1]}"
+    if answer["status"] == RetrainingStatus.FAILED and not answer.get("was_over"):
+        sound(retraining_failed(answer["name"], run_date=answer["night"], message=message))
     return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 
@@ -73,22 +77,32 @@ def _known(record: RunRecord) -> dict[str, Any]:
     """Returns the stored answer of a retraining run that is over, or an empty one of a run that is not performed."""
     if record.is_over:
         current_view.get().notice(
-            f"the retraining run {record.run_date} of {record.name} is over: nothing is trained twice"
+            f"the retraining run {record.run_date} of {record.name} is over: nothing is trained twice. To train "
+            "a model again, name it by `--force`"
         )
         return {**record.content["answer"], "was_over": True}
-    if is_late := record.status == RetrainingStatus.LATE:
+    status = RetrainingStatus.FAILED
+    if record.status == RetrainingStatus.LATE:
         text = (
             f"the retraining run {record.run_date} trains nothing: its deadline, "
             f"{day_text(record.content['deadline_s'])} UTC, has passed. To fix: begin the next run now, by "
             f"`--night {record.content['next']}` or the field Date, or move night.deadline in the file"
         )
+    elif record.status == RetrainingStatus.AHEAD:
+        later = record.content["later"]
+        text = (
+            f"the retraining run {record.run_date} trains nothing: the run {later} was begun already, and is still to "
+            f"come by this machine's clock ({day_text(record.content['now_s'])} UTC). To fix: set the clock or, if it "
+            f"was wrong then, forget that run by `--forget {later[:10]}`"
+        )
     else:
+        status = RetrainingStatus.SKIPPED
         text = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
     current_view.get().notice(text)
     return {
         "name": record.name,
         "night": record.run_date,
-        "status": "failed" if is_late else "done",
+        "status": status,
         "was_skipped": True,
         "models": [],
         "num_trials": 0,

@@ -89,6 +89,7 @@ class Origin:
     started_from: the parent that the first weights are from, where the model's kind says something else: the base of a
         student that another model teaches. In a record, it is a model id.
     relation: the relation of an imported model to its base, as its card states it ("finetune", ...).
+    retraining: the name of the file of models whose retraining run made the model.
     """
 
     job: str | None = None
@@ -105,6 +106,7 @@ class Origin:
     source: str | None = None
     relation: str | None = None
     started_from: str | None = None
+    retraining: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,6 +143,8 @@ def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> 
     if status == "interrupted":
         text = f"interrupted: {message}"
         return cast(T, Cancelled(message=text, data=RunInterrupted(text, result)))
+    if status == "skipped":
+        return cast(T, Cancelled(name="Skipped", message=message, data=failure(message, result)))
     state = Cancelled if status == "cancelled" else Failed
     return cast(T, state(message=message, data=failure(message, result)))
 

@@ -193,10 +193,29 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
 
 
 def with_models(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> tuple[Batch, dict[str, Path]]:
-    """Returns the batch with the folders of the stores and teachers that it names, and those of `base_weights`."""
+    """Returns the batch with the folders of the stores and teachers that it names, and those of `base_weights`.
+
+    Raises InputError where a model does not exist, and where a job's model would have the name of another job's.
+    """
+    raise_faults([*_ambiguous_names(batch, ledger)])
     weights = base_weights(batch, ledger, journal, home)
     batch = with_stores(batch, ledger, journal, home)
     return replace(batch, jobs=with_teachers(batch.jobs, weights)), weights
+
+
+def _ambiguous_names(batch: Batch, ledger: Ledger) -> Iterator[str]:
+    """Yields a fault for each job whose model has the name of models that a job of another batch has made.
+
+    Models are registered as BATCH.JOB, and both names may have points.
+    """
+    for job in batch.jobs:
+        name = f"{batch.name}.{job.name}"
+        others = [] if name.count(".") == 1 else ledger.jobs_of(name)
+        for other in others:
+            if other != job.name and name.endswith(f".{other}"):
+                own, theirs = f"job {job.name} of batch {batch.name}", name.removesuffix(f".{other}")
+                what = f"is that of {own}, and of job {other} of batch {theirs}, which has made versions of it"
+                yield f"job {job.name}: its model {name} {what}. To fix: rename the job, or the batch"
 
 
 def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> dict[str, Path]:

@@ -318,18 +318,30 @@ def retrain(
         str | None, typer.Option(help="Date of the run, such as 2026-11-20; default: that of the last start.")
     ] = None,
     force: Annotated[list[str], typer.Option(help="Model to train in any case; may be given again.")] = [],  # noqa: B006
+    forget: Annotated[
+        str | None, typer.Option(help="Train nothing: forget the run of a date, which a wrong clock began.")
+    ] = None,
     as_json: AsJson = False,
     seed: PlannerSeed = 0,
     verbose: Verbose = False,
 ) -> None:
     """Train the production models that are due, as many as fit before the deadline, and promote the better ones.
 
-    A retraining run is stored under its date: repeated, it resumes where it was interrupted, and trains nothing twice.
+    A retraining run is stored under its date: repeated, it resumes where it was interrupted, runs the models again that
+    failed, and trains nothing twice.
     """
     with working(f"reading {models_file}"):
         from ringmaster.tasks.retraining.production import load_production
 
-        load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
+        # A wrong file is told before anything is imported that takes seconds.
+        production = load_production(models_file)
+    if forget is not None:
+        settings.embed(settings.home())
+        from ringmaster.flows.retraining.retraining_run import forget_run
+
+        forget_run(production, forget)
+        print_outcome({"name": production.name, "forgotten": forget}, [f"{forget} is forgotten"], as_json=as_json)
+        return
     with training(None, is_verbose=verbose):
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
@@ -344,7 +356,7 @@ def retrain(
 
 def exit_code(result: Mapping[str, Any]) -> int:
     """Returns 0 if a sweep or a retraining run is done and all of it is recorded, else 1."""
-    return 0 if result["status"] == "done" and not result["faults"] and not result.get("was_skipped") else 1
+    return 0 if result["status"] == "done" and not result["faults"] else 1
 
 
 FOLLOW_EVERY_S = 0.5

@@ -42,6 +42,7 @@ from ringmaster.tasks.retraining.promotion import (
     MoveLog,
     ServingVersions,
     apply,
+    lasting,
     leave_waiting,
     read_decisions,
 )
@@ -72,7 +73,8 @@ def compare_models(
     candidates = {
         name: candidate
         for name, check in left.items()
-        if _is_to_be_compared(check, chosen, result)
+        if name not in run.content.get("refused", {})
+        and _is_to_be_compared(check, chosen, result)
         and (candidate := now[check.model.registered_name].candidate) is not None
     }
     judged: dict[str, CandidateVerdict] = {}
@@ -82,11 +84,15 @@ def compare_models(
         with run.device() as device:
             judged = judge(run, rivals.values(), device)
             for name, candidate in candidates.items():
-                _keep_predictions(run, checks[name], candidate, device=device)
+                if judged[name].decision is not None:
+                    _keep_predictions(run, checks[name], candidate, device=device)
     for name, check in left.items():
         if name in candidates:
-            candidate, verdict = _child_in_place_of(run, rivals[name], judged[name], seed=seed)
-            known[name] = _apply_verdict(run, check, candidate, verdict)
+            try:
+                candidate, verdict = _child_in_place_of(run, rivals[name], judged[name], seed=seed)
+                known[name] = _apply_verdict(run, check, candidate, verdict)
+            except (ValueError, OSError) as error:
+                known[name] = replace(_model_result(run, check), outcome=FAILED, why=lasting(error))
         else:
             known[name] = _not_compared(run, check, now[check.model.registered_name], chosen, result)
         run.save(verdicts={other: model_result.to_json() for other, model_result in known.items()})
@@ -143,6 +149,8 @@ def _not_compared(
         return replace(model_result, outcome=FAILED, why=chosen.unfit[name])
     if not chosen.trains(name):
         return replace(model_result, outcome=LEFT, why=chosen.left.get(name, ""))
+    if (refused := run.content.get("refused", {}).get(name)) is not None:
+        return replace(model_result, outcome=FAILED, why=refused)
     if name in run.content.get("gone", ()):
         why = "its champion was deleted from the registry during the retraining run; the next one handles it"
         return replace(model_result, outcome=FAILED, why=why)
@@ -172,9 +180,14 @@ def _rivals(
     run: RetrainingRun, checks: Mapping[str, InspectedModel], candidates: Mapping[str, ModelRecord]
 ) -> dict[str, ComparedCandidate]:
     """Returns each candidate with its champion, and the data on which both are compared."""
-    folders = {name: run.download(candidate) for name, candidate in candidates.items()}
+    folders, lost = dict[str, Path](), dict[str, str]()
+    for name, candidate in candidates.items():
+        try:
+            folders[name] = run.download(candidate)
+        except (ValueError, OSError) as error:
+            lost[name] = lasting(error)
     # The tokenizer with which a first candidate reads the comparison data exists only now.
-    compared = {name: with_tokenizer_of(folders[name], checks[name].model).compare_on for name in candidates}
+    compared = {name: with_tokenizer_of(folders.get(name), checks[name].model).compare_on for name in candidates}
     others = [job for job in compared.values() if job is not None]
     preflights, faults = run.preflight(others, evaluated=[job.name for job in others])
     rivals = {}
@@ -187,12 +200,12 @@ def _rivals(
         rivals[name] = ComparedCandidate(
             model=model,
             job=job,
-            data=data,
+            data=None if name in lost else data,
             trained_on=trained_on,
             candidate=candidate,
-            candidate_dir=folders[name],
+            candidate_dir=folders.get(name, Path()),
             champion_dir=checks[name].champion_dir,
-            fault=faults.get(job.name, ""),
+            fault=lost.get(name) or faults.get(job.name, ""),
         )
     return rivals
 
@@ -312,11 +325,11 @@ class ComparedCandidate:
 
     model: the model of the production file.
     job: the job with the data to compare on.
-    data: the JSON form of prepared data; None if it cannot be read.
+    data: the JSON form of prepared data; None if the candidate cannot be evaluated.
     trained_on: the data of the candidate, whose rows are left out of other data; None for the candidate's own.
     candidate, candidate_dir: record and files of the candidate.
     champion_dir: files of the champion; None if the candidate is the first one.
-    fault: why the data cannot be read.
+    fault: why the data or the candidate's files cannot be read.
     """
 
     model: ProductionModel
@@ -345,12 +358,17 @@ class CandidateVerdict:
 
 def judge(run: RetrainingRun, rivals: Iterable[ComparedCandidate], device: Device) -> dict[str, CandidateVerdict]:
     """Returns the decision on each rival, by its name."""
-    return {
-        rival.model.name: CandidateVerdict(fault=f"the candidate cannot be evaluated: {rival.fault}")
-        if rival.data is None
-        else _judged(run, rival, rival.data, device=device)
-        for rival in rivals
-    }
+    result = {}
+    for rival in rivals:
+        fault = rival.fault
+        if rival.data is not None:
+            try:
+                result[rival.model.name] = _judged(run, rival, rival.data, device=device)
+                continue
+            except (ValueError, OSError) as error:
+                fault = lasting(error)
+        result[rival.model.name] = CandidateVerdict(fault=f"the candidate cannot be evaluated: {fault}")
+    return result
 
 
 def _judged(

@@ -1,8 +1,8 @@
 """A retraining run: opened under its date, locked by one process, and saved step by step."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -22,8 +22,9 @@ from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining.production import Production, with_tagged
 from ringmaster.tasks.retraining.promotion import MoveLog, ServingVersions, standings
+from ringmaster.tasks.retraining.report import FAILED
 from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
-from ringmaster.tasks.retraining.selection import Clock
+from ringmaster.tasks.retraining.selection import Clock, day_text
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import Job
 from ringmaster.techniques.preflight import Preflight
@@ -134,19 +135,19 @@ class RetrainingRun:
 def open_run(
     production: Production, *, run_date: str | None, force: Sequence[str]
 ) -> Iterator[RetrainingRun | RunRecord]:
-    """Opens a retraining run, its slow resources in parallel; yields the record of one that is over, skipped or late.
+    """Opens a retraining run, its slow resources in parallel; yields the record of one that does no work.
+
+    If the run is over already, a further round trains the models that failed, or those of `force`.
 
     run_date: date of the run; by default that of now, or of the schedule that started this flow run.
-    force: models that are trained in any case; if the run is over already, in a further round for these alone.
+    force: models that are trained in any case.
 
     Raises InputError if another process holds such a run, or the date or a model's name is invalid.
     """
     key = _date(production, run_date)
     with ExitStack() as stack:
-        address = settings.pool()
-        database = Database(address.database if address else file_url(settings.home() / "nights.db"))
-        stack.callback(database.close)
-        runs = RetrainingRuns(database, clock=current_clock.get())
+        runs = stack.enter_context(_open_runs())
+        _check_file(runs, production)
         if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
             return
@@ -156,7 +157,8 @@ def open_run(
         if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
             return
-        known = runs.find(production.name, key)
+        _check_file(runs, production)
+        source = {"file": str(production.file), "file_digest": production.digest}
         every_job = Batch(
             name=production.name,
             jobs=tuple(production.jobs),
@@ -169,8 +171,18 @@ def open_run(
         stack.callback(lent_server.reset, lent_server.set(LentServer(server=node_context.server)))
         if production.entry.registry:
             production = with_tagged(production, node_context.ledger.tagged(TAG))
-        production = _of_this_round(production, force, is_over=known is not None and known.is_over)
-        record = runs.begin(production.name, _round(runs, production.name, key) if force else key)
+        rounds = runs.rounds(production.name, key)
+        is_resumed = bool(rounds) and not rounds[-1].is_over
+        if is_resumed and not force:
+            force = rounds[-1].content.get("forced", [])
+        names = _names_of_round(production, rounds, force)
+        production = _of_this_round(production, names)
+        for fault in production.broken.values():
+            current_view.get().notice(fault)
+        new = f"{key}.{len(rounds) + 1:02d}" if rounds else key
+        record = runs.begin(production.name, rounds[-1].run_date if is_resumed else new)
+        if names is not None:
+            current_view.get().notice(f"run again, as {record.run_date}: {', '.join(sorted(names))}")
         if "looked" in record.content and sorted(force) != record.content.get("forced", []):
             remedy = f"run it without --force first, with `--night {key}`"
             raise InputError(
@@ -187,22 +199,64 @@ def open_run(
             runs=runs,
             moves=moves,
             folder=settings.home() / "retraining" / production.name,
-            content={**record.content, "forced": sorted(force)},
+            content={
+                **record.content,
+                **source,
+                "forced": sorted(force),
+                "names": None if names is None else sorted(names),
+            },
         )
+
+
+@contextmanager
+def _open_runs() -> Iterator[RetrainingRuns]:
+    """Yields the store of all retraining runs: that of the pool, or of this home."""
+    address = settings.pool()
+    with closing(Database(address.database if address else file_url(settings.home() / "nights.db"))) as database:
+        yield RetrainingRuns(database, clock=current_clock.get())
+
+
+def forget_run(production: Production, run_date: str) -> None:
+    """Forgets the run of a date, such as one that was begun while the clock was wrong. Its models stay as they are.
+
+    Raises InputError if there is no such run, or if another process holds a run of these models.
+    """
+    with _open_runs() as runs, input_errors(RetrainingInProgress), runs.held(production.name, run_date):
+        if not runs.rounds(production.name, run_date):
+            dates = ", ".join(dict.fromkeys(record.run_date[:10] for record in runs.every(production.name)[-5:]))
+            there = f"name one of them; the last are {dates}" if dates else "leave out --forget: there is none yet"
+            raise InputError([f"{production.name} has no retraining run {run_date}. To fix: {there}"])
+        runs.forget(production.name, run_date)
+
+
+def _check_file(runs: RetrainingRuns, production: Production) -> None:
+    """Raises InputError if the runs of this name are of another file, whose models are other ones.
+
+    A file that was changed or moved, and a copy with the same models and data, is still the same.
+    """
+    for record in reversed(runs.every(production.name)):
+        if (other := record.content.get("file")) is not None:  # earlier releases did not store it
+            is_same = other == str(production.file) or record.content["file_digest"] == production.digest
+            if not is_same and Path(other).is_file() and not production.file.samefile(other):
+                what = f"name: the runs of {production.name!r} are of {other}, a file with other models or data"
+                raise InputError([f"{what}. To fix: give {production.file} another name, or remove the other file"])
+            return
 
 
 def _answered(runs: RetrainingRuns, production: Production, key: str, *, is_forced: bool) -> RunRecord | None:
     """Returns the record of a run that does no work: it is over, a later one was begun, or it is late; else None."""
-    name = production.name
-    known = runs.find(name, key)
-    if known is not None and known.is_over and not is_forced:
-        return known
+    name, night, now_s = production.name, production.entry.night, current_clock.get()()
+    rounds = runs.rounds(name, key)
+    is_begun = bool(rounds) and not rounds[-1].is_over  # what it has trained is still to be compared
+    if rounds and not (is_begun or is_forced or _left_of(rounds, production)):
+        return rounds[-1]
     if (later := runs.after(name, f"{key}.99")) is not None:
-        return RunRecord(name=name, run_date=key, status=RetrainingStatus.SKIPPED, content={"later": later.run_date})
-    deadline_s, now_s = production.entry.night.deadline_of(key), current_clock.get()()
-    is_begun = known is not None and not known.is_over  # what it has trained is still to be compared
+        is_ahead = later.run_date[:10] > night.next_date(now_s)
+        status = RetrainingStatus.AHEAD if is_ahead else RetrainingStatus.SKIPPED
+        return RunRecord(name=name, run_date=key, status=status, content={"later": later.run_date, "now_s": now_s})
+    deadline_s = night.deadline_of(key)
     if deadline_s is not None and deadline_s <= now_s and not is_begun and not _is_scheduled():
-        content = {"deadline_s": deadline_s, "next": production.entry.night.next_in_time(now_s)}
+        content = {"deadline_s": deadline_s, "next": night.next_in_time(now_s)}
         return RunRecord(name=name, run_date=key, status=RetrainingStatus.LATE, content=content)
     return None
 
@@ -217,9 +271,18 @@ def _date(production: Production, given: str | None) -> str:
     """Returns the date of the run: the given one, else that of the schedule which started this flow run, else now's."""
     if given is not None:
         try:
-            return date.fromisoformat(given).isoformat()
+            run_date = date.fromisoformat(given).isoformat()
         except ValueError:
             raise InputError([f"{given!r} is no date of a run. To fix: give its date, such as 2026-11-20"]) from None
+        now_s = current_clock.get()()
+        if run_date > (last := production.entry.night.next_date(now_s)):
+            raise InputError(
+                [
+                    f"the run {run_date} is later than the next one, {last}, by this machine's clock "
+                    f"({day_text(now_s)} UTC). To fix: give {last} at most, or set the clock"
+                ]
+            )
+        return run_date
     run = current_flow_run()
     if run is not None and run.auto_scheduled and run.expected_start_time is not None:
         # A run that starts late still has its scheduled date.
@@ -227,22 +290,35 @@ def _date(production: Production, given: str | None) -> str:
     return production.entry.night.run_date_of(current_clock.get()())
 
 
-def _round(runs: RetrainingRuns, name: str, key: str) -> str:
-    """Returns the key of the run itself while it is not over, else of its unfinished round, or of a new one."""
-    number, tried = 1, key
-    while (known := runs.find(name, tried)) is not None and known.is_over:
-        number += 1
-        tried = f"{key}.{number:02d}"
-    return tried
+def _left_of(rounds: Sequence[RunRecord], production: Production) -> set[str]:
+    """Returns the models that a repetition of a date trains: if models failed, these and those without a result."""
+    results = [model for record in rounds for model in record.content.get("answer", {}).get("models", ())]
+    outcomes = {model["model"]: model["outcome"] for model in results}
+    failed = {name for name, outcome in outcomes.items() if outcome == FAILED}
+    names = {model.name for model in production.models} | production.broken.keys()
+    if production.entry.registry:
+        names |= failed  # the tags in the registry are not read yet
+    return {name for name in names if outcomes.get(name, FAILED) == FAILED} if failed else set()
 
 
-def _of_this_round(production: Production, force: Sequence[str], *, is_over: bool) -> Production:
-    """Returns all models or, if the run is over already, the requested ones."""
-    names = [model.name for model in production.models]
+def _names_of_round(
+    production: Production, rounds: Sequence[RunRecord], force: Sequence[str]
+) -> Collection[str] | None:
+    """Returns the models of the round that is begun or resumed; None for all. Raises InputError if `force` is wrong."""
+    names = [*(model.name for model in production.models), *production.broken]
     if unknown := sorted(set(force) - set(names)):
         raise InputError(
             [f"there is no model {name!r} to force. To fix: use one of {', '.join(names)}" for name in unknown]
         )
-    if not is_over:
+    if rounds and rounds[-1].is_over:
+        return force or _left_of(rounds, production)
+    # Earlier releases had further rounds of forced models only, and did not store their names.
+    return rounds[-1].content.get("names", force) if len(rounds) > 1 else None
+
+
+def _of_this_round(production: Production, names: Collection[str] | None) -> Production:
+    """Returns all models, or some of them."""
+    if names is None:
         return production
-    return replace(production, models=tuple(m for m in production.models if m.name in force), broken={})
+    broken = {name: fault for name, fault in production.broken.items() if name in names}
+    return replace(production, models=tuple(m for m in production.models if m.name in names), broken=broken)

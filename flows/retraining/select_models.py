@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import BatchFileError, LedgerError
+from ringmaster.errors import BatchFileError, InputError
+from ringmaster.flows import settings
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
+from ringmaster.flows.batch.run_folder import with_models
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.shrinking import SMALLER
@@ -34,7 +36,13 @@ from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.retraining import drift
 from ringmaster.tasks.retraining.drift import Drift, TrainingRecord, drifts_of
 from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
-from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
+from ringmaster.tasks.retraining.promotion import (
+    TRAINED,
+    ServingVersions,
+    lasting,
+    training_digest,
+    version_of,
+)
 from ringmaster.tasks.retraining.runs import freeze
 from ringmaster.tasks.retraining.selection import (
     DueDecision,
@@ -46,9 +54,6 @@ from ringmaster.tasks.retraining.selection import (
     due,
 )
 from ringmaster.techniques import Job
-
-TRAINED = "retraining/trained.json"
-"""The artifact of a model's MLflow run with the data that a retraining run trained it on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +101,12 @@ def inspect_models(run: RetrainingRun) -> dict[str, InspectedModel]:
 def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str, InspectedModel]:
     result = {}
     for model in run.production.models:
-        check = InspectedModel(model=model, serving=where[model.registered_name])
+        serving = where[model.registered_name]
+        check = InspectedModel(model=model, serving=serving, fault=serving.fault)
         try:
-            result[model.name] = _frozen(run, check)
-        except (ValueError, OSError, LedgerError) as error:
-            if isinstance(error, LedgerError) and error.may_pass:
-                raise  # nothing is wrong with the model: the run resumes when it is called again
-            result[model.name] = replace(check, fault=str(error))
+            result[model.name] = check if check.fault else _frozen(run, check)
+        except (ValueError, OSError) as error:
+            result[model.name] = replace(check, fault=lasting(error))
     readable = [check.model for check in result.values() if not check.fault]
     preflights, faults = run.preflight(
         [job for model in readable for job in model.jobs],
@@ -133,6 +137,11 @@ def _decided(
     if model.name in faults:
         return replace(check, fault=faults[model.name])
     own, missing = data[model.name], list[str]()
+    if serving.foreign is not None:
+        missing.append(
+            f"version {serving.foreign} was made neither by retraining nor as a challenger, and is not compared. "
+            "To fix: decide about it by `ringmaster promote`"
+        )
     newest, champion = serving.latest, serving.champion
     seen = ModelObservations(
         run_date=run.date,
@@ -169,7 +178,8 @@ def _run_of_training(run: RetrainingRun, model: ModelRecord) -> str | None:
         return kept.run_date
     if model.run_id is None:
         return None
-    return run.production.entry.night.run_date_of(run.ledger.client.get_run(model.run_id).info.start_time / 1000)
+    made_by = unless_lost(run.ledger.client.get_run, model.run_id)
+    return None if made_by is None else run.production.entry.night.run_date_of(made_by.info.start_time / 1000)
 
 
 def _drifts(
@@ -311,13 +321,15 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
         return SelectedModels()
     production, context = run.production, run.node_context
     jobs = {job.name: job for check in due.values() for job in _trainable_jobs(run, check)}
+    based, weights, faults = _with_bases(run, jobs)
+    environment = replace(context.environment, weights=weights)
     began_s = time.monotonic()
     # If the run's deadline has passed, nothing is profiled either.
     profiled = ProfilingResult(jobs=(), preflights={}, profiles={})
-    if not run.is_late:
+    if based and not run.is_late:
         profiled = profile_task(
-            [*jobs.values()],
-            environment=context.environment,
+            based,
+            environment=environment,
             cluster=context.cluster,
             known=context.known,
             notice=current_view.get().notice,
@@ -326,6 +338,7 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
             share=context.batch.profiling_share,
         )
     profiling_s = time.monotonic() - began_s
+    faults |= profiled.faults
     limits = RunLimits(
         left_s=run.left_s,
         deadline_s=run.deadline_s,
@@ -333,9 +346,7 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
         price_per_device_hour=production.entry.night.price_per_device_hour,
     )
     resolved = {job.name: job for job in profiled.jobs}
-    groups_among = groups_of_some(
-        profiled, environment=context.environment, cluster=context.cluster, known=context.known
-    )
+    groups_among = groups_of_some(profiled, environment=environment, cluster=context.cluster, known=context.known)
 
     def problem_of(names: Sequence[str]) -> Problem:
         """Returns the planning problem of some jobs, with the groups that they may be trained in."""
@@ -348,12 +359,12 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
         objective = _terms(limits, ()).objective
         return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=objective).fused_plan
 
-    unfit = {name: profiled.faults[name] for name in due if name in profiled.faults}
+    unfit = {name: faults[name] for name in due if name in faults}
     waited = run.left_by_earlier("waited")
     wanted = [
         DueModel(
             model=name,
-            variants=tuple(job.name for job in check.model.variants if job.name not in profiled.faults),
+            variants=tuple(job.name for job in check.model.variants if job.name not in faults),
             priority=check.model.priority,
             waited=waited.get(name, 0),
         )
@@ -383,6 +394,28 @@ def _trainable_jobs(run: RetrainingRun, check: InspectedModel) -> Iterator[Job]:
         yield job
 
 
+def _with_bases(run: RetrainingRun, jobs: Mapping[str, Job]) -> tuple[list[Job], dict[str, Path], dict[str, str]]:
+    """Returns the jobs with the folders of the models that they name, as the batch will have them, and these folders.
+
+    Also returns, by name, why other jobs cannot be trained: a model that they name does not exist or does not fit.
+    """
+    based, weights, faults = list[Job](), dict[str, Path](), dict[str, str]()
+    for name in jobs:
+        names = [name]
+        for each in names:  # the models that other jobs of the run make are looked at with these
+            names += [parent for parent in jobs[each].models if parent in jobs and parent not in names]
+        jobs_of_name = tuple(jobs[each] for each in names)
+        batch = Batch(name=run.production.name, jobs=jobs_of_name, folder=run.production.folder, text="")
+        try:
+            batch, folders = with_models(batch, run.ledger, None, settings.home())
+        except InputError as error:
+            faults[name] = "; ".join(map(str, error.faults))
+        else:
+            based.append(batch.jobs[0])
+            weights |= folders
+    return based, weights, faults
+
+
 def _larger(run: RetrainingRun, model: ProductionModel, champion: ModelRecord) -> ModelRecord:
     """Returns the version in whose place a smaller child serves, which cannot be trained on; else the champion."""
     if champion.kind not in SMALLER or model.job.adaptation is not None:
@@ -405,7 +438,7 @@ def _terms(limits: RunLimits, names: Sequence[str]) -> PlanningTerms:
 
 def _batch(run: RetrainingRun, jobs: Sequence[Job], terms: PlanningTerms) -> Batch:
     """Returns the run's batch. Its name, that of the production file, keeps the registered names stable."""
-    return Batch.of(
+    batch = Batch.of(
         name=run.production.name,
         jobs=jobs,
         objective=terms.objective,
@@ -414,6 +447,7 @@ def _batch(run: RetrainingRun, jobs: Sequence[Job], terms: PlanningTerms) -> Bat
         deadlines_s=terms.deadlines_s,
         price_per_device_hour=terms.price_per_device_hour,
     )
+    return replace(batch, retraining=run.production.name)
 
 
 def _figures(choice: RunSelection, plan: Plan, groups: Mapping[str, Collection[str]], unit: str) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """Training of a retraining run's batch, new or resumed; the best job of a sweep becomes its model's newest version."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, RunInterrupted
+from ringmaster.errors import InputError, RunInterrupted, UntrainableJobs
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import result_of
 from ringmaster.flows.batch.result import BatchResult
@@ -16,12 +17,13 @@ from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.follower import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.flows.retraining.select_models import TRAINED, InspectedModel, SelectedModels, trained_of
+from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.model_lineage.ledger.registry import unless_lost
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
+from ringmaster.tasks.retraining.promotion import TRAINED
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.retraining.runs import RetrainingStatus
 from ringmaster.tasks.storage.database import Database
@@ -40,13 +42,20 @@ def train_models(
         return from_json(BatchResult, value)
     if chosen.batch is None or run.content.get("is_trained"):
         return None
-    batch, is_resumed = _left_to_train(run, checks, chosen.batch)
-    if batch is None:
+    result, (batch, is_resumed) = None, _left_to_train(run, checks, chosen.batch)
+    while batch is not None and result is None:
+        run.save(training=batch.to_json())
+        # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
+        try:
+            result = result_of(partial(train_batch, batch, name=batch.name, resume=is_resumed, seed=seed))
+        except InputError as error:  # nothing was begun
+            refused = error.__cause__.faults if isinstance(error.__cause__, UntrainableJobs) else {}
+            refused = refused or {job.name: str(error) for job in batch.jobs}
+            run.save(refused={**run.content.get("refused", {}), **refused})
+            batch, is_resumed = _without(batch, refused.keys()), False
+    if result is None:
         run.save(is_trained=True)
         return None
-    run.save(training=batch.to_json())
-    # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
-    result = result_of(lambda: train_batch(batch, name=batch.name, resume=is_resumed, seed=seed))
     if result.status != "interrupted":
         for check in checks.values():
             _finish_training(run, check, _recorded(run, check, result))
@@ -85,19 +94,21 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
         batch = Batch.from_json(begun)
         if can_go_on(batch):
             return batch, True
-        now = run.standings()
+        now, made = run.standings(), set[str]()
         for check in checks.values():
             newest = now[check.model.registered_name].latest
             if newest is not None and check.has_made(newest):
                 _finish_training(run, check, _made_with(run, check, newest))
-                batch = _without(batch, {job.name for job in check.model.trained_jobs})
+                made |= {job.name for job in check.model.trained_jobs}
+        if (left := _without(batch, made)) is None:
+            return None, False
+        batch = left
     bases = {job.name: job.base for job in batch.jobs if job.base is not None}
     gone = {name for name, base in bases.items() if unless_lost(run.ledger.resolve_model, base) is None}
     if gone:
         current_view.get().notice(f"deleted from the registry meanwhile: {', '.join(sorted(gone))}")
         run.save(gone=sorted(gone))
-    batch = _without(batch, gone)
-    return (batch if batch.jobs else None), False
+    return _without(batch, gone), False
 
 
 def can_go_on(batch: Batch) -> bool:
@@ -112,12 +123,11 @@ def can_go_on(batch: Batch) -> bool:
         return False
 
 
-def _without(batch: Batch, names: set[str]) -> Batch:
-    if not names:
-        return batch
+def _without(batch: Batch, names: Collection[str]) -> Batch | None:
+    """Returns the batch without some jobs; None if no job is left."""
     jobs = tuple(job for job in batch.jobs if job.name not in names)
     deadlines_s = {name: s for name, s in batch.deadlines_s.items() if name not in names}
-    return replace(batch, jobs=jobs, deadlines_s=deadlines_s)
+    return replace(batch, jobs=jobs, deadlines_s=deadlines_s) if jobs else None
 
 
 def _finish_training(run: RetrainingRun, check: InspectedModel, made: Mapping[str, ModelRecord]) -> None:

@@ -290,6 +290,12 @@ class Models(registry.Families):
         result = paged(self.client.search_logged_models, self.experiment_ids(), are_models, order_by=order)
         return [registry.record_of(model) for model in result]
 
+    def jobs_of(self, name: str) -> list[str]:
+        """Returns the names of the jobs that have made models recorded under a name."""
+        result = paged(self.client.search_logged_models, self.experiment_ids(), f"tags.`{registry.NAME}` = '{name}'")
+        jobs = [registry.record_of(model).origin.job for model in result]
+        return sorted({job for job in jobs if job is not None})
+
     def _made_by(self, run_id: str, name: str) -> Any | None:
         """Returns the LoggedModel `name` that run `run_id` has already made, or None."""
         result = self.client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'")

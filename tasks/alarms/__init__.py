@@ -12,7 +12,8 @@ BATCH_FAILED = "ringmaster.batch.failed"
 DEADLINE_IN_DANGER = "ringmaster.deadline.in-danger"
 DEVICE_LOST = "ringmaster.device.lost"
 PROMOTION_REFUSED = "ringmaster.promotion.refused"
-EVENTS = (BATCH_FAILED, DEADLINE_IN_DANGER, DEVICE_LOST, PROMOTION_REFUSED)
+RETRAINING_FAILED = "ringmaster.retraining.failed"
+EVENTS = (BATCH_FAILED, DEADLINE_IN_DANGER, DEVICE_LOST, PROMOTION_REFUSED, RETRAINING_FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,20 @@ def promotion_refused(model: str, *, version: int | None, why: str, who: str = "
         name=model,
         message=f"{label} is not promoted: {why}",
         facts=facts if version is None else {**facts, "version": version},
+    )
+
+
+def retraining_failed(name: str, *, run_date: str, message: str) -> Alarm:
+    """Returns the alarm for a retraining run with models that failed, or that was not performed.
+
+    name: of the file of models. message: the failed models and the causes.
+    """
+    return Alarm(
+        event=RETRAINING_FAILED,
+        resource=f"ringmaster.retraining.{name}",
+        name=name,
+        message=f"retraining of {name}, {run_date}: {message}",
+        facts={"retraining": name, "night": run_date},
     )
 
 

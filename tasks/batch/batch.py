@@ -48,6 +48,7 @@ class Batch:
         price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
         profiling_share: the largest fraction of the batch's predicted time that profiling may take.
         keep_checkpoints: how many checkpoints of each job are kept.
+        retraining: the name of the file of models whose retraining run trains the jobs; empty for other batches.
         devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
         folder: the folder of the file, absolute; workers append it to their import path to find a user's factories.
         text: the text of the file, for the records.
@@ -66,6 +67,7 @@ class Batch:
     profiling_share: float = PROFILING_SHARE
     keep_checkpoints: int = KEPT_CHECKPOINTS
     quotas: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    retraining: str = ""
 
     @property
     def terms(self) -> PlanningTerms:
@@ -176,6 +178,7 @@ class Batch:
         has the same digest, and can be resumed.
         """
         later = {"users": {}, "profiling_share": PROFILING_SHARE, "keep_checkpoints": KEPT_CHECKPOINTS, "quotas": {}}
+        later |= {"retraining": ""}
         plain = {**vars(self), "folder": str(self.folder)}
         return {key: to_json(value) for key, value in plain.items() if key not in later or value != later[key]}
 

@@ -455,6 +455,7 @@ class MlflowWriter:
             seed=job.seed,
             quantized_base=job.quantize_base,
             started_from=started_from,
+            retraining=self._batch.retraining or None,
         )
 
     def _place(self, event: JobEnded) -> RunPaths:

@@ -18,12 +18,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, ValidationError
 from pydantic.functional_validators import AfterValidator
 
+from ringmaster.codec import digest, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
-from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
+from ringmaster.tasks.batch.references import Distinct, Name, Positive, is_name, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
@@ -77,7 +78,8 @@ class ModelEntry(Section):
     )
     due: DueEntry = Field(default=DueEntry(), description="what makes it due, such as {max_age_days: 30}")
     window_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = Field(
-        default=None, description="of files with a date in their name, only those of the last so many days, such as 14"
+        default=None,
+        description="of files with a date in their name, those of the days that end with the run's, such as 14",
     )
     sweep: dict[str, Annotated[list[Any], Field(min_length=1), Distinct]] = Field(
         default={},
@@ -125,12 +127,15 @@ class RetrainingEntry(Section):
             end = datetime.combine(day + timedelta(days=1), time.fromisoformat(self.deadline), zone)
         return end.timestamp()
 
+    def next_date(self, now_s: float) -> str:
+        """Returns the date of the run that starts next."""
+        return (date.fromisoformat(self.run_date_of(now_s)) + timedelta(days=1)).isoformat()
+
     def next_in_time(self, now_s: float) -> str:
         """Returns the date of the first run whose deadline has not passed."""
-        run_date = self.run_date_of(now_s)
-        deadline_s = self.deadline_of(run_date)
+        deadline_s = self.deadline_of(self.run_date_of(now_s))
         is_late = deadline_s is not None and deadline_s <= now_s
-        return (date.fromisoformat(run_date) + timedelta(days=int(is_late))).isoformat()
+        return self.next_date(now_s) if is_late else self.run_date_of(now_s)
 
 
 class ProductionEntry(Section):
@@ -260,14 +265,18 @@ class Production:
     entry: the values of the file, of which those of `night` limit a retraining run.
     models: those of the file, and tagged ones of the registry.
     folder: the folder of the file, absolute; relative paths and factories are resolved there.
+    file: the path of the file, absolute.
+    digest: of the content of the file, with the absolute paths of its data.
     policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
-    broken: the faults in the tags, by model name.
+    broken: the faults of entries of the file and of tags that no model can be made of, by model name.
     """
 
     entry: ProductionEntry
     models: tuple[ProductionModel, ...]
     devices: Devices
     folder: Path
+    file: Path = Path()
+    digest: str = ""
     policy: PromotionPolicy | None = None
     broken: Mapping[str, str] = field(default_factory=dict)
 
@@ -283,17 +292,59 @@ class Production:
 
 
 def load_production(path: Path) -> Production:
-    """Loads the production models of a YAML file. Raises BatchFileError with all faults and their lines."""
+    """Loads the production models of a YAML file.
+
+    Entries with faults are recorded in `broken`, so that they affect no other model. Raises BatchFileError with all
+    faults and their lines if there are others, or if all entries have faults.
+    """
     read = read_document(path, what="a file of models, such as retraining.yaml", kind=FileKind.RETRAINING)
-    result = list(read.findings)
-    production = None
-    if read.data is not None:
-        production, wrong = _production(read.data, folder=path.parent)
-        result += wrong
-    if production is None or result:
-        first = {place_text(finding.place): finding for finding in reversed(result)}  # one for each place
-        raise file_error(reversed(first.values()), read, file=path.name)
-    return production
+    production, wrong = (None, []) if read.data is None else _of_sound_entries(read.data, folder=path.parent)
+
+    def error_of(findings: Iterable[Finding]) -> BatchFileError:
+        first = {place_text(finding.place): finding for finding in reversed(list(findings))}  # one for each place
+        return file_error(reversed(first.values()), read, file=path.name)
+
+    if production is None or read.findings:
+        raise error_of([*read.findings, *wrong])
+    known = {model.name: "" for model in production.models}
+    broken: dict[str, str] = {}
+    for i, entry in enumerate(as_list((read.data or {}).get("models"))):
+        if findings := [finding for finding in wrong if _entry_of(finding) == i]:
+            name = _at(entry, ("name",))
+            name = name if is_name(name) and name not in known | broken else f"models[{i}]"
+            broken[name] = "; ".join(map(str, error_of(findings).faults))
+    jobs = [to_json(job) for model in production.models for job in (*model.jobs, *model.variants)]
+    content = digest([production.entry.model_dump(mode="json"), jobs])
+    return replace(production, file=path.absolute(), digest=content, broken=broken)
+
+
+def _of_sound_entries(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:
+    """Returns the models of the entries of a file that have no fault, and all faults of the file.
+
+    Returns None in place of the models if there are faults elsewhere in the file, or no entry is left.
+    """
+    left, result = list(enumerate(as_list(raw.get("models")))), list[Finding]()
+    while True:
+        models = [entry for _, entry in left] if isinstance(raw.get("models"), list) else raw.get("models")
+        production, wrong = _production({**raw, "models": models} if "models" in raw else raw, folder=folder)
+        for finding in wrong:
+            i = _entry_of(finding)
+            place = finding.place if i is None else ("models", left[i][0], *finding.place[2:])
+            result.append(replace(finding, place=place))
+        faulty = {_entry_of(finding) for finding in wrong}
+        is_last = len(faulty) == len(left) and raw.get("registry") is not True
+        if production is not None or None in faulty or is_last:
+            return production, result
+        # Rules that compare values are applied only where each value is of its type: there may be more faults.
+        left = [each for number, each in enumerate(left) if number not in faulty]
+
+
+def _entry_of(finding: Finding) -> int | None:
+    """Returns the position of the entry of `models` in which a fault is; None for other faults."""
+    match finding.place:
+        case ("models", int() as i, *_):
+            return i
+    return None
 
 
 def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
@@ -303,8 +354,8 @@ def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
     after `NAME.`; models with another prefix do not belong to this file. The file takes precedence for a model that it
     names. A fault in a tag is recorded in `broken`, so that it affects no other model.
     """
-    models, broken = list(production.models), dict[str, str]()
-    known = {model.registered_name for model in models}
+    models, broken = list(production.models), dict(production.broken)
+    known = {model.registered_name for model in models} | {f"{production.name}.{name}" for name in broken}
     for registered_name, text in sorted(tags.items()):
         prefix, _, name = registered_name.partition(".")
         if prefix != production.name or not name or registered_name in known:

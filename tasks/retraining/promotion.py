@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import PromotionRefused, SignatureError
+from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.ledger.registry import unless_lost, unless_missing
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
@@ -24,6 +24,8 @@ TAG = "ringmaster.decision"
 TABLE = "promotion/decisions.json"
 PROMOTED, KEPT, ROLLED_BACK, WAITING = "promoted", "kept", "rolled back", "waiting"
 TAG_CHARACTERS = 5000  # MLflow's limit for a tag of a version
+TRAINED = "retraining/trained.json"
+"""The artifact of a model's MLflow run with the data that a retraining run trained it on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,8 +302,10 @@ def _lives(row: dict[str, Any]) -> bool:
 class ServingVersions:
     """The current versions of a registered model.
 
-    latest: the newest version, whatever was decided about it.
+    latest: the newest version that a retraining run has made, or that an alias names, whatever was decided about it.
     candidate: the same version, if it has not been compared with a champion yet.
+    foreign: a newer version that anything else has made, such as a batch of the same name. It is no candidate.
+    fault: why the registry's entries of this name cannot be used; they are of other programs, or damaged.
     """
 
     name: str
@@ -309,6 +313,8 @@ class ServingVersions:
     challenger: ModelRecord | None = None
     latest: ModelRecord | None = None
     candidate: ModelRecord | None = None
+    foreign: int | None = None
+    fault: str = ""
 
 
 def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, ServingVersions]:
@@ -318,15 +324,47 @@ def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, ServingVersions
     for model in ledger.models():
         if model.registered_name in versions and model.version is not None:
             versions[model.registered_name].add(model.version)
-    return {name: _serving_versions(ledger, name, _newest(ledger, name, versions[name])) for name in wanted}
+    return {name: _serving_versions(ledger, name, versions[name]) for name in wanted}
 
 
-def _serving_versions(ledger: Ledger, name: str, latest: ModelRecord | None) -> ServingVersions:
-    if latest is None:
+def _serving_versions(ledger: Ledger, name: str, versions: Iterable[int]) -> ServingVersions:
+    existing = (ledger.get_version(name, version) for version in sorted(versions, reverse=True))
+    newest_first = [record for record in existing if record is not None]  # a model may outlive its version
+    if not newest_first:
         return ServingVersions(name=name)
-    champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)
-    candidate = None if _was_compared(ledger, latest, champion, challenger) else latest
-    return ServingVersions(name=name, champion=champion, challenger=challenger, latest=latest, candidate=candidate)
+    try:
+        champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)
+        named = [record.version for record in (champion, challenger) if record is not None]
+        own = (each for each in newest_first if each.version in named or _is_of_retraining(ledger, each))
+        latest = next(own, None)
+        candidate = None if latest is None or _was_compared(ledger, latest, champion, challenger) else latest
+    except LedgerError as error:
+        return ServingVersions(name=name, fault=lasting(error))
+    return ServingVersions(
+        name=name,
+        champion=champion,
+        challenger=challenger,
+        latest=latest,
+        candidate=candidate,
+        foreign=None if latest == newest_first[0] else newest_first[0].version,
+    )
+
+
+def _is_of_retraining(ledger: Ledger, model: ModelRecord) -> bool:
+    """Whether a retraining run has made the model. Those of earlier releases have only the artifact of its data."""
+    if model.origin.retraining is not None:
+        return True
+    return model.run_id is not None and unless_lost(ledger.read_text, model.run_id, TRAINED) is not None
+
+
+def lasting(error: ValueError | OSError) -> str:
+    """Returns the text of an error that is the fault of one model; the others of its retraining run go on.
+
+    Raises the error again if the same call may succeed later: the run resumes when it is called again.
+    """
+    if isinstance(error, LedgerError) and error.may_pass:
+        raise error
+    return str(error)
 
 
 def _was_compared(
@@ -340,12 +378,6 @@ def _was_compared(
         return False
     made = read_decisions(ledger, challenger)  # it may wait for approval, or be just a sweep's proposal
     return bool(made) and made[-1].outcome != WAITING
-
-
-def _newest(ledger: Ledger, name: str, versions: Iterable[int]) -> ModelRecord | None:
-    """Returns the newest of these versions that the registry still has; a model may outlive its version."""
-    result = (ledger.get_version(name, version) for version in sorted(versions, reverse=True))
-    return next((record for record in result if record is not None), None)
 
 
 def apply(

@@ -46,7 +46,8 @@ missed, and what was not done then is due now{% endif %}.
 ## What was due
 
 {% for v in run.model_results %}
-- **{{ v.model | markdown }}** {{ "is due" if v.is_due else "is not" }}: {{ v.why_due | markdown }}
+- **{{ v.model | markdown }}** {{ "is due" if v.is_due else "is not" }}: \
+{{ (v.why_due or "it could not be inspected") | markdown }}
 {% endfor %}
 {% if run.batch is not none or run.plan %}
 

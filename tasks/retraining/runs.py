@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -67,6 +67,7 @@ class RetrainingStatus(StrEnum):
     INTERRUPTED = "interrupted"
     SKIPPED = "skipped"
     LATE = "late"
+    AHEAD = "ahead"
 
 
 OVER = (RetrainingStatus.DONE, RetrainingStatus.FAILED)
@@ -78,8 +79,9 @@ SILENCE_S = 20.0  # the time without a heartbeat after which a holder on another
 class RunRecord:
     """A retraining run.
 
-    status: "running" (also after a crash), "interrupted", "done" or "failed"; the last two are over. "skipped" and
-        "late" are not stored: a later run has begun already, or the run would begin after its deadline.
+    status: "running" (also after a crash), "interrupted", "done" or "failed"; the last two are over. "skipped", "late"
+        and "ahead" are not stored: a later run has begun already, the run would begin after its deadline, or a run was
+        begun under a date that is still to come.
     began_s: when the run first began, in seconds since the epoch.
     content: the results by step.
     """
@@ -106,6 +108,15 @@ class RetrainingRuns:
     def find(self, name: str, run_date: str) -> RunRecord | None:
         """Returns a run, or None if it was not begun."""
         return next((row for row in self.every(name) if row.run_date == run_date), None)
+
+    def rounds(self, name: str, run_date: str) -> list[RunRecord]:
+        """Returns the run of a date and its further rounds, in their order."""
+        return [row for row in self.every(name) if row.run_date[:10] == run_date]
+
+    def forget(self, name: str, run_date: str) -> None:
+        """Removes the run of a date with its further rounds."""
+        rows = RUNS.c.night.in_([row.run_date for row in self.rounds(name, run_date)])
+        self._database.execute(delete(RUNS).where((RUNS.c.name == name) & rows))
 
     def before(self, name: str, run_date: str) -> RunRecord | None:
         """Returns the last run before the given date, or None."""
@@ -222,10 +233,15 @@ def _copied(
     """Copies the files of a pattern or URL; returns a pattern for the copies, and the files' names and states."""
     result = matching(pattern)
     if window_days is not None:
-        names = _within(result.names, run_date=date.fromisoformat(run_date), window_days=window_days)
+        last = date.fromisoformat(run_date)
+        first = last - timedelta(days=window_days - 1)
+        dates = {name: _date_in(name) for name in result.names}
+        names = [name for name, day in dates.items() if day is None or first <= day <= last]
         if not names:
+            there = _span(*(day for day in dates.values() if day is not None))
             raise ValueError(
-                f"path {pattern!r} has no file of the {window_days} days up to {run_date}. To fix: widen window_days"
+                f"path {pattern!r} has no file dated {_span(first, last)}, only {there}: window_days: {window_days} "
+                "ends with the date of the run. To fix: write a file of that date, or widen window_days"
             )
         result = replace(result, names=tuple(names))
     files = tuple((str(name), " ".join(map(str, value))) for name, *value in result.state())
@@ -249,9 +265,9 @@ def drop_others(folder: Path, *, keep: Iterable[str]) -> None:
             shutil.rmtree(copy, ignore_errors=True)
 
 
-def _within(names: Sequence[str], *, run_date: date, window_days: int) -> list[str]:
-    first = run_date - timedelta(days=window_days - 1)
-    return [name for name in names if (day := _date_in(name)) is None or first <= day <= run_date]
+def _span(*days: date) -> str:
+    """Returns the first and the last of some dates for display."""
+    return " to ".join(dict.fromkeys([min(days).isoformat(), max(days).isoformat()]))
 
 
 def _date_in(name: str) -> date | None:

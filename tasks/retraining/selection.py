@@ -286,7 +286,9 @@ def _by_age(serving: ServingVersions, seen: ModelObservations, rules: DueEntry) 
     if rules.max_age_days is None or seen.trained is None:
         return
     days = num_days(seen.trained, seen.run_date)
-    if days >= rules.max_age_days:
+    if days < 0:
+        yield f"its last training is dated {seen.trained}, which is still to come: the clock was wrong then"
+    elif days >= rules.max_age_days:
         yield f"its last training is {days} days ago, and {rules.max_age_days:g} are allowed"
 
 

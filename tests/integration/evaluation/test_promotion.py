@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import LedgerError, PromotionRefused
-from ringmaster.model_lineage import Ledger
+from ringmaster.model_lineage import Ledger, Origin
 from ringmaster.model_lineage.snapshot import DAY_MS, Snapshot, collect, unreached
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.retraining import promotion
@@ -33,8 +33,9 @@ def log(tmp_path):
 @pytest.fixture
 def versions(ledger, tmp_path):
     batch = ledger.start_batch("nights", params={})
-    return [ledger.record_model(NAME, run_id=run_of(ledger, batch, i), folder=files(tmp_path, i), kind="pretrained")
-            for i in (1, 2, 3)]  # fmt: skip
+    of = Origin(job="prices", retraining="shop")
+    return [ledger.record_model(NAME, run_id=run_of(ledger, batch, i), folder=files(tmp_path, i), kind="pretrained",
+            origin=of) for i in (1, 2, 3)]  # fmt: skip
 
 
 def run_of(ledger, batch, number):
@@ -164,3 +165,8 @@ def test_a_model_of_two_names_is_found_by_both_and_kept_for_an_alias_of_either(l
     store = TensorStore(tmp_path / "tensors")
     collect(ledger, store, snapshot, unreached(snapshot, now_ms=later_ms, least_age_days=0))
     assert ledger.client.search_model_versions("") == []
+
+
+def test_the_jobs_that_have_made_models_of_a_name_are_known(ledger, versions):
+    ledger.add_version(versions[0], "shop.best")
+    assert (ledger.jobs_of(NAME), ledger.jobs_of("shop.best")) == (["prices"], [])

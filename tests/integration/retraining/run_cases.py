@@ -50,13 +50,13 @@ class Case:
         path.parent.mkdir(exist_ok=True)
         path.write_text(rows(seed, number=20))
 
-    def run(self, run_date: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
-        """Returns the result of one retraining run that starts at a given wall-clock time."""
+    def run(self, run_date: str | None, *, force: tuple[str, ...] = (), at: str = "") -> dict[str, Any]:
+        """Returns the result of one retraining run that starts at a given time, by default on its date."""
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
         from ringmaster.flows.retraining.retraining_run import current_clock
 
-        moment_s = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
+        moment_s = datetime.fromisoformat(at or f"{run_date}T02:00").replace(tzinfo=UTC).timestamp()
         token = current_clock.set(lambda: moment_s)
         try:
             file = str(self.folder / "retraining.yaml")
@@ -137,7 +137,8 @@ def twice(folder: Path) -> Any:
         "unknown": unknown,
         "later": later,
         "overtaken": case.run("2026-11-02"),
-        "no date": case.refused("yesterday"),
+        "no date": case.refused("yesterday", at="2026-11-03T02:00"),
+        "too late a date": case.refused("2062-11-30", at="2026-11-03T02:00"),
     }
 
 
@@ -212,6 +213,49 @@ def short(folder: Path) -> Any:
     rich = case.run("2026-11-05", at="2026-11-05T02:00")
     found = {"by hand": by_hand, "late": late, "early": early, "poor": poor, "rich": rich}
     return {**found, "got": [got for got, _ in receiver.got]}
+
+
+def apart(folder: Path) -> Any:
+    """Gives one model a shape that its champion does not have, and names files that are not there for another."""
+    case = Case(folder, "apart", models=("a", "b"))
+    case.run("2026-11-01")
+    for model in ("a", "b"):
+        case.put(f"{model}/2026-11-02.jsonl", 2)
+    lost = MODEL.format(name="lost", job=SHORT, path="lost/*.jsonl")
+    case.say(
+        more=MODEL.format(name="b", job=SHORT.replace("hidden_size: 32", "hidden_size: 16"), path="b/*.jsonl") + lost
+    )
+    alarms: list[Any] = []
+    with instead("ringmaster.flows.retrain_daily", "sound", lambda alarm: alarms.append(alarm.message)):
+        answer = case.run("2026-11-02")
+    case.put("lost/2026-11-01.jsonl", 1)
+    case.say(models=("a", "b", "lost"))
+    return {**answer, "alarms": alarms, "again": case.run("2026-11-02"), "over": case.run("2026-11-02")}
+
+
+def alike(folder: Path) -> Any:
+    """Trains batches whose jobs have the names of a file's models, also with the point elsewhere."""
+    from ringmaster.errors import InputError
+    from ringmaster.flows.batch.flow_runs import result_of
+    from ringmaster.flows.train_batch import train_batch
+    from ringmaster.tasks.batch import Batch
+    from ringmaster.tasks.retraining.production import load_production
+
+    case = Case(folder, "alike", models=("a", "a.b"))
+    case.run("2026-11-01")
+    job = load_production(case.folder / "retraining.yaml").models[0].job
+
+    def train(name: str, job_name: str) -> Any:
+        batch = Batch.of(name=name, jobs=[replace(job, name=job_name)], devices={"cpu": 1})
+        return result_of(lambda: train_batch(batch, name=name))
+
+    train("alike", "a")
+    answer, refused = case.run("2026-11-02"), ""
+    try:
+        train("alike.a", "b")
+    except InputError as error:
+        refused = str(error)
+    return {**answer, "champion": case.champion(), "refused": refused}
 
 
 def held(folder: Path) -> Any:
@@ -303,7 +347,7 @@ def main(folder: Path) -> None:
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         lent_server.set(LentServer(server=server))
-        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched, shrunk)
+        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, apart, alike, held, swept, watched, shrunk)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))
 

@@ -7,7 +7,7 @@ aliases after it, are written to FOLDER/answers.json.
 import json
 import random
 import sys
-from datetime import date, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,12 @@ class Nights:
         """Performs the retraining run of the next day."""
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
+        from ringmaster.flows.retraining.retraining_run import current_clock
 
-        day = date(2026, 11, 1) + timedelta(days=len(self.answers))
+        day = datetime(2026, 11, 1, tzinfo=UTC) + timedelta(days=len(self.answers))
+        current_clock.set(day.timestamp)
         file = str(self.folder / "retraining.yaml")
-        answer = result_of(lambda: retrain_daily(file=file, night=day.isoformat()))
+        answer = result_of(lambda: retrain_daily(file=file, night=day.date().isoformat()))
         plain = json.loads(json.dumps(answer, allow_nan=False))
         records = self.ledger.models()
         versions = {f"{m.registered_name}/{m.version}": [m.kind, list(m.parents), m.model_id] for m in records}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.flows.commands.running import exit_code
+
 ROOT = Path(__file__).parents[3]
 # About twenty retraining runs in one process that imports torch once: two minutes alone, longer on busy cores.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -179,3 +181,33 @@ def test_seven_nights_go_by_as_they_are_expected(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1780, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "NOT as expected" not in done.stdout
+
+
+def test_the_faults_of_one_model_end_no_other(cases):
+    apart = cases["apart"]
+    outcomes = {model["model"]: model["outcome"] for model in apart["models"]}
+    assert outcomes == {"a": "promoted", "b": "failed", "lost": "failed"}
+    assert "does not fit LlamaForCausalLM" in row(apart, "b")["why"]
+    assert "retraining.yaml:13: models[2].data.path: 'lost/*.jsonl' matches no file" in row(apart, "lost")["why"]
+    (alarm,) = apart["alarms"]
+    assert alarm.startswith("retraining of apart, 2026-11-02: failed: b (")
+    assert (apart["status"], exit_code(apart)) == ("failed", 1)
+
+
+def test_the_models_that_failed_are_trained_when_the_date_is_run_again(cases):
+    again, over = cases["apart"]["again"], cases["apart"]["over"]
+    assert (again["night"], again["status"]) == ("2026-11-02.02", "done")
+    assert {model["model"]: model["outcome"] for model in again["models"]} == {"b": "promoted", "lost": "promoted"}
+    assert over["was_over"] and over["models"] == again["models"]
+
+
+def test_a_date_that_is_far_ahead_is_refused(cases):
+    assert "later than the next one, 2026-11-04, by this machine's clock" in cases["twice"]["too late a date"]
+
+
+def test_what_a_batch_of_the_same_name_has_made_is_not_promoted(cases):
+    alike = cases["alike"]
+    assert list(alike["versions"]) == ["alike.a/1", "alike.a.b/1", "alike.a/2"]
+    assert (row(alike)["outcome"], alike["champion"][0]) == ("unchanged", 1)
+    assert "version 2 was made neither by retraining nor as a challenger" in row(alike)["notes"][0]
+    assert "is that of job b of batch alike.a, and of job a.b of batch alike, which has made" in alike["refused"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage import DatasetInput, ModelRecord
+from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin
 
 
 class Died(Exception):
@@ -19,6 +19,7 @@ def version(number: int, *, digest: str = "d0", name: str = "shop.prices") -> Mo
         registered_name=name,
         version=number,
         uri=f"models:/{name}/{number}",
+        origin=Origin(retraining="shop"),
         datasets=(
             DatasetInput(name="data", digest=f"held out of {digest}", source="x", context="evaluation"),
             DatasetInput(name="data", digest=digest, source="x"),
@@ -69,7 +70,9 @@ class FakeLedger:
         return SimpleNamespace(tags=self.tags.get(int(number), {}))
 
     def resolve_model(self, uri: str) -> ModelRecord:
-        return next(model for model in self.records if model.uri == uri)
+        if (known := next((model for model in self.records if model.uri == uri), None)) is None:
+            raise LedgerError(f"there is no model {uri}", code="RESOURCE_DOES_NOT_EXIST")
+        return known
 
     def write_table(self, run_id: str, path: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self.tables[run_id, path] = [dict(row) for row in rows]
@@ -78,6 +81,11 @@ class FakeLedger:
         if (run_id, path) not in self.tables:
             raise LedgerError(f"run {run_id} has no {path}")
         return self.tables[run_id, path]
+
+    def read_text(self, run_id: str, path: str) -> str:
+        if (run_id, path) not in self.tables:
+            raise LedgerError(f"run {run_id} has no {path}")
+        return str(self.tables[run_id, path])
 
     def redraw(self, *records: ModelRecord) -> None:
         self.redrawn = [record.version for record in records]

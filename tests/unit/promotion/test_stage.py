@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.errors import PromotionRefused
+from ringmaster.errors import LedgerError, PromotionRefused
+from ringmaster.model_lineage import ModelRecord, Origin
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision
@@ -55,6 +56,56 @@ def test_aliases_move_by_the_decision_and_again_nothing_moves(before, decision, 
     for _ in range(2):
         apply(ledger, version(3), decision, log)
         assert ledger.aliases == after
+
+
+def of_a_batch(number: int, *, run_id: str | None = None) -> ModelRecord:
+    """A version that a batch of the same name has made, or a retraining run of an earlier release."""
+    return replace(version(number), origin=Origin(job="prices"), run_id=run_id)
+
+
+@pytest.mark.parametrize(
+    ("others", "aliases", "candidate", "foreign"),
+    [
+        ([of_a_batch(3)], {"champion": 1, "challenger": 2}, None, 3),
+        ([of_a_batch(3)], {"champion": 1}, 2, 3),
+        ([of_a_batch(3)], {}, 2, 3),
+        ([of_a_batch(3)], {"champion": 1, "challenger": 3}, 3, None),  # of a sweep
+        ([of_a_batch(3)], {"champion": 3}, None, None),  # promoted by hand
+        ([of_a_batch(3), version(4)], {"champion": 1}, 4, None),
+        ([of_a_batch(3, run_id="run 3")], {"champion": 1}, 3, None),
+        ([of_a_batch(3, run_id="another")], {"champion": 1}, 2, 3),
+    ],
+)
+def test_only_what_retraining_made_or_an_alias_names_is_a_candidate(others, aliases, candidate, foreign):
+    ledger = FakeLedger([version(1), version(2), *others], **aliases)
+    ledger.tables["run 3", promotion.TRAINED] = []
+    if aliases.get("challenger") == 2:
+        promotion.write_decision(ledger, version(2), promotion.DecisionRecord(version=2, outcome="kept", reasons=()))
+    found = standing(ledger)
+    assert (found.candidate and found.candidate.version, found.foreign) == (candidate, foreign)
+
+
+def test_where_nothing_else_has_a_name_what_a_batch_made_is_no_version_to_go_by():
+    found = standing(FakeLedger([of_a_batch(1)]))
+    assert (found.latest, found.candidate, found.foreign) == (None, None, 1)
+
+
+@pytest.mark.parametrize("may_pass", [False, True])
+def test_a_name_that_cannot_be_read_has_a_fault_and_the_others_stand(may_pass):
+    class Foreign(FakeLedger):
+        def get_alias(self, name, alias):
+            if name == "shop.foreign":
+                raise LedgerError("it was registered by another program", may_pass=may_pass)
+            return super().get_alias(name, alias)
+
+    ledger = Foreign([version(1), version(1, name="shop.foreign")], champion=1)
+    if may_pass:
+        with pytest.raises(LedgerError):
+            standings(ledger, [NAME, "shop.foreign"])
+        return
+    found = standings(ledger, [NAME, "shop.foreign"])
+    assert found["shop.foreign"].fault == "it was registered by another program"
+    assert (found[NAME].champion, found[NAME].fault) == (version(1), "")
 
 
 def test_a_candidate_that_is_refused_is_an_alarm(log):

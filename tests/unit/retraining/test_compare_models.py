@@ -107,3 +107,32 @@ def test_rows_that_are_left_out_of_a_comparison_are_told(is_whole, has_own, num_
     rival = SimpleNamespace(model=model, trained_on=trained_on, job=job)
     assert told in "".join(compare_models._left_out(rival, data, num_rows, max_rows=max_rows))
     assert bool(told) == bool(compare_models._left_out(rival, data, num_rows, max_rows=max_rows))
+
+
+@pytest.mark.parametrize("error", [ValueError("its metric is unknown"), OSError("its file is gone")])
+def test_a_candidate_that_cannot_be_evaluated_fails_alone(monkeypatch, error):
+    def judged(run, rival, data, *, device):
+        if rival.model.name == "broken":
+            raise error
+        return CandidateVerdict(notes=("judged",))
+
+    monkeypatch.setattr(compare_models, "_judged", judged)
+    rivals = [SimpleNamespace(model=SimpleNamespace(name=name), data={}, fault="") for name in ("broken", "good")]
+    verdicts = compare_models.judge(None, rivals, None)
+    assert verdicts["broken"].fault == f"the candidate cannot be evaluated: {error}"
+    assert verdicts["good"].notes == ("judged",)
+
+
+@pytest.mark.parametrize("failing", ["_child_in_place_of", "_apply_verdict"])
+def test_what_fails_about_one_candidate_ends_no_other(run, monkeypatch, failing):
+    plain = getattr(compare_models, failing)
+
+    def fails(run, subject, *given, **more):
+        if "broken" in repr(subject):
+            raise ValueError("its run is lost")
+        return plain(run, subject, *given, **more)
+
+    monkeypatch.setattr(compare_models, failing, fails)
+    results = {r.model: r for r in compare_models.compare_models(run, run.checks, SelectedModels(), None)}
+    assert (results["broken"].outcome, results["broken"].why) == ("failed", "its run is lost")
+    assert results["good"].outcome == "promoted"

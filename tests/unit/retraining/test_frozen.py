@@ -73,8 +73,13 @@ def test_a_single_file_keeps_its_name(data):
 def test_a_window_without_a_file_is_told(data):
     (data / "always.jsonl").unlink()
     spec = DataSpec(path=str(data / "*.jsonl"))
-    with pytest.raises(ValueError, match="widen window_days"):
+    told = (
+        "has no file dated 2026-12-30 to 2027-01-01, only 2026-11-18 to 2026-11-21: window_days: 3 ends with the date"
+    )
+    with pytest.raises(ValueError, match=told):
         freeze(spec, run_date="2027-01-01", window_days=3, folder=data.parent / "frozen")
+    with pytest.raises(ValueError, match=r"has no file dated 2027-01-01, only .* To fix: write a file of that date"):
+        freeze(spec, run_date="2027-01-01", window_days=1, folder=data.parent / "frozen")
 
 
 def test_data_that_is_no_files_stays_as_it_is(tmp_path):

@@ -239,16 +239,71 @@ def test_what_is_wrong_with_a_night_is_told_at_its_place(folder, text, places):
 def test_a_sweep_is_small(folder):
     values = ", ".join(map(str, range(70)))
     text = GOOD.replace("warm_start: false", f"sweep: {{seed: [{values}]}}")
-    with pytest.raises(BatchFileError, match="64 are the most"):
-        load_production(written(folder, text))
+    assert "64 are the most" in load_production(written(folder, text)).broken["words"]
 
 
 def test_a_window_is_of_days_that_a_calendar_has(folder):
     text = GOOD.replace("warm_start: false", "window_days: 1000000")
+    fault = "retraining.yaml:17: models[1].window_days: must be at most 36500, got 1000000. To fix: "
+    assert load_production(written(folder, text)).broken["words"].startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("changed", "to", "told"),
+    [
+        ('"words.jsonl"', '"gone.jsonl"', "models[1].data.path: 'gone.jsonl' matches no file"),
+        ("warm_start: false", "warm_start: perhaps", "retraining.yaml:17: models[1].warm_start: must be true or false"),
+        ("warm_start: false", "warmstart: false", "models[1].warmstart: is an unknown key"),
+        ("warm_start: false", "due: {assertions: {suite: gone.yaml, predictions: p}}", "there is no file 'gone.yaml'"),
+        ('path: "*.txt"', "name: nowhere", "models[1].compare_on"),
+        (
+            "architecture: LlamaForCausalLM}\n",
+            "architecture: LlamaForCausalLM}\n      evaluation: {metrics: [luck]}\n",
+            "models[1].job.evaluation.metrics",
+        ),
+        (
+            "{architecture: LlamaForCausalLM}\n",
+            "{from_pretrained: ./gone}\n",
+            "models[1].job.model.from_pretrained",
+        ),
+        ("job:\n      model: {architecture: L", "job: 5\n    due:\n      model: {architecture: L", "models[1].job"),
+    ],
+)
+def test_the_faults_of_an_entry_break_its_model_alone(folder, changed, to, told):
+    text = GOOD.replace(changed, to)
+    assert text != GOOD
+    production = load_production(written(folder, text))
+    assert [model.name for model in production.models] == ["digits"]
+    assert list(production.broken) == ["words"]
+    assert told in production.broken["words"] and "To fix: " in production.broken["words"]
+
+
+def test_rules_of_values_are_told_of_an_entry_though_another_one_has_values_of_wrong_types(folder):
+    text = GOOD.replace("min_gain: 0.01", "min_gain: much").replace('"words.jsonl"', '"gone.jsonl"')
+    third = GOOD[GOOD.index("  - name: words") :].replace("name: words", "name: more")
+    production = load_production(written(folder, text + third))
+    assert [model.name for model in production.models] == ["more"]
+    assert list(production.broken) == ["digits", "words"]
+    assert "retraining.yaml:15: models[1].data.path" in production.broken["words"]
+
+
+@pytest.mark.parametrize("name", ["digits", "a/b", "[1]"])
+def test_an_entry_without_a_name_of_its_own_is_called_by_its_place(folder, name):
+    production = load_production(written(folder, GOOD.replace("name: words", f"name: {name}")))
+    assert [model.name for model in production.models] == ["digits"]
+    assert list(production.broken) == ["models[1]"]
+
+
+def test_a_file_without_a_sound_entry_is_refused_unless_the_registry_has_models(folder):
+    text = GOOD.replace("min_gain: 0.01", "min_gain: much").replace('"words.jsonl"', '"gone.jsonl"')
     with pytest.raises(BatchFileError) as raised:
         load_production(written(folder, text))
-    (fault,) = raised.value.faults
-    assert (fault.place, fault.message) == ("models[1].window_days", "must be at most 36500, got 1000000")
+    assert [fault.place for fault in raised.value.faults] == ["models[0].min_gain", "models[1].data.path"]
+    production = load_production(written(folder, text + "registry: true\n"))
+    assert (production.models, list(production.broken)) == ((), ["digits", "words"])
+    found = with_tagged(production, {"shop.a": TAG, "shop.words": TAG})
+    assert [model.name for model in found.models] == ["a"]
+    assert list(found.broken) == ["digits", "words"]
 
 
 TAG = 'job: {model: {architecture: LlamaForCausalLM}, num_steps: 5}\ndata: {path: "words.jsonl", seq_len: 8}\n'

@@ -58,6 +58,11 @@ REPORT = RetrainingReport(
 )
 
 
+def test_a_model_that_could_not_be_inspected_has_a_reason_too():
+    lost = ModelResult(model="lost", is_due=False, why_due="", metric="loss", outcome="failed", why="it is gone")
+    assert "- **lost** is not: it could not be inspected\n" in replace(REPORT, model_results=(lost,)).markdown()
+
+
 def test_it_says_what_was_due_and_what_came_of_it():
     text = REPORT.markdown()
     assert text.startswith("# Retraining of shop, 2026-11-20\n")

@@ -11,6 +11,7 @@ from ringmaster.flows.retraining.select_models import InspectedModel
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import ProfileStore
 from ringmaster.tasks.retraining.production import Production, ProductionEntry, ProductionModel, RetrainingEntry
@@ -57,8 +58,12 @@ def profiled_jobs(*, with_groups=True):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    def choose(*, minutes=None, budget=None, priorities=None, with_groups=True):
-        monkeypatch.setattr(select_models, "profile_task", lambda *_, **__: profiled_jobs(with_groups=with_groups))
+    def choose(*, minutes=None, budget=None, priorities=None, with_groups=True, based_on=None):
+        def profiled(jobs, **_):
+            result = profiled_jobs(with_groups=with_groups)
+            return replace(result, jobs=tuple(job for job in result.jobs if job.name in {job.name for job in jobs}))
+
+        monkeypatch.setattr(select_models, "profile_task", profiled)
         deadline = None if minutes is None else f"02:{minutes:02}"
         models = tuple(
             ProductionModel(registered_name=f"shop.{name}", job=job(name), priority=(priorities or {}).get(name, 0))
@@ -71,12 +76,13 @@ def chosen(monkeypatch):
             batch=SimpleNamespace(profiling_share=0.05),
             cluster=CLUSTER,
             known=ProfileStore(),
-            environment=SimpleNamespace(import_paths=()),
+            environment=TrialEnvironment(server=None, devices=DEVICES, cache_dir=Path()),
             lend=None,
         )
         run = SimpleNamespace(
             production=production,
             node_context=bench,
+            ledger=FakeLedger([]),
             deadline_s=night.deadline_of("2026-11-20"),
             left_s=None if minutes is None else 60.0 * minutes,
             is_late=False,
@@ -85,7 +91,7 @@ def chosen(monkeypatch):
         checks = {
             model.name: InspectedModel(
                 model=model,
-                serving=ServingVersions(name=model.registered_name),
+                serving=ServingVersions(name=model.registered_name, champion=(based_on or {}).get(model.name)),
                 due=DueDecision(is_due=True, why="new data"),
             )
             for model in models
@@ -112,6 +118,15 @@ def test_those_that_fit_are_grouped_as_a_batch_of_their_own(chosen):
     assert [job.name for job in found.batch.jobs] == ["b", "c", "d"]
     assert found.plan["makespan_s"] == pytest.approx(STARTUP_S + 3 * STEPS)
     assert list(found.left) == ["a"]
+
+
+def test_a_model_whose_base_cannot_be_used_is_left_alone(chosen):
+    found = chosen(with_groups=False, based_on={"a": version(1, name="shop.a"), "c": version(4, name="shop.c")})
+    assert [job.name for job in found.batch.jobs] == ["b", "d"]
+    assert {name: why[:26] for name, why in found.unfit.items()} == {
+        "a": "job a: base models:/shop.a",
+        "c": "job c: base models:/shop.c",
+    }
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, UntrainableJobs
 from ringmaster.flows.retraining import compare_models, train_models
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, _plain, _read
 from ringmaster.model_lineage import Origin
@@ -96,6 +96,38 @@ def test_what_this_night_has_trained_is_not_trained_again_and_the_best_of_its_sw
     assert run.content["is_trained"]
     newest = run.ledger.records[-1]
     assert (newest.registered_name, newest.version, newest.origin.job) == (NAME, 3, "a-lr1")
+
+
+REFUSALS = {
+    "of some jobs": ({"a-lr1": "it does not fit"}, {"a-lr1": "it does not fit"}, ["a", "a-lr2"]),
+    "of the batch": (None, dict.fromkeys(LOSSES, "no plan meets the deadline"), None),
+}
+
+
+@pytest.mark.parametrize(("of_jobs", "refused", "tried_again"), REFUSALS.values(), ids=REFUSALS)
+def test_what_a_batch_refuses_fails_and_the_other_jobs_are_trained(run, monkeypatch, of_jobs, refused, tried_again):
+    tried = []
+
+    def train_batch(batch, **_):
+        tried.append([job.name for job in batch.jobs])
+        if len(tried) == 2:
+            raise Begun(tried[-1])
+        cause = None if of_jobs is None else UntrainableJobs(of_jobs)
+        raise InputError(["no plan meets the deadline"]) from cause
+
+    monkeypatch.setattr(train_models, "train_batch", train_batch)
+    if tried_again is None:
+        assert train(run) is None
+        assert run.content["is_trained"]
+        verdict = compare_models._not_compared(
+            run, run.check, run.standings()[NAME], SelectedModels(batch=run.batch), None
+        )
+        assert (verdict.outcome, verdict.why) == ("failed", "no plan meets the deadline")
+    else:
+        with pytest.raises(Begun) as begun:
+            train(run)
+        assert begun.value.jobs == tried_again
+    assert run.content["refused"] == refused
 
 
 def test_a_night_of_a_former_release_is_gone_on_with_by_its_data_alone(run):

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.errors import InputError, LedgerError
-from ringmaster.flows.batch.run_folder import base_weights
+from ringmaster.flows.batch.run_folder import base_weights, with_models
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.storage.journal import Journal
 
@@ -37,3 +37,32 @@ def test_a_model_that_is_not_there_is_told_once_whoever_names_it(tmp_path):
         "job d: base models:/gone/1: models:/gone/1 is not there; there are ['digits']",
     ]
     assert ledger.asked == ["models:/nope@champion", "models:/gone/1"]
+
+
+class NamingLedger:
+    """Records the models of job y.z, and of job z-lr1 whose best model became a version of the name."""
+
+    def __init__(self):
+        self.asked = []
+
+    def jobs_of(self, name):
+        self.asked.append(name)
+        return ["y.z", "z-lr1"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "job", "other"),
+    [("x", "y.z", None), ("x.y", "z", "y.z of batch x"), ("x.y", "x.y.z", "y.z of batch x.y.x"), ("x", "z", None)],
+)
+def test_a_job_whose_model_has_the_name_of_another_jobs_is_refused_with_both_readings(tmp_path, batch, job, other):
+    text = (
+        f"name: {batch}\njobs:\n  - {{name: {job}, model: {{architecture: LlamaForCausalLM}}, data: {{source: digits}}"
+    )
+    ledger, batch_of_it = NamingLedger(), parse_batch(text + ", num_steps: 1}\n", folder=tmp_path, name="b.yaml")
+    if other is None:
+        with_models(batch_of_it, ledger, None, tmp_path)
+        assert ledger.asked == ([] if "." not in job else ["x.y.z"])
+        return
+    with pytest.raises(InputError) as raised:
+        with_models(batch_of_it, ledger, None, tmp_path)
+    assert f"is that of job {job} of batch {batch}, and of job {other}, which has made versions" in str(raised.value)
