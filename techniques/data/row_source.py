@@ -128,7 +128,7 @@ class RowSamples:
         """What the samples of a file depend on besides its content."""
         kind, spec, tokenizer = self._kind, self._spec, self._folder / "tokenizer"
         return {
-            "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version],
+            "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version, *kind.code],
             "columns": self._columns.columns,
             "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
             "tokenizer": encoded_rows.content_of(tokenizer) if tokenizer.exists() else None,
