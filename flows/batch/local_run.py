@@ -34,10 +34,10 @@ from ringmaster.flows.batch.run_folder import (
     is_done_and_recorded,
     note_start,
     share_models,
-    stamped_folder,
 )
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.run_order import stamped_folder
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
