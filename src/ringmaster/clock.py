@@ -1,0 +1,28 @@
+"""A clock for durations: seconds since the epoch that no correction of the system's clock moves."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+
+class SteadyClock:
+    """The wall clock as it was once, counted on by the system's time since its boot, also while it was suspended.
+
+    Differences of its values are durations, and never negative. Deadlines in hours of the day follow `time.time`.
+
+    not_before_s: a time that was recorded before, after which this clock begins, if the wall clock was set back since.
+    """
+
+    def __init__(
+        self,
+        *,
+        not_before_s: float = 0.0,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._clock = clock
+        self._epoch_s = max(wall_clock(), not_before_s) - clock()
+
+    def __call__(self) -> float:
+        """Returns seconds since the epoch."""
+        return self._epoch_s + self._clock()
