@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
+from PIL import Image
 from transformers import AutoTokenizer
 
 from ringmaster.registry import resolve
@@ -99,6 +101,26 @@ def test_a_tokenizer_that_changed_in_its_folder_is_read_again(chat_tokenizer, tm
     after = prepare(spec, cache_dir=tmp_path / "cache")
     assert after.folder != before.folder
     assert after.digest == prepare(spec, cache_dir=tmp_path / "anew").digest
+
+
+@pytest.mark.parametrize("form", ["folder", "jsonl", "csv"])
+def test_an_image_that_changed_is_read_again(form, tmp_path):
+    rng = np.random.default_rng(0)
+    names = [f"{label}/{number}.bmp" for label in ("cat", "dog") for number in range(6)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(tmp_path / name)
+    rows = [{"image": name, "label": name[:3]} for name in names]
+    (tmp_path / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "table.csv").write_text("image,label\n" + "".join(f"{row['image']},{row['label']}\n" for row in rows))
+    path = tmp_path / "*" / "*.bmp" if form == "folder" else tmp_path / f"table.{form}"
+    options = {"image_size": 8, "mean": 0.5, "std": 0.5}
+    spec = DataSpec(path=str(path), kind="image-classification", options=options)
+    before = prepare(spec, cache_dir=tmp_path / "cache")
+    change(tmp_path / names[0], lambda file: Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file))
+    after = prepare(spec, cache_dir=tmp_path / "cache")
+    assert after.digest != before.digest
+    assert prepare(spec, cache_dir=tmp_path / "cache") == after
 
 
 class Listing(BaseHTTPRequestHandler):
