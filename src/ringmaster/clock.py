@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
+
+
+def boot_s() -> float:
+    """Returns the seconds since the system's boot, also those in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SteadyClock:
-    """The wall clock as it was once, counted on by the system's time since its boot, also while it was suspended.
+    """The wall clock as it was once, counted on by the time since the system's boot.
 
     Differences of its values are durations, and never negative. Deadlines in hours of the day follow `time.time`.
 
@@ -18,7 +22,7 @@ class SteadyClock:
         *,
         not_before_s: float = 0.0,
         wall_clock: Callable[[], float] = time.time,
-        clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
+        clock: Callable[[], float] = boot_s,
     ) -> None:
         self._clock = clock
         self._epoch_s = max(wall_clock(), not_before_s) - clock()

@@ -534,7 +534,7 @@ class RowSource(RowKind):
         """Returns where the rows come from, and what changes as soon as they become other samples, or another form."""
         location, files = super().origin(spec)
         retriever = retriever_of(spec)
-        read = {} if retriever is None else {"store": retriever.digest}
+        read: dict[str, Any] = {} if retriever is None else {"store": retriever.digest}
         read |= {"images": images} if (images := self._image_states(spec)) else {}
         return location, {"form": "arrow", "version": self.version, "files": files, **read}
 
