@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ringmaster.errors import InputError, input_errors
-from ringmaster.flows.output import error_console, report_faults
+from ringmaster.flows.output import error_console, notice, report_faults
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S, ENGINES
@@ -377,15 +377,30 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
     from ringmaster.model_lineage.signatures import SigningKeys
 
     uri, file = tracking_uri(folder), pool_file(folder)
+    if uri == sqlite_url(folder / "mlflow.db"):
+        follow_move(folder)
     is_here = not uri.startswith("http") or (file.exists() and json.loads(file.read_text())["mlflow_uri"] == uri)
     return Ledger(
         uri,
-        artifact_root=folder / "mlartifacts",
+        artifact_root=artifacts(folder),
         tensors=tensors(folder),
         is_served_here=is_here,
         keys=SigningKeys(folder / "keys"),
         waiting=waiting,
     )
+
+
+def follow_move(folder: Path) -> None:
+    """Makes the records of a home that was copied or moved name its new place. Raises LedgerError where it cannot."""
+    from ringmaster.model_lineage.moved_home import rebase
+
+    for before in rebase(folder, ledger=folder / "mlflow.db", artifacts=artifacts(folder)):
+        notice(f"this home was {before} before: its records name {folder} now")
+
+
+def artifacts(folder: Path) -> Path:
+    """Returns the folder of MLflow's files in a home."""
+    return folder / "mlartifacts"
 
 
 def tensors(folder: Path) -> Path:

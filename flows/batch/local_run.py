@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ringmaster.clock import SteadyClock
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.flows import settings
@@ -33,10 +34,10 @@ from ringmaster.flows.batch.run_folder import (
     is_done_and_recorded,
     note_start,
     share_models,
-    stamped_folder,
 )
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.run_order import stamped_folder
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
@@ -167,7 +168,10 @@ class LocalRun:
         self._steering: SweepScheduler | TargetScheduler | None = sweep_scheduler
         self._is_recorded = False
         self._listener_faults: Mapping[Listener, str] = {}
-        self._began_at_s, self._profiling_s = time.time(), 0.0
+        # Deadlines count from the batch's start, and durations are compared: neither follows corrections of the clock.
+        newest_s = max((record.ended_s or record.started_s for record in self.journal.segments()), default=0.0)
+        self.journal.clock = SteadyClock(not_before_s=newest_s)
+        self._began_at_s, self._profiling_s = self.journal.clock(), 0.0
         started_s = self.journal.get("started_s", self._began_at_s)  # resuming keeps deadlines
         self.journal.put("started_s", started_s)
         submission = Submission(
@@ -427,7 +431,7 @@ class LocalRun:
         )
         progress = ProgressArtifact(self.journal, totals={job.name: job.total_steps for job in plan.profiled.jobs})
         gantt = GanttArtifact(
-            TimelineReader(database, name=self.batch.name),
+            TimelineReader(database, name=self.batch.name, clock=self.journal.clock),
             look=lambda run_timeline: deadlines.report_late(run_timeline, sound),
         )
         decisions = DecisionArtifact()
@@ -462,7 +466,7 @@ class LocalRun:
         except ProblemError as error:
             if not self.batch.deadlines_s:
                 raise
-            so_far_s = time.time() - float(self.journal.get("started_s"))
+            so_far_s = self.journal.clock() - float(self.journal.get("started_s"))
             faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]
             remedy = "To fix: give the jobs that are named more time, fewer steps or more devices"
             raise ProblemError([*faults, remedy]) from None
@@ -484,4 +488,4 @@ class LocalRun:
 
     def _add_terms(self, problem: Problem) -> Problem:
         """Applies the batch's terms to a problem; deadlines count from the batch's first start."""
-        return self._terms.on(problem, elapsed_s=time.time())
+        return self._terms.on(problem, elapsed_s=self.journal.clock())

@@ -205,7 +205,8 @@ def _first_plan(journal: Journal, *, since_s: float) -> tuple[Plan | None, Probl
 
 def _span_s(segments: Sequence[SegmentRecord]) -> float:
     ends = [segment.ended_s for segment in segments if segment.ended_s is not None]
-    return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
+    # Several processes may have recorded them, between which the clock was set back.
+    return max(0.0, max(ends) - min(segment.started_s for segment in segments)) if ends else 0.0
 
 
 def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | None) -> float:
@@ -220,7 +221,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
     ends_s = {
         job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
     }
-    held = [("any", (end_s - segment.started_s) * len(segment.what["devices"])) for segment, end_s in ended]
+    held = [("any", segment.seconds * len(segment.what["devices"])) for segment, _ in ended]
     rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     unknown = (Option("any", 1, 1.0),)
     names = {job.name for job in batch.jobs}
@@ -243,8 +244,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
 
 def _device_s(segment: SegmentRecord) -> float:
     """Returns one job's share of the device-seconds of its gang."""
-    seconds = (segment.ended_s or segment.started_s) - segment.started_s
-    return float(seconds * segment.what["num_devices"] / segment.num_jobs)
+    return float(segment.seconds * segment.what["num_devices"] / segment.num_jobs)
 
 
 def _job_row(
@@ -261,7 +261,7 @@ def _job_row(
             "first_step": (segment.outcome or {}).get("first_step", segment.what["first_step"]),
             "last_step": (segment.outcome or {}).get("step"),
             "status": (segment.outcome or {}).get("status", "lost"),
-            "seconds": (segment.ended_s or segment.started_s) - segment.started_s,
+            "seconds": segment.seconds,
             "device_s": _device_s(segment),
         }
         for segment in started

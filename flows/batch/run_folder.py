@@ -1,8 +1,6 @@
 """The folder of a run of a batch: creation, locking, search for the one to resume; and the run's fixed inputs."""
 
-import datetime
 import fcntl
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -14,6 +12,7 @@ from typing import Any
 from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.run_order import in_order, runs_below
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.sqlite_files import sqlite_url
@@ -23,18 +22,6 @@ from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-
-
-def stamped_folder(parent: Path) -> Path:
-    """Makes a folder in `parent`, named by the time."""
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
-        with suppress(FileExistsError):  # another run started in the same second
-            folder.mkdir()
-            break
-    return folder
 
 
 @contextmanager
@@ -88,7 +75,7 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
 
     Returns None if there is nothing to resume: no run has begun, or the last one was killed before it began.
     """
-    folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
+    folders = runs_below(home / "batches" / batch.name)
     while folders:
         with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
             stored = journal.get("batch")
@@ -123,7 +110,7 @@ def plain_models(batches: Iterable[Path], *, home: Path, keep: int = 0, before_s
     with ExitStack() as stack:
         pool = cache(lambda: stack.enter_context(_pool_journals(home)))
         for batch in batches:
-            for run in sorted(path for path in batch.iterdir() if path.is_dir())[: -keep or None]:
+            for run in in_order(path for path in batch.iterdir() if path.is_dir())[: -keep or None]:
                 files = [path for path in (run / "models").rglob("*.safetensors") if not path.is_symlink()]
                 if files and max(path.stat().st_mtime for path in files) < before_s and _is_recorded(run, pool):
                     yield from sorted({run / "models" / path.relative_to(run / "models").parts[0] for path in files})

@@ -33,6 +33,7 @@ from ringmaster.flows.output import (
     write_document,
     write_file,
 )
+from ringmaster.flows.run_order import run_order
 from ringmaster.flows.settings import located
 
 if TYPE_CHECKING:
@@ -471,8 +472,8 @@ def _opened(gang: _Gang, rank: int) -> TextIO:
     """Opens the log of a rank. Raises InputError if there is none, or if it cannot be read."""
     file = gang.folder / f"rank-{rank}.log"
     if not file.exists():
-        ranks = sorted(path.stem.removeprefix("rank-") for path in gang.folder.glob("rank-*.log"))
-        raise InputError([f"{gang.job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
+        ranks = sorted(int(path.stem.removeprefix("rank-")) for path in gang.folder.glob("rank-*.log"))
+        raise InputError([f"{gang.job} has no rank {rank}; it has {', '.join(map(str, ranks)) or 'none'}"])
     with input_errors(OSError, about=f"{file} cannot be read: "):  # of another user's run
         return file.open(errors="replace")
 
@@ -493,7 +494,7 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
 
     names: list[str] = []
     idle: list[str] = []  # why a job of that name has no gang
-    for run in sorted(runs_of(batch, has_figures=False), key=lambda run: run.folder.name, reverse=True):
+    for run in sorted(runs_of(batch, has_figures=False), key=lambda run: run_order(run.folder), reverse=True):
         names += [str(row["job"]) for row in run.rows]
         own = [row for row in run.rows if row["job"] == job]
         every = sorted((run.folder / "gangs").glob("[0-9]*-*"), key=lambda path: int(path.name.partition("-")[0]))

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError, raise_faults
 from ringmaster.flows import settings
+from ringmaster.flows.run_order import runs_below
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 from ringmaster.tasks.execution.job_table import clones_in
@@ -104,10 +105,10 @@ def database_of(batch: str) -> Iterator[Database]:
         return
     from ringmaster.flows.batch.run_folder import is_going_on  # half a second, which a request to a pool need not wait
 
-    folders = sorted((settings.home() / "batches" / batch).glob("*/journal.db")) if is_name(batch) else []
-    if not folders or not is_going_on(folders[-1].parent):
-        raise InputError([ALONE_OVER.format(batch) if folders else NO_POOL])
-    with closing(Database(file_url(folders[-1]), timeout_s=DATABASE_TIMEOUT_S)) as database:
+    runs = runs_below(settings.home() / "batches" / batch) if is_name(batch) else []
+    if not runs or not is_going_on(runs[-1]):
+        raise InputError([ALONE_OVER.format(batch) if runs else NO_POOL])
+    with closing(Database(file_url(runs[-1] / "journal.db"), timeout_s=DATABASE_TIMEOUT_S)) as database:
         yield database
 
 

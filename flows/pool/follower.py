@@ -21,9 +21,10 @@ from ringmaster.errors import InputError
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, flow_run_page, show_control
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, notices, root_run, runs_fact
 from ringmaster.flows.batch.result import log_decision
-from ringmaster.flows.batch.run_folder import is_batch, stamped_folder, was_being_started
+from ringmaster.flows.batch.run_folder import is_batch, was_being_started
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.run_order import stamped_folder
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import (

@@ -35,6 +35,7 @@ from ringmaster.flows.reports.bundle import (
     secrets_of,
     shown_environment,
 )
+from ringmaster.flows.run_order import runs_below
 from ringmaster.flows.services.service_files import ServiceFiles, password_file
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import path_of
@@ -321,10 +322,8 @@ def pool_rows() -> Iterator[BundleFile]:
 
 def local_runs(home: Path) -> Iterator[BundleFile]:
     """Yields the state of the newest runs of batches that ran on this machine alone."""
-    files = sorted((home / "batches").glob("*/*/journal.db"), key=lambda file: file.stat().st_mtime)
-    yield BundleFile.of_json(
-        "runs.json", {str(file.parent.relative_to(home)): _run(file) for file in files[-MOST_RUNS:]}
-    )
+    runs = runs_below(home / "batches", "*/*")[-MOST_RUNS:]
+    yield BundleFile.of_json("runs.json", {str(run.relative_to(home)): _run(run / "journal.db") for run in runs})
 
 
 def _run(file: Path) -> dict[str, Any]:

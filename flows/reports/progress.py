@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
+from ringmaster.clock import SteadyClock
 from ringmaster.flows.interrupts import answers_shown_by
 from ringmaster.flows.output import announced_by, fitting_columns, print_lines, styled
 from ringmaster.tasks.background_worker import running
@@ -77,14 +78,14 @@ class RunningJob:
 class BatchProgress:
     """The present activity of a batch and its running jobs, by its notices and an executor's events.
 
-    clock: monotonic seconds. wall_clock: seconds since the epoch.
+    clock: monotonic seconds. wall_clock: seconds since the epoch; by default a clock that is never corrected.
     rows: the running jobs, by the number of the segment and the name.
     """
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+        self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] | None = None
     ) -> None:
-        self.now_s, self._wall_clock = clock, wall_clock
+        self.now_s, self._wall_clock = clock, wall_clock or SteadyClock()
         self._prediction: events.Prediction | None = None
         self.rows: dict[tuple[int, str], RunningJob] = {}
         self._activity, self._activity_s = "starting", clock()

@@ -22,6 +22,7 @@ from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, report_faults, styled
 from ringmaster.flows.pool.batch_requests import open_database
+from ringmaster.flows.run_order import runs_below
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of, seconds_text
@@ -226,12 +227,13 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
 
 def newest_run(root: Path, batch: str | None) -> Path:
     """Returns the folder of the newest run of a batch, or of all batches. Raises InputError if there is none."""
-    runs = [file.parent for file in root.glob("*/*/journal.db") if batch in (None, file.parent.parent.name)]
+    every = runs_below(root, "*/*")
+    runs = [run for run in every if batch in (None, run.parent.name)]
     if not runs:
-        names = sorted({file.parent.parent.name for file in root.glob("*/*/journal.db")})
+        names = sorted({run.parent.name for run in every})
         text = f"no batch {batch!r}" if batch else "no batch"
         raise InputError([f"there is {text} under {root}; there are {', '.join(names) or 'none'}"])
-    return max(runs, key=lambda run: run.name)  # runs are named by their start time
+    return runs[-1]
 
 
 def watch_on(watched: WatchTarget, *, as_json: bool) -> None:
@@ -314,9 +316,9 @@ def runs_of(batch: str | None, *, has_figures: bool = True) -> list[StatusRun]:
 
 def _runs_here(*, has_figures: bool) -> Iterator[StatusRun]:
     """The newest run of each batch that ran on this machine alone."""
-    newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
-    for file in newest.values():
-        batch, folder = file.parent.parent.name, file.parent
+    newest = {run.parent: run for run in runs_below(settings.home() / "batches", "*/*")}
+    for _, folder in sorted(newest.items()):
+        batch, file = folder.parent.name, folder / "journal.db"
         try:
             records = journal.jobs_of_file(file)
             options = _options(journal.segments_of_file(file)) if has_figures else {}

@@ -64,7 +64,7 @@ class InspectedModel:
     serving: its versions in the registry.
     champion_dir: the champion's files.
     data: the JSON form of the prepared data.
-    files: the data files, as (name, stamp).
+    files: the data files, as (name, digest).
     due: whether the model is due; None if the data could not be read.
     fault: why the data could not be read.
     newest_before: its newest version at the inspection. None if there was none, or if the run was begun by an earlier

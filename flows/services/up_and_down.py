@@ -173,7 +173,8 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
             console.print(f"made database {name}")
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
-    TensorStore(settings.tensors(options.home)).add_artifacts(options.home / "mlartifacts")
+    TensorStore(settings.tensors(options.home)).add_artifacts(settings.artifacts(options.home))
+    settings.follow_move(options.home)
     if database_server is None:
         check_prefect_database(options.home / "prefect" / "prefect.db")
         if fault := database_fault(options.home / "mlflow.db"):

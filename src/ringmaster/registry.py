@@ -6,11 +6,18 @@ Techniques, losses, metrics, data sources and engines have one `Registry` each. 
 
 import difflib
 import importlib
+import importlib.util
+import inspect
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
+
+from ringmaster.files import sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +108,19 @@ def resolve(dotted: str) -> Any:
     return result
 
 
+def source_digest(target: Any) -> str | None:
+    """Returns the digest of the source file of a function or class; None where it is compiled, without one."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(target))
+    except TypeError:
+        return None
+    return sha256_of(Path(file)) if file else None
+
+
 def _import(module_name: str, *, dotted: str) -> Any:
     try:
+        if module_name not in sys.modules:
+            _drop_stale_bytecode(module_name)
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # A missing import inside the user's module is propagated; only a missing module becomes a ValueError.
@@ -112,3 +130,16 @@ def _import(module_name: str, *, dotted: str) -> Any:
             f"{dotted!r}: there is no module {error.name!r}. To fix: put it beside the batch file, "
             f"or install the package that has it"
         ) from error
+
+
+def _drop_stale_bytecode(module_name: str) -> None:
+    """Removes the compiled form of a module that is older than its source file.
+
+    Python compares the size and the modification time of the source, which copies and archives set.
+    """
+    spec = importlib.util.find_spec(module_name)
+    if spec is None or spec.cached is None or spec.origin is None:
+        return
+    with suppress(OSError):  # not compiled yet, or another's folder
+        if Path(spec.cached).stat().st_ctime_ns < Path(spec.origin).stat().st_ctime_ns:
+            Path(spec.cached).unlink()

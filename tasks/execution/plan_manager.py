@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
+from ringmaster.clock import SteadyClock
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserQuotas, in_steps
 from ringmaster.tasks.execution.events import (
@@ -214,7 +215,6 @@ class Forecaster:
     plan_manager: re-plans by what it believes of the jobs' speeds.
     notify: receives a `PredictionUpdate` for each batch.
     clock: monotonic seconds.
-    wall_clock: seconds since the epoch.
     """
 
     PURPOSE = "the prediction of when jobs end"
@@ -226,10 +226,10 @@ class Forecaster:
         *,
         notify: Callable[[ExecutionEvent], None],
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._plan_manager, self._job_table, self._database = plan_manager, job_table, job_table.journal.database
-        self._notify, self._clock, self._wall_clock = notify, clock, wall_clock
+        self._notify, self._clock, self._wall_clock = notify, clock, job_table.journal.clock
+        self._now_s = SteadyClock(wall_clock=self._wall_clock, clock=clock)  # of begins and ends, which are compared
         self._since_s: dict[str, float] = {}  # by batch, when it began
         self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
         self._facts = Journal(self._database, batch="")  # of a pool's controllers, one after another
@@ -241,10 +241,10 @@ class Forecaster:
         """Predicts again if an event may have changed what is known, and that has not been done lately."""
         now_s = self._clock()
         if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
-            self._of_jobs.close(event.job, self._wall_clock() if event.status == JobStatus.DONE else None)
+            self._of_jobs.close(event.job, self._now_s() if event.status == JobStatus.DONE else None)
             statuses = {self._job_table.records[job].status for job in self._job_table.of_batch(batch)}
             if statuses.issubset(ENDED):
-                self._of_batches.close(batch, self._wall_clock() if statuses == {JobStatus.DONE} else None)
+                self._of_batches.close(batch, self._now_s() if statuses == {JobStatus.DONE} else None)
                 del self._since_s[batch]  # it may be resumed, and begins again then
                 self._facts.put_later(
                     {SCORES: {"jobs": list(self._of_jobs.rows), "batches": list(self._of_batches.rows)}}
@@ -280,17 +280,18 @@ class Forecaster:
 
     def _predict(self, batch: str, predict_batch: Callable[..., Prediction], *, spread: float) -> Prediction:
         """Predicts a batch and publishes that corrected by earlier ends; returns it as it was before."""
-        journal, now_s = Journal(self._database, batch=batch), self._wall_clock()
+        journal, now_s = Journal(self._database, batch=batch), self._now_s()
         facts = {}
         if batch not in self._since_s:
             first, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
-            self._since_s[batch] = (first.since_s if first is not None else 0.0) or now_s
+            self._since_s[batch] = min((first.since_s if first is not None else 0.0) or now_s, now_s)
             self._first_spread[batch] = spread
             first = first or self._calibrated(predict_batch())
             facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
         since_s = self._since_s[batch]
         prediction = predict_batch(first_spread=self._first_spread[batch], since_s=since_s, made_s=now_s - since_s)
-        published = self._calibrated(prediction)
+        # Whoever shows it counts by the wall clock, which may have been corrected.
+        published = replace(self._calibrated(prediction), since_s=self._wall_clock() - prediction.made_s)
         journal.put_later({**facts, NEWEST_PREDICTION: published.to_json()})
         self._notify(PredictionUpdate(batch=batch, prediction=published))
         return prediction

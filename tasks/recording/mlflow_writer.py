@@ -356,7 +356,7 @@ class MlflowWriter:
                 **{key: record.what[key] for key in ("technique", "num_devices", "first_step", "last_step")},
                 "config": str(record.what["config"]),
                 "devices": ", ".join(record.what["devices"]),
-                "seconds": (record.ended_s or record.started_s) - record.started_s,
+                "seconds": record.seconds,
                 "status": (record.outcome or {}).get("status", "running"),
                 "message": (record.outcome or {}).get("message", ""),
             }

@@ -294,7 +294,7 @@ def _lives(row: dict[str, Any]) -> bool:
     if row["pid"] == 0:
         return False
     if row["host"] != platform.node():
-        return time.time() - float(row["since_s"]) < STRANGER_S
+        return abs(time.time() - float(row["since_s"])) < STRANGER_S  # a clock may have been set back
     return runs_here(row["pid"], born_s=row["born_s"])
 
 

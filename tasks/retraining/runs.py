@@ -24,6 +24,7 @@ from sqlalchemy.exc import IntegrityError
 
 from ringmaster.codec import digest, from_json, stored_as, to_json
 from ringmaster.errors import RetrainingInProgress
+from ringmaster.files import sha256_of
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.selection import Clock
@@ -206,7 +207,7 @@ DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenData:
-    """Data that no longer changes. files: (name, a text that changes with the content) of each training file."""
+    """Data that no longer changes. files: (name, digest of the content) of each training file."""
 
     data: DataSpec
     files: tuple[tuple[str, str], ...] = ()
@@ -217,7 +218,7 @@ def freeze(spec: DataSpec, *, run_date: str, window_days: int | None, folder: Pa
 
     Data without files is returned unchanged. window_days: of the files with a date in their name, such as 2026-11-20,
     only those of the last `window_days` days up to the run's own are copied; later ones belong to the next run. Files
-    without a date are always copied. The folder of a copy is named after the digest of its files, so that runs share
+    without a date are always copied. The folder of a copy is named after the state of its files, so that runs share
     equal copies. Raises ValueError if no file is left.
     """
     if spec.path is None:
@@ -230,7 +231,7 @@ def freeze(spec: DataSpec, *, run_date: str, window_days: int | None, folder: Pa
 def _copied(
     pattern: str, *, folder: Path, run_date: str, window_days: int | None = None
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Copies the files of a pattern or URL; returns a pattern for the copies, and the files' names and states."""
+    """Copies the files of a pattern or URL; returns a pattern for the copies, and the files with digests."""
     result = matching(pattern)
     if window_days is not None:
         last = date.fromisoformat(run_date)
@@ -244,14 +245,15 @@ def _copied(
                 "ends with the date of the run. To fix: write a file of that date, or widen window_days"
             )
         result = replace(result, names=tuple(names))
-    files = tuple((str(name), " ".join(map(str, value))) for name, *value in result.state())
-    target = folder / digest([pattern, files])
+    target = folder / digest([pattern, result.state()])
     if not target.is_dir():
         with publish(target) as aside:
             for name in result.names:
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 with opened(result.path(name)) as source, (aside / name).open("wb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 20)
+    # By content, as files that are fetched again each night are new to every stamp.
+    files = tuple((name, sha256_of(target / name)) for name in result.names)
     if is_url(pattern):
         return str(target / (result.names[0] if len(result.names) == 1 else "**/*")), files
     return str(target / Path(pattern).relative_to(result.root)), files

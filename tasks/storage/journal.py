@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Select, bindparam, delete, insert, select, tuple_, update
+from sqlalchemy import Connection, Select, bindparam, case, delete, insert, select, tuple_, update
 
+from ringmaster.clock import SteadyClock
 from ringmaster.errors import DatabaseFileError
 from ringmaster.model_lineage.sqlite_files import fault_of
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
@@ -70,6 +71,11 @@ class SegmentRecord:
     outcome: Mapping[str, Any] | None = None
 
     @property
+    def seconds(self) -> float:
+        """How long it has run; 0 while it runs."""
+        return 0.0 if self.ended_s is None else max(0.0, self.ended_s - self.started_s)
+
+    @property
     def num_jobs(self) -> int:
         """The number of jobs that its gang trained, which share the cost of its devices."""
         return int(self.what.get("num_jobs", 1 + len(_members(self))))
@@ -78,11 +84,15 @@ class SegmentRecord:
 class Journal:
     """The record of one batch or, if `batch` is None, of all batches of a pool, with jobs named "BATCH/JOB".
 
+    clock: seconds since the epoch. However it is corrected, a segment that starts and ends in one process has its
+        duration.
+
     Safe to use from several threads.
     """
 
-    def __init__(self, database: Database, *, batch: str | None) -> None:
-        self.database, self._batch = database, batch
+    def __init__(self, database: Database, *, batch: str | None, clock: Callable[[], float] = time.time) -> None:
+        self.database, self._batch, self.clock = database, batch, clock
+        self._clocks: dict[int, SteadyClock] = {}  # of the segments that run
 
     @classmethod
     def of_file(cls, file: Path) -> Self:
@@ -173,16 +183,22 @@ class Journal:
 
     def start_segments(self, started: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
         """Records that segments, each with its job, are about to start. Returns their numbers."""
-        rows = []
+        rows, steady = [], SteadyClock(wall_clock=self.clock)
+        now_s = steady()
         for name, what in started:
             batch, job = self._parts(name)
-            key, now_s = uuid.uuid4().hex, time.time()
+            key = uuid.uuid4().hex
             rows.append({"key": key, "batch": batch, "job": job, "what": _plain(what), "started_s": now_s})
-        return self.database.write(lambda connection: insert_all_once(connection, SEGMENTS, rows))
+        numbers = self.database.write(lambda connection: insert_all_once(connection, SEGMENTS, rows))
+        self._clocks |= dict.fromkeys(numbers, steady)
+        return numbers
 
     def end_segment(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Records how a segment ended."""
-        values = {"ended_s": time.time(), "outcome": _plain(outcome)}
+        now_s = self._clocks.pop(number, self.clock)()
+        # Another process may have started it, before the clock was set back.
+        ended_s = case((SEGMENTS.c.started_s > now_s, SEGMENTS.c.started_s), else_=now_s)
+        values = {"ended_s": ended_s, "outcome": _plain(outcome)}
         self.database.execute_later(update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values))
 
     def segments(self, job: str | None = None) -> list[SegmentRecord]:
@@ -207,7 +223,7 @@ class Journal:
 
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
         """Stores a plan."""
-        values = {"batch": self._batch or "", "made_s": time.time(), "why": why, "content": _plain(content)}
+        values = {"batch": self._batch or "", "made_s": self.clock(), "why": why, "content": _plain(content)}
         self.database.insert_later(PLANS, **values)
 
     def plans(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:

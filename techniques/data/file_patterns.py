@@ -1,8 +1,10 @@
 """Files that match a pattern, local or at any URL that fsspec reads (s3, gcs, https, memory, ...)."""
 
+import hashlib
 import io
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +18,13 @@ from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.checkpoints.storage import explained, is_url, open_store, store_errors
 
-# Metadata keys of stores that change with a file's content, the most reliable first.
-STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+# Metadata keys of stores that depend on a file's content alone: one of them is enough.
+CHECKSUMS = ("ETag", "etag", "checksum", "md5Hash", "content_md5", "Content-MD5", "Digest", "blob_id", "sha")
+# Those that change when a file is written. Some can be set, so that all of them count.
+TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modificationTime", "modify", "created", "ino")
+# Within one tick of its clock, a system gives all changes of a file the same time: at most 1/100 s on Linux, and two
+# seconds where times are stored in seconds.
+TICK_NS, COARSE_TICK_NS = 20_000_000, 2_000_000_000
 
 
 # What systems leave in folders, in lower case; names that begin with a point are left out, too.
@@ -114,10 +121,27 @@ def _folders(folder: Path, *, above: frozenset[Path]) -> Iterator[Path]:
             yield from _folders(each, above=above | {real})
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    """Returns size in bytes and time of the last change in ns, a cheap way to detect that a file has changed."""
+def stamp(path: Path) -> tuple[int, ...]:
+    """Returns what changes as soon as a local file does, without reading it.
+
+    That is its size in bytes, the times of the last change of its content and of its inode in ns, and its inode. Copies
+    and archives set the time of the content, but nobody can set the time of the inode. The device is left out: network
+    file systems have another after each mount.
+
+    A file that was changed within a tick of the clock is waited for, as its next change could have the same time.
+    """
     stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
+    tick_ns = TICK_NS if stat.st_ctime_ns % 10**9 else COARSE_TICK_NS
+    if 0 <= (age_ns := time.time_ns() - stat.st_ctime_ns) < tick_ns:
+        time.sleep((tick_ns - age_ns) / 1e9)
+        stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+def folder_state(folder: Path, *, is_deep: bool = True) -> list[Any]:
+    """Returns the names of the files in a folder, and in those below it where it `is_deep`, with their stamps."""
+    files = sorted(path for path in (folder.rglob("*") if is_deep else folder.iterdir()) if path.is_file())
+    return [(path.relative_to(folder).as_posix(), *stamp(path)) for path in files]
 
 
 def is_litter(name: str) -> bool:
@@ -200,8 +224,9 @@ def _remote(pattern: str) -> MatchedFiles:
     if not result:
         raise ValueError(f"{pattern} matches no file{_why_none(store, inner)}. To fix: check the URL")
     # The root is taken from the URL, as the path in the store may lack the host.
-    stamps = {name: _remote_stamp(info) for name, info in result.items()}
-    return MatchedFiles(root=_above_wildcards(pattern), names=tuple(result), stamps=stamps)
+    root = _above_wildcards(pattern)
+    stamps = {name: _remote_stamp(info, f"{root.rstrip('/')}/{name}") for name, info in result.items()}
+    return MatchedFiles(root=root, names=tuple(result), stamps=stamps)
 
 
 def _why_none(store: Any, path: str) -> str:
@@ -227,5 +252,17 @@ def _store(url: str) -> tuple[Any, str]:
         raise ValueError(f"{url} cannot be read: {error}") from error
 
 
-def _remote_stamp(info: dict[str, Any]) -> list[str]:
-    return [str(info.get("size")), *(str(info[key]) for key in STAMPS if info.get(key) is not None)][:2]
+def _remote_stamp(info: Mapping[str, Any], url: str) -> list[str]:
+    """What a store lists of a file that changes with its content; the digest of the content where it lists nothing."""
+    if url.startswith(("file://", "local://")):
+        return list(map(str, stamp(Path(info["name"]))))
+    size = str(info.get("size"))
+    if checksum := next((str(info[key]) for key in CHECKSUMS if info.get(key) is not None), None):
+        return [size, checksum]
+    if times := [str(info[key]) for key in TIMES if info.get(key) is not None]:
+        return [size, *times]
+    sha = hashlib.sha256()
+    with opened(url) as stream:
+        while block := stream.read(1 << 20):
+            sha.update(block)
+    return [size, sha.hexdigest()]

@@ -6,7 +6,7 @@ are numbered as they come in a part of a file, and get their final numbers when 
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from functools import partial
 from itertools import chain, islice
@@ -18,11 +18,20 @@ from numpy.typing import NDArray
 
 from ringmaster.codec import to_json
 from ringmaster.errors import DataError
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data import arrow_files, class_labels, encoded_rows, sample_checks
-from ringmaster.techniques.data.file_patterns import matching
-from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
-from ringmaster.techniques.data.row_files import MAX_FAULTS, SUFFIXES, RowError, RowErrors, class_names_in
+from ringmaster.techniques.data.file_patterns import matching, stamp
+from ringmaster.techniques.data.file_rows import RowReading, data_files, rows_of_files
+from ringmaster.techniques.data.row_files import (
+    MAX_FAULTS,
+    SUFFIXES,
+    RowError,
+    RowErrors,
+    class_names_in,
+    format_of,
+)
 from ringmaster.techniques.data.row_kind import (
+    IMAGE,
     LABEL,
     Columns,
     RowKind,
@@ -155,7 +164,7 @@ class RowSamples:
         """What the samples of a file depend on besides its content."""
         kind, spec, tokenizer = self._kind, self._spec, self._folder / "tokenizer"
         return {
-            "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version],
+            "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version, *kind.code],
             "columns": self._columns.columns,
             "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
             "tokenizer": encoded_rows.content_of(tokenizer) if tokenizer.exists() else None,
@@ -576,8 +585,27 @@ class RowSource(RowKind):
         """Returns where the rows come from, and what changes as soon as they become other samples, or another form."""
         location, files = super().origin(spec)
         retriever = retriever_of(spec)
-        read = {} if retriever is None else {"store": retriever.digest}
+        read: dict[str, Any] = {} if retriever is None else {"store": retriever.digest}
+        read |= {"images": images} if (images := self._image_states(spec)) else {}
         return location, {"form": "arrow", "version": self.version, "files": files, **read}
+
+    def _image_states(self, spec: DataSpec) -> list[Any]:
+        """Returns the states of the images that a table names; a Parquet file, which may hold images, is not read.
+
+        Wrong rows are refused where they are prepared.
+        """
+        result: list[Any] = []
+        if not self.reads_images or spec.path is None or is_url(spec.path):
+            return result
+        with suppress(ValueError, OSError):
+            if any(format_of(file.path, spec.format) == "parquet" for files in data_files(spec) for file in files):
+                return result
+            columns = self.columns(spec)
+            for row in self.rows_of_path(spec):
+                for role, value in self.values(row, columns, spec=spec).items():
+                    if role.startswith(IMAGE) and isinstance(value, str) and "://" not in value:
+                        result.append([value, *stamp(Path(value))])
+        return result
 
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:
         """Returns the rows of files; their content is a mapping of the columns that are read."""

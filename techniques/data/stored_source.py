@@ -11,7 +11,7 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.registry import source_digest
 from ringmaster.techniques import data_source
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data import arrow_files
-from ringmaster.techniques.data.file_patterns import local_copies, stamp
+from ringmaster.techniques.data.file_patterns import folder_state, local_copies, matching
 from ringmaster.techniques.data.file_rows import check_not_empty, data_files, files_of, with_leaks
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
 from ringmaster.techniques.job import DataSpec
@@ -36,6 +37,10 @@ DESCRIPTION = "data.json"
 """What describes the samples in a folder. Releases before 0.4 had another one, beside files of another form."""
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
 FORMAT = 4
+# Settings that may name a folder, and arguments of `load_dataset` that may name files of this machine.
+NAME_FOLDERS, NAME_FILES = ("processor", "encoded_as"), ("data_files", "data_dir")
+# Packages whose classes change with a release alone.
+OF_RELEASE = frozenset({"ringmaster", "builtins", "abc"})
 
 
 def prepare_once(
@@ -64,6 +69,22 @@ def prepare_once(
     return replace(prepared, folder=str(folder))
 
 
+def states_of_arguments(spec: DataSpec) -> list[Any]:
+    """Returns the states of the files of this machine that arguments of `load_dataset` name."""
+    todo, result = [spec.kwargs.get(name) for name in NAME_FILES], list[Any]()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Mapping):
+            todo += value.values()
+        elif isinstance(value, (list, tuple)):
+            todo += value
+        elif value is not None and not is_url(str(value)):
+            folder = Path(str(value))
+            with suppress(ValueError):  # a file of the hub
+                result += folder_state(folder) if folder.is_dir() else matching(str(value)).state()
+    return result
+
+
 class StoredSource(data_source.DataSource):
     """Writes columns once for each state of the data; batches are read from the memory-mapped files.
 
@@ -71,6 +92,12 @@ class StoredSource(data_source.DataSource):
     """
 
     copies_labels: ClassVar[bool] = True
+
+    @property
+    def code(self) -> tuple[str | None, ...]:
+        """The digests of the source files of a user's class and its bases; empty for a kind of Ringmaster."""
+        own = (each for each in type(self).__mro__ if each.__module__.partition(".")[0] not in OF_RELEASE)
+        return tuple(map(source_digest, own))
 
     def origin(self, spec: DataSpec) -> tuple[str, Any]:
         """Returns where the samples come from, a path or URI, and what changes as soon as they do, a JSON value.
@@ -81,10 +108,10 @@ class StoredSource(data_source.DataSource):
             location = spec.path if is_url(spec.path) else str(Path(spec.path).absolute())
             return location, [entry for files in files_of(spec) for entry in files.state()]
         folder = Path(spec.dataset or "")
+        files = states_of_arguments(spec)
         if not folder.is_dir():
-            return f"hf://{spec.dataset}", []
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return str(folder.absolute()), [(path.relative_to(folder).as_posix(), *stamp(path)) for path in files]
+            return f"hf://{spec.dataset}", files
+        return str(folder.absolute()), [*folder_state(folder), *files]
 
     @abstractmethod
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> data_source.PreparedData:
@@ -123,11 +150,13 @@ class StoredSource(data_source.DataSource):
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> data_source.PreparedData:
         """Returns the prepared data: from the cache where it is there, or else written now."""
         location, state = self.origin(spec)
+        names = filter(None, (spec.tokenizer, *({**spec.kwargs, **spec.options}.get(name) for name in NAME_FOLDERS)))
+        folders = [folder_state(folder, is_deep=False) for folder in map(Path, names) if folder.is_dir()]
         return prepare_once(
             partial(self.write_origin, spec=spec, cache_dir=cache_dir),
             name=spec.dataset or spec.name or spec.path or self.name,
             location=location,
-            state=state,
+            state=[state, folders, *self.code] if folders or self.code else state,
             settings=replace(spec, padding=DataSpec.padding, sampling=DataSpec.sampling),  # of batches, not of samples
             cache_dir=cache_dir,
         )

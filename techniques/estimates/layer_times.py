@@ -30,6 +30,7 @@ from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.parallel.pipe import Stage, StagePart, owners, partition
+from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
 from ringmaster.techniques.technique import Config
@@ -103,7 +104,7 @@ def layer_times(
     slots = slots[:MOST_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots]]
     libraries = [torch.__version__, transformers.__version__]
-    what = [set_fields(job, but=BESIDE_MODEL_AND_LOSS | {"evaluation"}), facts, rows]
+    what = [set_fields(job, but=BESIDE_MODEL_AND_LOSS | {"evaluation"}), facts, rows, *source_states(job)]
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
 
     def measure() -> LayerTimes:

@@ -46,6 +46,7 @@ from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
@@ -159,7 +160,7 @@ def measured_step_times(
     """
     slots = slots[:MOST_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots], torch.__version__, transformers.__version__]
-    what = [set_fields(_measurable(job), but=BESIDE_ONE_STEP), data.digest, facts, width]
+    what = [set_fields(_measurable(job), but=BESIDE_ONE_STEP), data.digest, facts, width, *source_states(job)]
     file = cache_dir / f"step-times-{digest([what, machine, VERSION], length=32)}.json"
 
     def measure() -> StepTimes:

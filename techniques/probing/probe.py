@@ -1,6 +1,5 @@
 """Probes of jobs: one tiny training step on the CPU that examines the model and finds faults early."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ringmaster.codec import digest, set_fields
 from ringmaster.errors import ModelTooLarge, StepError
-from ringmaster.files import kept_value, read_value
-from ringmaster.registry import resolve
+from ringmaster.files import kept_value, read_value, sha256_of
+from ringmaster.registry import resolve, source_digest
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data_source import installed_source
@@ -536,18 +535,22 @@ def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
 
 
 def source_states(job: Job) -> list[Any]:
-    """Returns the names of a job's functions and classes that are a user's, with the states of their source files."""
+    """Returns what a job's model and numbers depend on by name alone, as digests.
+
+    These are the source files of functions and classes that are a user's, and the config and code of a saved model.
+    """
     rewards = reward_names(job.loss, job.loss_options)
     names = (job.model.factory, job.data.factory, source_of(job.loss), installed_source(job.data), *rewards)
-    return [source_state(name) for name in (*names, *map(installed_metric, job.evaluation.metrics)) if name is not None]
+    metrics, saved = map(installed_metric, job.evaluation.metrics), Path(job.model.from_pretrained or "")
+    code = [source_state(name) for name in (*names, *metrics) if name is not None]
+    if job.model.from_pretrained is None or not saved.is_dir():
+        return code
+    return [
+        *code,
+        *((file.name, sha256_of(file)) for file in sorted((*saved.glob("config.json"), *saved.glob("*.py")))),
+    ]
 
 
-def source_state(name: str) -> Any:
-    """Returns the name of a user's function or class, with the size and modification time of its source file."""
-    target = inspect.unwrap(resolve(name))
-    try:
-        file = inspect.getsourcefile(target)
-    except TypeError:  # a function or class that is compiled into Python or an extension
-        file = None
-    stat = Path(file).stat() if file else None
-    return [name, stat and stat.st_size, stat and stat.st_mtime_ns]
+def source_state(name: str) -> tuple[str, str | None]:
+    """Returns the name of a user's function or class, with the digest of its source file."""
+    return name, source_digest(resolve(name))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ringmaster.codec import digest
-from ringmaster.registry import resolve
+from ringmaster.registry import resolve, source_digest
 from ringmaster.techniques import data_source
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.data import arrow_files
@@ -21,7 +21,7 @@ from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
-from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
+from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described, states_of_arguments
 from ringmaster.techniques.data.tokens import (
     LABEL_COLUMNS,
     TextOptions,
@@ -202,7 +202,8 @@ def _read_stream(stream: Any, split: str, spec: DataSpec, cache_dir: Path) -> An
     from datasets import Dataset as ArrowDataset
     from datasets.arrow_writer import ArrowWriter as RowWriter
 
-    key = digest([spec.factory, dict(spec.kwargs), split])
+    assert spec.factory is not None
+    key = digest([spec.factory, source_digest(resolve(spec.factory)), dict(spec.kwargs), split])
     folder = cache_dir.absolute() / "data" / f"stream-{key}"
 
     def write(aside: Path) -> None:
@@ -363,9 +364,13 @@ def load_splits(spec: DataSpec) -> list[Any]:
     assert spec.dataset is not None
     folder = Path(spec.dataset)
     is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    # The library's own cache knows the files of this machine by their times, which can be set.
+    anew = {"download_mode": "force_redownload"} if folder.is_dir() or states_of_arguments(spec) else {}
     try:
         loaded = (
-            datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(spec.dataset, **spec.kwargs)
+            datasets.load_from_disk(str(folder))
+            if is_saved
+            else datasets.load_dataset(spec.dataset, **{**anew, **spec.kwargs})
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(

@@ -1,5 +1,7 @@
 """The result of a batch, read from its journal."""
 
+import time
+
 import pytest
 
 from ringmaster.flows.batch.artifacts import cost_markdown
@@ -15,8 +17,14 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec
 @pytest.fixture
 def journal(tmp_path):
     journal = Journal.of_file(tmp_path / "journal.db")
+    journal.clock = lambda: time.time()  # as tests set it
     yield journal
     journal.close()
+
+
+def set_time(monkeypatch, now_s):
+    monkeypatch.setattr("time.time", lambda: now_s)
+    monkeypatch.setattr("time.clock_gettime", lambda _: now_s)
 
 
 def job(name: str) -> Job:
@@ -35,10 +43,10 @@ def result_of(journal, monkeypatch, *, objective: str):
     )
     journal.put("started_s", 90.0)
     for name, began_s, ended_s, devices in (("a", 100.0, 110.0, ["0", "1"]), ("b", 110.0, 140.0, ["0"])):
-        monkeypatch.setattr("time.time", lambda now_s=began_s: now_s)
+        set_time(monkeypatch, began_s)
         what = {"technique": "ddp", "config": {}, "num_devices": len(devices), "devices": devices, "first_step": 0}
         number = journal.start_segments([(name, what)])[0]
-        monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
+        set_time(monkeypatch, ended_s)
         journal.end_segment(number, {"status": "done", "message": ""})
         journal.write_job(name, status=JobStatus.DONE, step=1)
     return collect(batch, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
@@ -80,10 +88,10 @@ def test_a_deadline_stands_beside_the_end_from_the_start_of_the_batch(journal, m
 def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
     batch = Batch.of(name="b", jobs=[job("a"), job("b")], objective="cost")
     for began_s, ended_s, members in ((0.0, 3600.0, {"b": 0}), (3600.0, 5400.0, {})):
-        monkeypatch.setattr("time.time", lambda now_s=began_s: now_s)
+        set_time(monkeypatch, began_s)
         what = {"technique": "shared_base", "config": {}, "num_devices": 2, "devices": ["0", "1"], "first_step": 0}
         number = journal.start_segments([("a", what | {"fellows": members})])[0]
-        monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
+        set_time(monkeypatch, ended_s)
         journal.end_segment(number, {"status": "done", "message": ""})
     journal.write_job("a", status=JobStatus.DONE)
     journal.write_job("b", status=JobStatus.DONE, details={LEADER: "a"})

@@ -16,8 +16,8 @@ from ringmaster.flows.batch.run_folder import (
     note_start,
     plain_models,
     share_models,
-    stamped_folder,
 )
+from ringmaster.flows.run_order import stamped_folder
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.store import FileReference
 from ringmaster.tasks.batch import Batch

@@ -444,4 +444,4 @@ def test_sizes_of_a_saved_config_are_checked_before_it_is_read(tmp_path):
 
 
 def test_a_function_without_a_source_file_has_no_state():
-    assert source_state("math:fsum") == ["math:fsum", None, None]
+    assert source_state("math:fsum") == ("math:fsum", None)

@@ -1,0 +1,45 @@
+"""Folders of runs in the order in which they were made, which their names show: the time in UTC, and a number."""
+
+import itertools
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+STAMP = "%Y%m%d-%H%M%S"
+RUN = re.compile(r"(\d{8}-\d{6})(?:-(\d+))?")
+
+
+def run_order(run: Path) -> tuple[str, int]:
+    """Returns the place of a run among others, of its folder's name: `20260101-000000-10` comes after `...-2`."""
+    match = RUN.fullmatch(run.name)
+    return (match[1], int(match[2] or 1)) if match else ("", 0)
+
+
+def in_order(runs: Iterable[Path]) -> list[Path]:
+    """Returns the folders of runs, the oldest first."""
+    return sorted(runs, key=run_order)
+
+
+def runs_below(folder: Path, pattern: str = "*") -> list[Path]:
+    """Returns the folders below one that have the journal of a run on this machine alone, the oldest first."""
+    return in_order(file.parent for file in folder.glob(f"{pattern}/journal.db"))
+
+
+def stamped_folder(parent: Path) -> Path:
+    """Makes a folder in `parent`, which is the newest of those there and in the folders beside `parent`.
+
+    It is so also after the clock was set back, and beside folders of earlier releases, which had the local time.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    stamp, first = datetime.now(UTC).strftime(STAMP), 1
+    newest, number = max(map(run_order, parent.parent.glob("*/*")), default=("", 0))
+    if newest >= stamp:
+        stamp, first = newest, number + 1
+    for number in itertools.count(first):
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        with suppress(FileExistsError):  # another run started at the same moment
+            folder.mkdir()
+            break
+    return folder

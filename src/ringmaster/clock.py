@@ -1,0 +1,32 @@
+"""A clock for durations: seconds since the epoch that no correction of the system's clock moves."""
+
+import time
+from collections.abc import Callable
+
+
+def boot_s() -> float:
+    """Returns the seconds since the system's boot, also those in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SteadyClock:
+    """The wall clock as it was once, counted on by the time since the system's boot.
+
+    Differences of its values are durations, and never negative. Deadlines in hours of the day follow `time.time`.
+
+    not_before_s: a time that was recorded before, after which this clock begins, if the wall clock was set back since.
+    """
+
+    def __init__(
+        self,
+        *,
+        not_before_s: float = 0.0,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = boot_s,
+    ) -> None:
+        self._clock = clock
+        self._epoch_s = max(wall_clock(), not_before_s) - clock()
+
+    def __call__(self) -> float:
+        """Returns seconds since the epoch."""
+        return self._epoch_s + self._clock()
