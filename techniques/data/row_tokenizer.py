@@ -103,6 +103,11 @@ class RowTokenizer:
         behind = takewhile(lambda part: part.text is None, reversed(self._layout))
         return sum(len(part.ids) for part in behind)
 
+    @property
+    def unknown_content_id(self) -> int | None:
+        """The token of unknown text; None where it is also that of the end of a text, and so says nothing."""
+        return None if self.unk_id == self.end_id else self.unk_id
+
     def prefetch(self, texts: Iterable[str]) -> None:
         """Encodes the texts that `encode` is called with next."""
         wanted = list(dict.fromkeys(texts))

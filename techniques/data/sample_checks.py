@@ -128,11 +128,8 @@ def _hashes(samples: Iterable[Array]) -> NDArray[np.uint64]:
 
 
 def _losses_of_tokens(values: Array, lengths: NDArray[np.int64], tokenizer: RowTokenizer) -> NDArray[np.uint8]:
-    """How the samples of tokens, [all lengths, ...], have lost their content: [samples].
-
-    The end of a text is not taken for an unknown token, where a tokenizer has one token for both.
-    """
-    unknown = None if tokenizer.unk_id == tokenizer.end_id else tokenizer.unk_id
+    """How the samples of tokens, [all lengths, ...], have lost their content: [samples]."""
+    unknown = tokenizer.unknown_content_id
     special = [token for token in tokenizer.special_token_ids if token != unknown]
     is_content = ~np.isin(values, special)
     num_content = _sums(is_content, lengths)
@@ -228,4 +225,16 @@ def notes_and_faults(parts: Sequence[EncodedPart]) -> tuple[list[str], list[str]
             notes.append(f"{'' if split == 'training' else 'held out: '}{what}")
             if share > MAX_LOST_SHARE:
                 faults.append(f"{notes[-1]}. To fix: {remedy}")
+    return notes, faults
+
+
+def notes_on_unknown(num_unknown: Mapping[str, int], num_tokens: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """Returns what people should know of unknown tokens of each split, and why no model is trained on them."""
+    notes, faults = list[str](), list[str]()
+    for split in SPLITS:
+        if num_unknown[split]:
+            of = "" if split == "training" else "held out: "
+            notes.append(f"{of}{num_unknown[split]:,} of {num_tokens[split]:,} tokens are the unknown token")
+            if num_unknown[split] > MAX_LOST_SHARE * num_tokens[split]:
+                faults.append(f"{notes[-1]}. To fix: {DESCRIPTIONS[ContentLoss.UNKNOWN].remedy}")
     return notes, faults

@@ -14,10 +14,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from ringmaster.techniques.data import arrow_files, encoded_rows
+from ringmaster.techniques.data import arrow_files, encoded_rows, sample_checks
 from ringmaster.techniques.data.file_rows import RowReading, data_files, rows_of_files
 from ringmaster.techniques.data.row_files import (
     FileText,
+    RowError,
+    RowErrors,
     check_tokenizer,
     format_of,
     has_tokenizer,
@@ -258,6 +260,7 @@ class _TokenWriter:
         self._spec, self._tokenizer, self._seq_len, self._where = spec, tokenizer, seq_len, where
         self._progress = TextProgress("encoding")
         self._largest = 0 if tokenizer is None else tokenizer.vocab_size - 1
+        self._num_compared = 0
 
     @property
     def _dtype(self) -> np.dtype[Any]:
@@ -299,7 +302,8 @@ class _TokenWriter:
 
     def write(self, folder: Path, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
-        num_tokens = dict.fromkeys(arrow_files.SPLITS, 0)
+        num_tokens, num_unknown = (dict.fromkeys(arrow_files.SPLITS, 0) for _ in range(2))
+        unknown = None if self._tokenizer is None else self._tokenizer.unknown_content_id
         rests = dict.fromkeys(arrow_files.SPLITS, np.empty(0, self._dtype))
         with ExitStack() as files:
             writers = {
@@ -315,6 +319,7 @@ class _TokenWriter:
                             continue
                         tokens = arrow_files.values_of(pieces[COLUMN].filter(mask))[0].astype(self._dtype, copy=False)
                         num_tokens[split] += len(tokens)
+                        num_unknown[split] += 0 if unknown is None else int((tokens == unknown).sum())
                         tokens = np.concatenate([rests[split], tokens])
                         end = len(tokens) // self._seq_len * self._seq_len
                         writers[split].write(
@@ -326,7 +331,12 @@ class _TokenWriter:
         self._check_sizes(num_tokens)
         end_of_text_id = None if self._tokenizer is None else self._tokenizer.end_id
         prepared = described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
-        return replace(prepared, notes=(*prepared.notes, *encoded_rows.notes_on_written(parts)))
+        notes, faults = sample_checks.notes_on_unknown(num_unknown, num_tokens)
+        return replace(
+            prepared,
+            notes=(*prepared.notes, *encoded_rows.notes_on_written(parts), *notes),
+            training_faults=(*prepared.training_faults, *faults),
+        )
 
     def _pieces(self, rows: Iterable[Row]) -> Iterator[Piece]:
         """Yields texts in pieces, or token ids."""
@@ -345,10 +355,26 @@ class _TokenWriter:
         for content, row in batch:
             self._progress.add(len(content), num_texts=row is not None)
         ids = tokenizer.encoder([cast(str, content) for content, _ in batch])
+        for (content, row), each in zip(batch, ids, strict=True):
+            if row is not None and row.content == content and self._num_compared < sample_checks.FIRST_COMPARED:
+                self._compare(tokenizer, row, each)
         tail = np.asarray([] if tokenizer.end_id is None else [tokenizer.end_id], dtype=np.uint32)
         return [
             each if row is None else np.concatenate((each, tail)) for each, (_, row) in zip(ids, batch, strict=True)
         ]
+
+    def _compare(self, tokenizer: RowTokenizer, row: Row, ids: Ids) -> None:
+        """Compares the ids of a text with the tokenizer's own call. Raises RowErrors where they differ."""
+        self._num_compared += 1
+        if (whole := tokenizer.own_call(row.content)) is None:
+            return
+        end = len(whole["input_ids"]) - tokenizer.num_end_ids
+        try:
+            reference = {COLUMN: whole["input_ids"][len(tokenizer.start_ids) : end]}
+            sample_checks.check_equal({COLUMN: ids}, reference, max_length=len(row.content))
+        except ValueError as error:
+            problem, _, remedy = str(error).partition(". To fix: ")
+            raise RowErrors([RowError(f"{row.file}, row {row.number}:", problem, remedy)]) from error
 
     def _as_given(self, content: list[int]) -> Ids:
         if self._spec.seq_len is None and len(content) != self._seq_len:

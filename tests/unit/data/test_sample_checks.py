@@ -7,6 +7,7 @@ from PIL import Image
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sample_checks import compared_places
 from ringmaster.techniques.data.sources.text_rows import TextClassification
 from ringmaster.techniques.job import DataSpec
@@ -120,3 +121,21 @@ def test_images_of_one_colour_and_equal_images_are_counted(tmp_path):
     assert "3 of 5 are of one colour, such as 0.png, row 1" in found.notes
     assert "1 of 5 different rows became the same as another one, such as same pixels.bmp" in found.notes[1]
     assert "check the files of these images" in "".join(found.training_faults)
+
+
+def lines_of(tmp_path, tokenizer, *texts):
+    return prepared_of(tmp_path, [{"text": text} for text in texts], kind=None, tokenizer=tokenizer, seq_len=2)
+
+
+def test_unknown_tokens_of_a_text_are_counted(tmp_path, bert_tokenizer):
+    found = lines_of(tmp_path, bert_tokenizer, "one two three", "six is it")
+    assert "1 of 6 tokens are the unknown token" in found.notes
+    assert found.training_faults == ()
+    found = lines_of(tmp_path, bert_tokenizer, "one six seven", "eight is nine")
+    assert found.training_faults[0].startswith("4 of 6 tokens are the unknown token. To fix: set data.tokenizer")
+
+
+def test_a_text_that_the_library_encodes_otherwise_is_refused(tmp_path, bert_tokenizer, monkeypatch):
+    monkeypatch.setattr(RowTokenizer, "own_call", lambda self, text: {"input_ids": [2, 4, 4, 3]})
+    with pytest.raises(ValueError, match=r"d\.jsonl, row 2: its input_ids are \[5\] from place 1 of 2 and the "):
+        lines_of(tmp_path, bert_tokenizer, "one one", "one two")
