@@ -3,8 +3,9 @@
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from string import Formatter
 from typing import Any, ClassVar, Self
@@ -104,6 +105,7 @@ class Columns:
 
     unread: the other columns of the first row. decisive: columns that are not read, though they change what a row
         means, and what to do with such rows: "what is wrong. To fix: ...".
+    late: the usual columns of each optional role that the first row lacks, which later rows may have.
     """
 
     columns: Mapping[str, str]
@@ -111,6 +113,7 @@ class Columns:
     optional: frozenset[str]
     unread: tuple[str, ...] = ()
     decisive: Mapping[str, str] = field(default_factory=dict)
+    late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def find(
@@ -122,7 +125,7 @@ class Columns:
 
         Raises ValueError where a role that is not optional has no column, with all such roles.
         """
-        result, missing = dict[str, str](), list[str]()
+        result, missing, late = dict[str, str](), list[str](), dict[str, tuple[str, ...]]()
         keys = {each.name: each.metadata for each in fields(options) if "usual" in each.metadata}
         for key, about in keys.items():
             name = getattr(options, key)
@@ -131,6 +134,8 @@ class Columns:
                 result[key.removesuffix("_column")] = column
             elif name is not None or not about["is_optional"]:
                 missing.append(key if name is None else f"{key} {name!r}")
+            else:
+                late[key.removesuffix("_column")] = about["usual"]
         if missing:
             raise ValueError(
                 f"{where} has no column for {', '.join(missing)}; its rows have "
@@ -139,12 +144,23 @@ class Columns:
             )
         optional = frozenset(key.removesuffix("_column") for key, about in keys.items() if about["is_optional"])
         known = {*result.values(), *options.ignored_columns}
+        late = {role: tuple(name for name in names if name not in known) for role, names in late.items()}
         return cls(
             columns=result,
             roles=tuple(key.removesuffix("_column") for key in keys),
             optional=optional,
             unread=tuple(each for each in there if each not in known),
             decisive={name: what for name, what in (decisive or {}).items() if name not in known},
+            late={role: names for role, names in late.items() if names},
+        )
+
+    def in_all_rows(self) -> Self:
+        """Returns the same columns, of which an optional one is in all rows, or in none."""
+        lacking = dict.fromkeys(
+            chain.from_iterable(self.late.values()), "which the first row lacks. To fix: give all rows one, or none"
+        )
+        return replace(
+            self, optional=self.optional - self.columns.keys(), decisive={**self.decisive, **lacking}, late={}
         )
 
     @cached_property
@@ -155,7 +171,7 @@ class Columns:
     @property
     def needed(self) -> tuple[str, ...]:
         """The names of the columns that are looked at: those that are read, and those that must have no value."""
-        return (*self.names, *self.decisive)
+        return tuple(dict.fromkeys((*self.names, *self.decisive, *chain.from_iterable(self.late.values()))))
 
     def content(self, row: Any, where: str) -> dict[str, Any]:
         """Returns what is read of a row, by column.
@@ -177,11 +193,16 @@ class Columns:
                     f"has no column {name!r}; it has {sorted(row)}" if name not in row else f"has no value in {name!r}"
                 )
                 raise ValueError(f"{where} {problem}. To fix: add the value, or remove the row")
+        for names in self.late.values():  # a row without them has the same content as if nobody had looked for them
+            result |= next(({name: row[name]} for name in names if row.get(name) not in NOTHING), {})
         return result
 
     def by_role(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of a row by role, with None for roles that it lacks."""
-        return {role: content.get(self.columns.get(role, "")) for role in self.roles}
+        result = {role: content.get(self.columns.get(role, "")) for role in self.roles}
+        for role, names in self.late.items():
+            result[role] = next((content[name] for name in names if name in content), None)
+        return result
 
 
 def retriever_of(spec: DataSpec) -> Retriever | None:

@@ -62,8 +62,7 @@ class TextClassification(RowSource):
         Where the options name the column of the text, no other one is a second text.
         """
         result = super().columns(spec, available)
-        result = replace(result, optional=result.optional - result.columns.keys())
-        return result if self.options(spec).text_column is None else replace(result, decisive={})
+        return (result if self.options(spec).text_column is None else replace(result, decisive={})).in_all_rows()
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the text, and the second one of a pair."""
@@ -341,7 +340,7 @@ class Embedding(RowSource):
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the columns, with those of numbered negatives; where there is one of negatives, every row has one."""
-        result = super().columns(spec, available)
+        result = super().columns(spec, available).in_all_rows()
         numbered = {int(match[1]): name for name in result.unread if (match := _NUMBERED.fullmatch(name))}
         more = {f"{NEGATIVE} {number}": numbered[number] for number in sorted(numbered)}
         return replace(
@@ -349,7 +348,6 @@ class Embedding(RowSource):
             columns={**result.columns, **more},
             roles=(*result.roles, *more),
             unread=tuple(name for name in result.unread if name not in more.values()),
-            optional=result.optional - result.columns.keys(),
         )
 
     def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sources.completion import Completion, CompletionOptions, Preference
 from ringmaster.techniques.data.sources.text_rows import Embedding
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from tests.unit.data.conftest import saved_tokenizer
 
 PAIR = {"sentence1": "one two", "sentence2": "three"}
 ANSWERS = {"chosen": "it is", "rejected": "no"}
@@ -189,3 +190,25 @@ def test_the_references_of_texts_are_what_samples_are(tmp_path, chat_tokenizer):
         expected, sample = (made(values, context=context) for made in (kind.reference, kind.sample))
         assert expected is not None
         assert np.array_equal(expected["input_ids"], sample["input_ids"])
+
+
+def test_an_optional_column_that_the_first_row_lacks_is_read(tmp_path, prepared):
+    rows = [{"prompt": "what", "completion": "one"}, {"prompt": "what", "completion": "one", "input": "is it"}]
+    tokenizer = saved_tokenizer(tmp_path / "given", eos_token="[SEP]")
+    _, samples = prepared("completion", rows, tokenizer=tokenizer)
+    num_tokens = [int((sample["input_ids"] != 0).sum()) for sample in samples]
+    assert num_tokens[1] == num_tokens[0] + 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "late"),
+    [
+        ("text-classification", {"text": "one", "label": "a"}, {"sentence2": "two"}),
+        ("embedding", {"anchor": "one", "positive": "two"}, {"hard_negative": "is"}),
+    ],
+)
+def test_an_optional_column_of_all_rows_or_none_is_refused_where_it_is_late(prepared, bert_tokenizer, kind, row, late):
+    with pytest.raises(
+        ValueError, match=r"line 2 has a value in .*, which the first row lacks\. To fix: give all"
+    ):
+        prepared(kind, [row, {**row, **late}], tokenizer=bert_tokenizer)
