@@ -11,7 +11,7 @@ from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.techniques import Job, registry
-from ringmaster.techniques.data.tokens import have_other_tokens
+from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
 from ringmaster.techniques.job import BESIDE_ONE_STEP
 from ringmaster.techniques.preflight import Preflight, PreflightOrder

@@ -13,8 +13,9 @@ between a visible character and a blank is therefore exact. Expressions of newer
 """
 
 import json
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -23,7 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmaster.techniques.data.row_files import FileText
 from ringmaster.techniques.data.special_tokens import WrittenTokens, ids_of, own_texts
+
+logger = logging.getLogger(__name__)
 
 # Whatever might count as white space in some version of Unicode or of an engine; everything else is visible.
 BLANK = r"\s\x1c-\x1f\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
@@ -254,3 +258,51 @@ class TextEncoder:
         for place, _, is_plain in parts:
             result[place] += next(ids[is_plain])
         return result
+
+
+PIECE_CHARACTERS = 1 << 16
+# Encoding takes up to 200 bytes of memory a character.
+MOST_CHARACTERS_AT_ONCE = 32_000_000
+
+
+def in_pieces(text: str | FileText, *, rule: CutRule | None) -> Iterator[tuple[str, bool]]:
+    """Yields a text in pieces of about `PIECE_CHARACTERS`, each with whether the text ends with it.
+
+    They are cut by a rule, and are longer where it finds no cut; without a rule, the text is one piece. Raises
+    ValueError where a text is too long to be encoded whole.
+    """
+    if isinstance(text, str) and len(text) <= PIECE_CHARACTERS:
+        yield text, True
+        return
+    parts: Iterable[str]
+    if isinstance(text, str):
+        parts = (text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS))
+    else:
+        parts = text.pieces()
+    kept: list[str] = []
+    for part in parts:
+        place = 0 if rule is None else rule.last_cut(part)
+        if place:
+            yield "".join((*kept, part[:place])), False
+            kept = []
+        kept.append(part[place:])
+        _check_length(kept, rule)
+    yield "".join(kept), True
+
+
+def _check_length(kept: list[str], rule: CutRule | None) -> None:
+    length = sum(map(len, kept))
+    if not MOST_CHARACTERS_AT_ONCE <= length < MOST_CHARACTERS_AT_ONCE + len(kept[-1]):
+        return
+    if rule is None:
+        raise ValueError(
+            f"a text has more than {MOST_CHARACTERS_AT_ONCE:,} characters, and the given tokenizer encodes text only "
+            f"whole. To fix: divide it into shorter documents, e.g. one JSONL row for each paragraph, or leave out the "
+            f"tokenizer to train one"
+        )
+    logger.warning(
+        "more than %s characters of a text are without a space after a word: they are encoded at once, which takes "
+        "about %s GB of memory for each further 100 million",
+        f"{MOST_CHARACTERS_AT_ONCE:,}",
+        20,
+    )

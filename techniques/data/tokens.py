@@ -1,14 +1,10 @@
-"""Text as token samples: documents, a trained or given tokenizer, and one stream of tokens cut into samples."""
+"""Text as token samples: documents become one stream of tokens, which is cut into samples."""
 
-import json
-import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
-from itertools import compress, pairwise
+from itertools import compress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,180 +16,16 @@ from ringmaster.techniques.data.row_files import (
     FileText,
     RowError,
     RowErrors,
-    check_tokenizer,
     format_of,
-    has_tokenizer,
     rows_and_errors,
 )
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.samples import ArraySamples, Collate
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
-from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids
+from ringmaster.techniques.data.text_encoder import Ids, in_pieces
+from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row, data_source_named
 from ringmaster.techniques.job import DataSpec
-
-logger = logging.getLogger(__name__)
-
-PIECE_CHARACTERS = 1 << 16
-# Encoding takes up to 200 bytes of memory a character.
-MOST_CHARACTERS_AT_ONCE = 32_000_000
-
-
-def in_pieces(text: str | FileText, *, rule: CutRule | None) -> Iterator[tuple[str, bool]]:
-    """Yields a text in pieces of about `PIECE_CHARACTERS`, each with whether the text ends with it.
-
-    They are cut by a rule, and are longer where it finds no cut; without a rule, the text is one piece. Raises
-    ValueError where a text is too long to be encoded whole.
-    """
-    if isinstance(text, str) and len(text) <= PIECE_CHARACTERS:
-        yield text, True
-        return
-    parts: Iterable[str]
-    if isinstance(text, str):
-        parts = (text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS))
-    else:
-        parts = text.pieces()
-    kept: list[str] = []
-    for part in parts:
-        place = 0 if rule is None else rule.last_cut(part)
-        if place:
-            yield "".join((*kept, part[:place])), False
-            kept = []
-        kept.append(part[place:])
-        _check_length(kept, rule)
-    yield "".join(kept), True
-
-
-def _check_length(kept: list[str], rule: CutRule | None) -> None:
-    length = sum(map(len, kept))
-    if not MOST_CHARACTERS_AT_ONCE <= length < MOST_CHARACTERS_AT_ONCE + len(kept[-1]):
-        return
-    if rule is None:
-        raise ValueError(
-            f"a text has more than {MOST_CHARACTERS_AT_ONCE:,} characters, and the given tokenizer encodes text only "
-            f"whole. To fix: divide it into shorter documents, e.g. one JSONL row for each paragraph, or leave out the "
-            f"tokenizer to train one"
-        )
-    logger.warning(
-        "more than %s characters of a text are without a space after a word: they are encoded at once, which takes "
-        "about %s GB of memory for each further 100 million",
-        f"{MOST_CHARACTERS_AT_ONCE:,}",
-        20,
-    )
-
-
-TOKENIZER, END_OF_TEXT = "tokenizer.json", "<|endoftext|>"
-# Merges hardly change beyond this much text, and training time grows with it. The document in which it is reached is
-# read to its end, or to the second limit.
-MAX_TRAINING_CHARACTERS = 64_000_000
-MAX_CHARACTERS_OF_A_DOCUMENT = 256_000_000
-
-
-def save_tokenizer(
-    folder: Path,
-    spec: DataSpec,
-    texts: Iterable[str | FileText],
-    *,
-    set_up: Callable[[Any], None] = lambda _: None,
-) -> None:
-    """Writes the tokenizer that a spec names, or else one that is trained on texts, so that `AutoTokenizer` loads it.
-
-    set_up: called with the tokenizer that the spec names, before it is saved.
-
-    Raises ValueError where it cannot be loaded.
-    """
-    if spec.tokenizer is None:
-        _train_tokenizer(folder, texts, spec.vocab_size)
-    else:
-        tokenizer = load_tokenizer(spec.tokenizer)
-        set_up(tokenizer)
-        tokenizer.save_pretrained(str(folder))
-
-
-def _train_tokenizer(folder: Path, texts: Iterable[str | FileText], vocab_size: int) -> None:
-    """Writes a byte-level BPE of `vocab_size`, which can encode any text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size <= len(alphabet):
-        raise ValueError(
-            f"vocab_size {vocab_size} is too small for a byte-level BPE. To fix: give more than {len(alphabet)}"
-        )
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(_training_pieces(texts, TextProgress("training a tokenizer")), trainer)
-    folder.mkdir(parents=True)
-    tokenizer.save(str(folder / TOKENIZER))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-
-
-# The time of training is quadratic in the longest word. Whitespace is a word, too.
-LONG_WORD = re.compile(r"\S{1000}|\s{1000}")
-
-
-def _training_pieces(texts: Iterable[str | FileText], progress: TextProgress) -> Iterator[str]:
-    """The texts in pieces that have the words of the whole, up to the limits."""
-    num_left = MAX_TRAINING_CHARACTERS
-    for text in texts:
-        num_of_this = 0
-        for piece, ends in in_pieces(text, rule=GPT2):
-            progress.add(len(piece), num_texts=ends)
-            cuts = [0, *(found.end() for found in LONG_WORD.finditer(piece)), len(piece)]
-            yield from (piece[start:end] for start, end in pairwise(cuts) if start < end)
-            num_left, num_of_this = num_left - len(piece), num_of_this + len(piece)
-            if num_of_this >= MAX_CHARACTERS_OF_A_DOCUMENT:
-                break
-        if num_left <= 0:
-            return
-
-
-def load_tokenizer(name: str) -> Any:
-    """Returns the tokenizer in a folder, or of a name on the hub. Raises ValueError where it cannot be loaded."""
-    from transformers import AutoTokenizer
-
-    is_local = Path(name).is_dir()
-    if is_local:
-        check_tokenizer(Path(name))
-    try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=is_local)
-    except Exception as error:  # of a damaged file, the library raises Exception itself, and KeyError
-        if needed := _missing_package(error, Path(name)):
-            raise ValueError(
-                f"tokenizer {name!r} cannot be loaded without the package {needed}. To fix: install it (pip install "
-                f"{needed}), or give a tokenizer with a {TOKENIZER}"
-            ) from error
-        reason = " ".join(str(error).split()) if isinstance(error, (OSError, ValueError)) else repr(error)
-        raise ValueError(
-            f"tokenizer {name!r} cannot be loaded: {reason}. To fix: give a folder that save_pretrained "
-            f"wrote, or a hub name, or leave it out to train one"
-        ) from error
-
-
-_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\s")
-_NEEDED = re.compile(r"requires the (\w+) library|install (\w+) to use|`(\w+)` is required|No module named '(\w+)'")
-
-
-def _missing_package(error: Exception, folder: Path) -> str | None:
-    """The package whose absence is why a tokenizer cannot be loaded; None where that is not the reason.
-
-    Where sentencepiece is missing, transformers reads its files as those of tiktoken, and reports that.
-    """
-    models = [file for pattern in ("*.model", "*.spm") for file in folder.glob(pattern)]
-    is_known = find_spec("sentencepiece") is not None
-    if not is_known and any(_TIKTOKEN.match(file.read_bytes()[:200]) is None for file in models):
-        return "sentencepiece"
-    found = _NEEDED.search(str(error)) if isinstance(error, (ImportError, ValueError)) else None
-    name = next(filter(None, found.groups()), "") if found else ""
-    return name.lower() if name and find_spec(name.lower()) is None else None
-
 
 # What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.
 DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 512, 1 << 18
@@ -434,37 +266,6 @@ def _no_text(column: str, *, where: str) -> ValueError:
 COLUMN = "input_ids"
 # A column has 16 bits a token up to this many ids, and else 32.
 MAX_SMALL_IDS = 1 << 16
-
-
-def have_other_tokens(one: Path | None, other: Path | None) -> bool:
-    """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known.
-
-    One may have further tokens, which were added to it.
-    """
-    if one is None or other is None or not (has_tokenizer(one) and has_tokenizer(other)):
-        return False
-    files = [folder / TOKENIZER for folder in (one, other)]
-    if not all(file.is_file() for file in files):  # as of tokenizers in Python
-        try:
-            return _differ(*(load_tokenizer(str(folder)).get_vocab() for folder in (one, other)))
-        except ValueError:
-            return False
-    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    models = [content.get("model", {}).get("vocab") for content in contents]
-    return models[0] != models[1] or _differ(*map(_numbers, contents))
-
-
-def _numbers(content: Mapping[str, Any]) -> dict[str, int]:
-    """The number of each token, of the content of a `tokenizer.json`."""
-    vocab = content.get("model", {}).get("vocab") or ()
-    own = vocab if isinstance(vocab, Mapping) else {token: number for number, (token, _) in enumerate(vocab)}
-    return {**own, **{token["content"]: token["id"] for token in content.get("added_tokens") or ()}}
-
-
-def _differ(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Whether a token of both has two numbers, or a number of both is of two tokens."""
-    names = {number: token for token, number in other.items()}
-    return any(other.get(token, number) != number or names.get(number, token) != token for token, number in one.items())
 
 
 TOKENIZED = "tokenized"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ringmaster.codec import to_json
 from ringmaster.registry import resolve
-from ringmaster.techniques.data.tokens import have_other_tokens
+from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.model_facts import IMPLEMENTATIONS, check_attention

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ringmaster.errors import StepError
 from ringmaster.techniques.data.inference import encodes_text
 from ringmaster.techniques.data.row_files import has_tokenizer
-from ringmaster.techniques.data.tokens import have_other_tokens
+from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.metric import IGNORED

@@ -24,6 +24,7 @@ from ringmaster.techniques.data.arrow_files import Array, Table
 from ringmaster.techniques.data.class_labels import ClassLabels, as_class_name, check_number, in_order, read_number
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
+from ringmaster.techniques.data.row_samples import DEFAULT_MAX_LENGTH
 from ringmaster.techniques.data.samples import ArraySamples
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData
 from ringmaster.techniques.job import DataSpec
@@ -130,7 +131,7 @@ class FeatureRows(row_source.RowSource):
         kind.padding = dict.fromkeys(names, 0)  # type: ignore[misc]
         prepared = super(FeatureRows, kind).write(folder, spec, where=where, cache_dir=cache_dir)
         features = tuple(
-            {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or row_source.DEFAULT_MAX_LENGTH}
+            {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or DEFAULT_MAX_LENGTH}
             if each["type"] == TEXT
             else dict(each)
             for each in kind.measured

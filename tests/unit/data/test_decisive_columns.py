@@ -208,7 +208,5 @@ def test_an_optional_column_that_the_first_row_lacks_is_read(tmp_path, prepared)
     ],
 )
 def test_an_optional_column_of_all_rows_or_none_is_refused_where_it_is_late(prepared, bert_tokenizer, kind, row, late):
-    with pytest.raises(
-        ValueError, match=r"line 2 has a value in .*, which the first row lacks\. To fix: give all"
-    ):
+    with pytest.raises(ValueError, match=r"line 2 has a value in .*, which the first row lacks\. To fix: give all"):
         prepared(kind, [row, {**row, **late}], tokenizer=bert_tokenizer)

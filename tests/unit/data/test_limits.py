@@ -11,7 +11,7 @@ import pytest
 from ringmaster.techniques.data import row_files
 from ringmaster.techniques.data import row_files as limits
 from ringmaster.techniques.data.row_files import read_rows
-from ringmaster.techniques.data.tokens import load_tokenizer
+from ringmaster.techniques.data.tokenizer_folders import load_tokenizer
 
 LONG = "x" * 870_000
 

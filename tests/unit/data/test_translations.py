@@ -9,7 +9,7 @@ from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sources.text_rows import Seq2Seq, Seq2SeqOptions
-from ringmaster.techniques.data.tokens import load_tokenizer
+from ringmaster.techniques.data.tokenizer_folders import load_tokenizer
 from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.models.build import build_model
 
@@ -158,7 +158,7 @@ def test_models_generate_what_begins_as_the_targets(tmp_path, architecture, name
     [("MarianTokenizer", "source.spm"), ("T5Tokenizer", "spiece.model"), ("LlamaTokenizer", "tokenizer.model")],
 )
 def test_a_tokenizer_without_its_package_names_the_package(tmp_path, monkeypatch, name, file):
-    monkeypatch.setattr("ringmaster.techniques.data.tokens.find_spec", lambda _: None)
+    monkeypatch.setattr("ringmaster.techniques.data.tokenizer_folders.find_spec", lambda _: None)
     for each in (file, "target.spm"):
         (tmp_path / each).write_bytes(b"\n\x0e\n\x05<unk>")
     (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1, "<pad>": 2}')

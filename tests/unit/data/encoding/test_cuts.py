@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from ringmaster.techniques.data import text_encoder as documents_module
 from ringmaster.techniques.data import text_encoder as words_module
-from ringmaster.techniques.data import tokens as documents_module
 from ringmaster.techniques.data.row_files import FileText
-from ringmaster.techniques.data.text_encoder import GPT2, KNOWN_EXPRESSIONS, SPACES, WordEncoder, rule_of
-from ringmaster.techniques.data.tokens import in_pieces
+from ringmaster.techniques.data.text_encoder import GPT2, KNOWN_EXPRESSIONS, SPACES, WordEncoder, in_pieces, rule_of
 from tests.drawing import draws
 
 ByteLevel = pre_tokenizers.ByteLevel

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from ringmaster.techniques.data.tokens import have_other_tokens
+from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from tests.unit.data.encoding.tokenizers_of_sorts import SORTS, saved
 
 
