@@ -265,11 +265,20 @@ def _weighted(message: dict[str, Any], number: int) -> Message:
 
 
 def with_system(messages: list[Message], system: Any) -> list[Message]:
-    """Returns messages behind the row's system prompt, if it has one and they do not begin with another."""
-    if not system or messages[0]["role"] in ("system", "developer"):
+    """Returns messages behind the row's system prompt, if it has one and they do not begin with it.
+
+    Raises ValueError where it is no text, and where they begin with another one.
+    """
+    if not system:
         return messages
     if not isinstance(system, str):
         raise ValueError(f"system is {type(system).__name__}, not text. To fix: give a text")
+    if messages[0]["role"] in ("system", "developer"):
+        if messages[0].get("content") != system:
+            raise ValueError(
+                "the row has a system prompt, and its messages begin with another. To fix: keep one of them"
+            )
+        return messages
     return [{"role": "system", "content": system}, *messages]
 
 

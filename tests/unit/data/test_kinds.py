@@ -308,10 +308,13 @@ def test_what_a_template_does_not_render_is_refused(tmp_path, chat_tokenizer):
 
 
 def test_a_system_prompt_may_have_a_column(tmp_path, chat_tokenizer):
-    rows = [{"system": "one two", "messages": conversation(i)[i % 2 :]} for i in range(2)]
+    first = [{"role": "system", "content": "one two"}]
+    rows = [{"system": "one two", "messages": [*first[i % 2 :], *conversation(i)[1:]]} for i in range(2)]
     _, training, tokenizer = opened(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
-    said = [tokenizer.decode(training[i]["input_ids"]).split(" ; ")[0] for i in range(2)]
-    assert [each.endswith("one two") for each in said] == [False, True]
+    for sample in training:
+        assert tokenizer.decode(sample["input_ids"]).count("one two") == 1
+    said = refused(tmp_path, "chat", [{**rows[0], "system": "three"}] * 2, tokenizer=chat_tokenizer)
+    assert "row 1: the row has a system prompt, and its messages begin with another; " in said
     row = {"instruction": "say it", "input": "ho", "output": "ho", "system": "be brief", "history": []}
     _, training, tokenizer = opened(tmp_path, "completion", [row] * 3)
     text = tokenizer.decode(training[0]["input_ids"], skip_special_tokens=True)
