@@ -111,7 +111,7 @@ def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
     else:
         draws = torch.randint(len(training), (num_batches, size), generator=torch.Generator().manual_seed(job.seed))
         drawn = list(draws.numpy())
-    last = min(len(held_out), job.evaluation.max_batches * size)
+    last = min(len(held_out), job.max_evaluated_rows)
     kept = [range(first, min(first + size, last)) for first in range(0, last, size)][:num_batches]
     return Widths(training=_mean_width(training, drawn), held_out=_mean_width(held_out, kept))
 
