@@ -171,9 +171,11 @@ def in_rows(raw: Mapping[str, Any], *, template: Mapping[str, Any] | None = None
     `max_batches` are batches of the global batch size in `template`, the values that jobs of a sweep are made of, so
     that all of them are evaluated on the same rows; None for the job's own. Wrong values stay, for the schema.
     """
-    spec, size = as_mapping(raw.get("evaluation")), (template or raw).get("global_batch_size", Job.global_batch_size)
-    most = spec.get("max_batches")
-    if spec.get("max_rows") is not None or not all(type(each) is int and 0 < each <= MOST_WHOLE for each in (most, size)):
+    spec, like = as_mapping(raw.get("evaluation")), raw if template is None else template
+    most, size = spec.get("max_batches"), like.get("global_batch_size", Job.global_batch_size)
+    if spec.get("max_rows") is not None or not all(
+        type(each) is int and 0 < each <= MOST_WHOLE for each in (most, size)
+    ):
         return raw
     left = {key: value for key, value in spec.items() if key != "max_batches"}
     return {**raw, "evaluation": {**left, "max_rows": min(most * size, MOST_WHOLE)}}

@@ -15,7 +15,7 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import RequestRefused
 from ringmaster.tasks.batch.batch import job_faults
-from ringmaster.tasks.batch.grid import SAME_SHAPE, in_rows, key_findings, with_values
+from ringmaster.tasks.batch.grid import SAME_SHAPE, key_findings, with_values
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, SETTINGS
 from ringmaster.techniques import Job
@@ -86,7 +86,7 @@ def with_settings(job: Job, settings: Mapping[str, Any], *, name: str) -> Job:
     """Returns a job with other values at dotted keys. Raises ValueError with all their faults."""
     if faults := clone_faults(job, settings):
         raise ValueError("; ".join(faults))
-    plain = in_rows(to_json(job))  # a clone is evaluated on the same rows
+    plain: Mapping[str, Any] = to_json(job)
     values = {f"loss_options.{key[5:]}" if key.startswith("loss.") else key: value for key, value in settings.items()}
     changed: Job = from_json(Job, {**with_values(plain, values), "name": name})
     return changed if changed.num_steps is None or "num_steps" not in values else with_steps(changed, changed.num_steps)
