@@ -152,6 +152,7 @@ BESIDE_MODEL_AND_LOSS = (
             "freeze",
             "adaptation",
             "evaluation.max_batches",
+            "evaluation.max_rows",
         ),
     }
 )
@@ -444,15 +445,18 @@ class EvaluationSpec:
 
     Attributes:
         metrics: names of `ringmaster.techniques.metric`; models are compared by the first one.
-        max_batches: upper limit of one evaluation, in global batches.
+        max_batches: the limit of jobs that were stored before `max_rows`, in global batches; None where `max_rows` is.
+        max_rows: the most rows of one evaluation, the first ones held out. No setting of training changes it, so that
+            jobs with different batch sizes are compared on the same rows.
         max_new_tokens: the most tokens that a model writes to a row, for metrics of what it writes.
     """
 
     every_steps: int | None = None
     at_steps: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
-    max_batches: int = 16
+    max_batches: int | None = None
     max_new_tokens: int = 64
+    max_rows: int = field(default=1024, metadata=SINCE_LATER)
 
     def is_due(self, place: float, *, before: float) -> bool:
         """Returns whether an evaluation is due after the step from `before` to `place`, apart from that at the end.
@@ -882,6 +886,12 @@ class Job:
             num_steps=self.num_steps or 0,
         ),)  # fmt: skip
         return next(phase for phase in reversed(self.phases or own) if phase.first_step <= step)
+
+    @property
+    def max_evaluated_rows(self) -> int:
+        """The most held-out rows of one evaluation."""
+        spec = self.evaluation
+        return spec.max_rows if spec.max_batches is None else spec.max_batches * self.global_batch_size
 
     def is_evaluated(self, step: int) -> bool:
         """Returns whether the job is evaluated after `step` steps, before its last."""

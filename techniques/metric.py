@@ -330,6 +330,19 @@ def why_not_divided(names: Iterable[str]) -> str | None:
     return None
 
 
+def metrics_text(values: Mapping[str, Any], *, num_rows: int | None = None) -> str:
+    """Returns metrics in a line, such as "loss 0.61, accuracy 0.71 of 256 rows".
+
+    num_rows: the number of held-out rows that they were computed of; None where it is unknown. Metrics of a family,
+    such as lm-eval/TASK, have rows of their own.
+    """
+    of_rows = [name for name in values if "/" not in name]
+    texts = {name: f"{name} {value:.4g}" for name, value in values.items()}
+    if of_rows and num_rows:
+        texts[of_rows[-1]] += f" of {num_rows:,} row" + ("" if num_rows == 1 else "s")
+    return ", ".join(texts[name] for name in [*of_rows, *(name for name in values if "/" in name)])
+
+
 def why_undefined(values: Mapping[str, float]) -> list[str]:
     """Returns why metrics, by name, have no value (NaN), as far as it is known; each with a remedy."""
     causes = {name: metric_named(name).undefined_where for name, value in values.items() if name in METRICS.paths()}

@@ -29,6 +29,7 @@ from ringmaster.flows.batch.result import (
 from ringmaster.flows.batch.run_folder import (
     alone_in,
     begun,
+    begun_batch,
     checkpoint_root_of,
     folder_to_resume,
     is_done_and_recorded,
@@ -87,6 +88,7 @@ def open_local_run(
     resumed = folder_to_resume(batch, home) if options.resume else None
     if options.resume and resumed is None:
         current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
+    batch = batch if resumed is None else begun_batch(resumed)
     note_start(batch, home)
     with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
         folder = resumed or stamped_folder(home / "batches" / batch.name)

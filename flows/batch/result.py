@@ -34,6 +34,7 @@ from ringmaster.tasks.recording.mlflow_writer import FUSION, IS_MEASURED
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Profile
+from ringmaster.techniques.processes.events import NUM_ROWS
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
 
@@ -272,6 +273,7 @@ def _job_row(
         "message": record.message,
         "num_steps": record.step,
         "metrics": record.details.get("metrics", {}),
+        NUM_ROWS: record.details.get(NUM_ROWS),
         "compared": record.details.get("compared", []),
         "segments": segments,
         "end_s": ended_s if ended_s is not None and ended_s >= since_s and record.status in ENDED else None,
@@ -296,6 +298,7 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
             "steps": job["num_steps"],
             "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
             **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
+            "held-out rows": job.get(NUM_ROWS),
         }
         for job in result.jobs
     ]

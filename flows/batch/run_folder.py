@@ -164,8 +164,26 @@ def share_models(run: Path, *, home: Path) -> None:
 def is_batch(batch: Batch, stored: Any) -> bool:
     """Returns whether a journal's `stored` batch is `batch`. Fields that a later release added have their defaults."""
     with suppress(TypeError, ValueError):  # a later release wrote it
-        return stored is not None and Batch.from_json(stored).to_json() == batch.to_json()
+        begun = None if stored is None else Batch.from_json(stored)
+        if begun is not None and any(job.evaluation.max_batches is not None for job in begun.jobs):
+            # Earlier releases read another limit of evaluations from the same file, also into the text of a sweep.
+            one, other = ({**each.to_json(), "text": ""} for each in (begun, batch))
+            return bool(_without_limits(one) == _without_limits(other))
+        return begun is not None and begun.to_json() == batch.to_json()
     return False
+
+
+def _without_limits(value: Any) -> Any:
+    """Returns plain values without the limits of evaluations."""
+    if isinstance(value, dict):
+        return {key: _without_limits(item) for key, item in value.items() if key not in ("max_batches", "max_rows")}
+    return [_without_limits(item) for item in value] if isinstance(value, list) else value
+
+
+def begun_batch(folder: Path) -> Batch:
+    """Returns the batch of a run as it was begun: its jobs are evaluated on as many rows as before."""
+    with closing(Journal.of_file(folder / "journal.db")) as journal:
+        return Batch.from_json(journal.get("batch"))
 
 
 def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:

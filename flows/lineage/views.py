@@ -17,6 +17,7 @@ from ringmaster.model_lineage.records import COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors.comparison import CHANGED, SAME, TensorChange
 from ringmaster.techniques.checkpoints.chain import StateLink
+from ringmaster.techniques.processes.events import NUM_ROWS
 from ringmaster.text import enumerated, printable
 
 MOST_LINES = 60  # lines of a tree that are shown
@@ -105,6 +106,7 @@ def _facts(snapshot: Snapshot, node: LineageNode) -> Table:
             for d in record.datasets
         ),
         ("metrics", metrics),
+        ("held-out rows", node.params.get(NUM_ROWS)),
         ("job", origin.job),
         ("trained by", origin.technique),
         ("steps", origin.num_steps),

@@ -36,6 +36,8 @@ from ringmaster.tasks.planning.whatif.answers import (
     gain_json,
     gain_lines,
 )
+from ringmaster.techniques.metric import metrics_text
+from ringmaster.techniques.processes.events import NUM_ROWS
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
@@ -200,7 +202,7 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
             " → ".join(dict.fromkeys(segment["technique"] for segment in job["segments"])),
             " ".join(dict.fromkeys(" ".join(segment["devices"]) for segment in job["segments"])) if last else "",
             str(job["num_steps"]),
-            ", ".join(f"{name} {value:.4g}" for name, value in job["metrics"].items()),
+            metrics_text(job["metrics"], num_rows=job.get(NUM_ROWS)),
             f"{sum(segment['seconds'] for segment in job['segments']):.1f}",
             style=None if job["status"] == "done" else "red",
         )

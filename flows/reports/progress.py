@@ -23,8 +23,14 @@ from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_tex
 from ringmaster.tasks.execution.starter import called
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.metric import why_undefined
-from ringmaster.techniques.processes.events import CheckpointFailed, EvaluationReported, KernelsRefused, PhaseStarted
+from ringmaster.techniques.metric import metrics_text, why_undefined
+from ringmaster.techniques.processes.events import (
+    NUM_ROWS,
+    CheckpointFailed,
+    EvaluationReported,
+    KernelsRefused,
+    PhaseStarted,
+)
 from ringmaster.text import printable
 
 LINES_EVERY_S = 30.0  # between the lines about each running job in a log
@@ -345,8 +351,8 @@ def _described(event: events.ExecutionEvent) -> tuple[str, str]:
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
-        case events.GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics)):
-            return f"{job} at step {step}: {_metrics(metrics)}", ""
+        case events.GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows)):
+            return f"{job} at step {step}: {_metrics(metrics, num_rows)}", ""
         case events.GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):
             return f"warning: {message}", "yellow"
         case events.SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
@@ -359,7 +365,8 @@ def _described(event: events.ExecutionEvent) -> tuple[str, str]:
             if status != JobStatus.DONE:
                 return f"{job} has failed: {message}", "red"
             causes = why_undefined(details["metrics"])
-            text = "; ".join([f"{job} is done: {_metrics(details['metrics'])}", *filter(None, [message]), *causes])
+            found = _metrics(details["metrics"], details.get(NUM_ROWS))
+            text = "; ".join([f"{job} is done: {found}", *filter(None, [message]), *causes])
             return text, "yellow" if causes else "green"
         case events.DeviceWait():
             return _waiting(event), ""
@@ -381,5 +388,5 @@ def _numbers(devices: tuple[tuple[str, int], ...]) -> str:
     return ",".join(str(number) for _, number in devices)
 
 
-def _metrics(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()) or "no metric was computed"
+def _metrics(metrics: Mapping[str, Any], num_rows: int | None) -> str:
+    return metrics_text(metrics, num_rows=num_rows) or "no metric was computed"

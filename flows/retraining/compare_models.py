@@ -419,7 +419,7 @@ def _left_out(
     is_whole = rival.model.compares_on_all
     every = data["num_held_out"] + (data["num_samples"] if is_whole else 0)
     if max_rows is None and not is_whole:
-        max_rows = rival.job.evaluation.max_batches * rival.job.global_batch_size
+        max_rows = rival.job.max_evaluated_rows
     if rival.trained_on is None or not num_rows or num_rows >= min(every, max_rows or every):
         return ()
     return (

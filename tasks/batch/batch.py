@@ -243,7 +243,8 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     values = {key: value for key, value in raw.items() if key != "datasets"}
     if isinstance(raw.get("jobs"), list):
         raw = {**raw, "jobs": [ludwig.expanded(job, folder, findings, _at(i, ())) for i, job in enumerate(raw["jobs"])]}
-        values["jobs"] = [datasets.with_files(job, origin=partial(_at, i)) for i, job in enumerate(raw["jobs"])]
+        files = [datasets.with_files(job, origin=partial(_at, i)) for i, job in enumerate(raw["jobs"])]
+        values["jobs"] = [grid.in_rows(job) if isinstance(job, Mapping) else job for job in files]
     try:
         entry = BatchEntry.model_validate(values, context=context)
         jobs += entry.jobs

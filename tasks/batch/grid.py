@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ringmaster.tasks.batch.document import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, as_mapping, got
+from ringmaster.tasks.batch.references import MOST_WHOLE
 from ringmaster.tasks.batch.schema import section_at
+from ringmaster.techniques import Job
 
 MAX_JOBS = 10_000
 """The most jobs of a batch, including those of its grids; more are a mistake that would fill the memory."""
@@ -24,7 +26,7 @@ MAX_KEYS = 50
 class Combination:
     """A job of a grid entry: its plain values, and the place of each in the file."""
 
-    raw: dict[str, Any]
+    raw: Mapping[str, Any]
     template: Mapping[str, Any]
     entry: Place
     choices: Mapping[str, int]
@@ -89,7 +91,7 @@ def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combinati
         if name in taken:
             name += f"-{len(jobs)}"
         taken.add(name)
-        raw = with_values(template, {"name": name, **picked})
+        raw = in_rows(with_values(template, {"name": name, **picked}), template=template)
         jobs.append(Combination(raw, template, at, dict(zip(over, choices, strict=True))))
     return jobs, []
 
@@ -161,6 +163,22 @@ def with_values(template: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
         if isinstance(place, dict):
             place[last] = copy.deepcopy(value)
     return raw
+
+
+def in_rows(raw: Mapping[str, Any], *, template: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Returns a job's plain values, the limit of its evaluation in rows.
+
+    `max_batches` are batches of the global batch size in `template`, the values that jobs of a sweep are made of, so
+    that all of them are evaluated on the same rows; None for the job's own. Wrong values stay, for the schema.
+    """
+    spec, like = as_mapping(raw.get("evaluation")), raw if template is None else template
+    most, size = spec.get("max_batches"), like.get("global_batch_size", Job.global_batch_size)
+    if spec.get("max_rows") is not None or not all(
+        type(each) is int and 0 < each <= MOST_WHOLE for each in (most, size)
+    ):
+        return raw
+    left = {key: value for key, value in spec.items() if key != "max_batches"}
+    return {**raw, "evaluation": {**left, "max_rows": min(most * size, MOST_WHOLE)}}
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:

@@ -503,8 +503,10 @@ def _length(job: Raw) -> Iterator[Finding]:
 
 
 def _evaluation(job: Raw) -> Iterator[Finding]:
-    """Yields the steps after the job's last one; places are relative to the job."""
+    """Yields two limits, and the steps after the job's last one; places are relative to the job."""
     num_steps, evaluation = job.get("num_steps"), as_mapping(job.get("evaluation"))
+    if evaluation.get("max_batches") is not None and evaluation.get("max_rows") is not None:
+        yield Finding(("evaluation", "max_batches"), "is given beside max_rows", "give max_rows alone")
     for i, step in enumerate(as_list(evaluation.get("at_steps"))):  # every_steps may be longer: the last step counts
         yield from findings_where(
             (

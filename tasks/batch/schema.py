@@ -332,8 +332,12 @@ class Evaluation(Section):
         default=list(job.EvaluationSpec.metrics),
         description="a list of metrics, such as [loss, accuracy]",
     )
-    max_batches: Whole = Field(
-        default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"
+    max_rows: Whole = Field(
+        default=job.EvaluationSpec.max_rows, description="the most held-out rows of one evaluation, such as 1024"
+    )
+    max_batches: Whole | None = Field(
+        default=None,
+        description="max_rows in batches of the file's own global_batch_size, whatever a sweep tries, such as 16",
     )
     max_new_tokens: Whole = Field(
         default=job.EvaluationSpec.max_new_tokens,

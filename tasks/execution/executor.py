@@ -517,7 +517,7 @@ class Executor:
             if waits_for or (record.message and isinstance(event, (CheckpointSaved, JobReady))):
                 self.job_table.write(job, message=waits_for)
         if isinstance(event, EvaluationReported):
-            self.job_table.evaluated(job, event.step, event.metrics)
+            self.job_table.evaluated(job, event)
         self._listeners.notify(GangReport(number=running.number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:

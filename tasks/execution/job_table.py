@@ -31,6 +31,7 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.storage import is_url, join_root
 from ringmaster.techniques.job import TrainingPhase, Variant
 from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.processes.events import NUM_ROWS, EvaluationReported
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
@@ -513,10 +514,11 @@ class JobTable:
         """Records that a job has reached its goal and was evaluated there."""
         self.write(name, status=JobStatus.WAITING, step=step, details={RESTED: step})
 
-    def evaluated(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, name: str, event: EvaluationReported) -> None:
         """Stores the metrics of a job that has a goal."""
         if GOAL in self.records[name].details:
-            self.write(name, details={EVALUATED: {"step": step, "metrics": dict(metrics)}})
+            found = {"step": event.step, "metrics": dict(event.metrics), NUM_ROWS: event.num_rows}
+            self.write(name, details={EVALUATED: found})
 
     def rests(self, name: str) -> bool:
         """Whether a job has nothing to train until its goal is raised."""

@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import REACHED, Outcome, OutcomeStatus
+from ringmaster.techniques.processes.events import NUM_ROWS, REACHED, Outcome, OutcomeStatus
 from ringmaster.text import printable_lines
 
 MOST_ATTEMPTS = 3  # of a segment that crashes without progress
@@ -132,7 +132,7 @@ class OutcomePolicy:
     def stop_early(self, job: str, message: str) -> None:
         """Ends a job that is not worth continuing. Its last checkpoint and its last metrics stay."""
         if evaluated := self._job_table.records[job].details.get(EVALUATED):
-            self._job_table.write(job, details={"metrics": evaluated["metrics"]})
+            self._job_table.write(job, details={key: evaluated.get(key) for key in ("metrics", NUM_ROWS)})
         self._close(job, status=JobStatus.STOPPED, message=message)
         self.fail_orphans()
 
@@ -174,7 +174,7 @@ class OutcomePolicy:
         """Ends a job that has reached its last step and has written its model."""
         entry, step, message = self._job_table.entries[job], result["step"], ""
         details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
-        details |= {key: result[key] for key in ("compared", REACHED) if result.get(key) is not None}
+        details |= {key: result[key] for key in ("compared", REACHED, NUM_ROWS) if result.get(key) is not None}
         if (target := entry.job.target) is not None:
             message = f"{'reached' if result.get(REACHED) else 'did not reach'} {target}, after step {step}"
         record = self._job_table.write(job, status=JobStatus.DONE, step=step, message=message, details=details)

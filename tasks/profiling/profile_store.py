@@ -35,7 +35,8 @@ SAME_COST = (
 COUNTED_SINCE_0_1 = frozenset(
     {
         *("model", "adapter", "loss", "precision", "communication", "compile", "clip_grad_norm", "global_batch_size"),
-        *("exact", "freeze", "optimizer.name", "evaluation.metrics", "evaluation.max_batches"),
+        *("exact", "freeze", "optimizer.name", "evaluation.metrics"),
+        *("evaluation.max_batches", "evaluation.max_rows"),
         *("adaptation.kind", "adaptation.method", "adaptation.teacher_model", "data.kwargs", "data.factory"),
     }
 )
@@ -80,7 +81,7 @@ def speed_key(
     rewards = reward_names(job.loss, job.loss_options)
     factories = [name for name in (*code, *map(installed_metric, job.evaluation.metrics), *rewards) if name]
     # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.
-    num_evaluated = min(data["num_held_out"], job.evaluation.max_batches * job.global_batch_size)
+    num_evaluated = min(data["num_held_out"], job.max_evaluated_rows)
     return digest(
         {
             "model": to_json(job.model),

@@ -46,9 +46,10 @@ from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model
-from ringmaster.techniques.metric import why_undefined
+from ringmaster.techniques.metric import metrics_text, why_undefined
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import (
+    NUM_ROWS,
     REACHED,
     CheckpointFailed,
     CheckpointSaved,
@@ -406,7 +407,11 @@ class MlflowWriter:
                 **({"num_parameters": num_parameters} if num_parameters else {}),
                 **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
                 "num_steps": event.details["step"],
-                **{key: event.details[key] for key in (PHASES, CHOICE, REACHED) if event.details.get(key) is not None},
+                **{
+                    key: event.details[key]
+                    for key in (PHASES, CHOICE, REACHED, NUM_ROWS)
+                    if event.details.get(key) is not None
+                },
             },
             metrics=event.details["metrics"],
             description="\n\n".join(
@@ -478,8 +483,8 @@ class MlflowWriter:
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
-        values = (f"{markdown(name)} {value:.4g}" for name, value in event.details["metrics"].items())
-        metrics = ", ".join(values) or "no metric"
+        text = metrics_text(event.details["metrics"], num_rows=event.details.get(NUM_ROWS))
+        metrics = markdown(text) or "no metric"
         made = model_pages.link(f"{model.registered_name} version {model.version}", where["model"])
         causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
         return (

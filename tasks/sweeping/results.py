@@ -12,6 +12,7 @@ from ringmaster.tasks.sweeping.figures import Reports, SweepFigures, last
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.processes.events import NUM_ROWS
 from ringmaster.text import markdown
 
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
@@ -103,6 +104,7 @@ def leaderboard(
         {
             **{key: row[key] for key in ("rank", "job")},
             **{f"held-out {key}": row["metrics"].get(key) for key in metrics},
+            "held-out rows": row["held-out rows"],
             **{key: row["values"].get(key) for key in keys},
             **{key: row[key] for key in ("status", "steps", "device seconds", "model")},
         }
@@ -125,6 +127,7 @@ def _row(
         "values": {
             key: str(value) if isinstance(value, (list, dict)) else value for key, value in values.get(name, {}).items()
         },
+        "held-out rows": job.get(NUM_ROWS),
         "status": job["status"],
         "steps": job["num_steps"],
         "device seconds": round(sum(s["device_s"] for s in job["segments"]), 1),

@@ -22,7 +22,7 @@ from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.document import Finding, findings_where, place_text
-from ringmaster.tasks.batch.grid import key_findings, with_values
+from ringmaster.tasks.batch.grid import in_rows, key_findings, with_values
 from ringmaster.tasks.sweeping import space as spaces
 from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations
 from ringmaster.techniques import Job
@@ -410,7 +410,7 @@ class SweepSpec:
 
     def _raw(self, values: Values) -> dict[str, Any]:
         """Returns a trial's plain values: the template's, the varied ones, and the objective among its metrics."""
-        raw = with_values(self.template, values)
+        raw = in_rows(with_values(self.template, values), template=self.template)
         evaluation = dict(raw.get("evaluation") or {})
         metrics = [self.objective, *(m for m in evaluation.get("metrics", ()) if m != self.objective)]
         evaluation["metrics"] = metrics

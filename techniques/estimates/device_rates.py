@@ -435,7 +435,7 @@ def segment_costs(
     weights = trained if job.adapter is not None else facts.parameter_bytes
     state = weights + facts.num_updated * OPTIMIZER_STATE_BYTES[job.optimizer.name]
     writing_s = state / disk.write_bytes_per_s
-    num_batches = min(-(-num_held_out // job.global_batch_size), job.evaluation.max_batches)
+    num_batches = -(-min(num_held_out, job.max_evaluated_rows) // job.global_batch_size)
     building_s = facts.parameter_bytes / INITIALIZED_BYTES_PER_S
     return {
         "startup_s": PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * step_s,

@@ -118,7 +118,7 @@ class Widths:
 def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
     """Returns the mean widths of global batches, as the job draws them from its samples."""
     size = job.global_batch_size
-    last = min(len(held_out), job.evaluation.max_batches * size)
+    last = min(len(held_out), job.max_evaluated_rows)
     kept = [range(first, min(first + size, last)) for first in range(0, last, size)]
     written = _mean_written(job, held_out, kept[:WRITTEN_BATCHES])
     if job.data.padding != trainers.LONGEST or job.compile:

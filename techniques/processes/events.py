@@ -23,6 +23,8 @@ MOST_IN_REFUSED = 200  # characters of a refused event that a message quotes
 
 REACHED = "reached_target"
 """The key of a result with whether the target is reached, of a job that has ended and has one."""
+NUM_ROWS = "num_evaluated_rows"
+"""The key of a result, and of a job's details, with the number of held-out rows that the metrics were computed of."""
 
 
 class OutcomeStatus(StrEnum):
@@ -86,6 +88,8 @@ def _checked_result(result: Any) -> Any:
             _checked_step(result[key])
     if result.get("metrics") is not None:
         checked_values(result["metrics"])
+    if result.get(NUM_ROWS) is not None:
+        _checked_count(result[NUM_ROWS])
     for each in dict(result.get("fellows") or {}).values():
         _checked_result(each)
     return result
@@ -102,6 +106,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("num_samples", "num_tokens", "peak_bytes"), _checked_count),
     **dict.fromkeys(("result", "outcome"), _checked_result),
     "metrics": checked_values,
+    "num_rows": lambda number: number if number is None else _checked_count(number),
     "message": _printable_message,
 }
 
@@ -293,12 +298,17 @@ class Steps(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationReported(JobEvent):
-    """The job was evaluated after a step. wall_s: the time of the report in seconds since the epoch."""
+    """The job was evaluated after a step.
+
+    wall_s: the time of the report in seconds since the epoch.
+    num_rows: the number of held-out rows; None where it is unknown.
+    """
 
     NAME = "metrics"
     step: int
     metrics: Mapping[str, float]
     wall_s: float | None = field(default=None, metadata=SINCE_LATER)
+    num_rows: int | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
+from ringmaster.techniques.metric import metrics_text
 from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.text import printable
@@ -80,8 +81,8 @@ def _log_line(event: events.Event) -> str | None:
     match event:
         case events.JobReady(step=step):
             return f"{_of(event.job)}goes on from step {step}" if step else f"{_of(event.job)}begins"
-        case events.EvaluationReported(step=step, metrics=metrics):
-            return f"{_of(event.job)}evaluated at step {step}: {_metrics_text(metrics)}"
+        case events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows):
+            return f"{_of(event.job)}evaluated at step {step}: {metrics_text(metrics, num_rows=num_rows)}"
         case events.CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"
         case events.CheckpointFailed(message=message) | events.KernelsRefused(message=message):
@@ -89,16 +90,13 @@ def _log_line(event: events.Event) -> str | None:
         case events.JobOfGroupEnded(outcome=outcome) | events.RankResult(result=outcome) if "step" in outcome:
             job = event.job if isinstance(event, events.JobOfGroupEnded) else None
             ended = f"{_of(job)}{outcome['status']} at step {outcome['step']}"
-            return f"{ended}: {text}" if (text := _metrics_text(outcome.get("metrics") or {})) else ended
+            text = metrics_text(outcome.get("metrics") or {}, num_rows=outcome.get(events.NUM_ROWS))
+            return f"{ended}: {text}" if text else ended
     return None
 
 
 def _of(job: str | None) -> str:
     return "" if job is None else f"{job}: "
-
-
-def _metrics_text(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 class Reporter:

@@ -212,7 +212,7 @@ class ScoredRows:
         """The most rows that are scored; None for all."""
         if self.max_rows is not None or self.is_whole:
             return self.max_rows
-        return self.job.evaluation.max_batches * self.job.global_batch_size
+        return self.job.max_evaluated_rows
 
     def chunks(self, model_dir: Path, *, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
         """Yields all rows in chunks on the device, tokenized as the model in `model_dir` requires.

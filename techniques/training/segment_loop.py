@@ -17,6 +17,7 @@ from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
 from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
 from ringmaster.techniques.processes.events import (
+    NUM_ROWS,
     REACHED,
     CheckpointFailed,
     EvaluationReported,
@@ -82,6 +83,9 @@ class SegmentSubject(TrialSubject, CheckpointedState, Protocol):
 
     def begin_chain(self, root: Root) -> None:
         """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
+
+    def num_evaluated_rows(self) -> int:
+        """Returns the number of held-out rows of one evaluation."""
 
     def digest_step(self) -> None:
         """Adds the present state to the chain of states, where the job may run on untrusted nodes."""
@@ -218,7 +222,7 @@ def train_segment(trainer: SegmentSubject, order: GangOrder, reporter: Reporter)
         reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
         started_s = time.perf_counter()
         result["metrics"] = reached or trainer.evaluate()
-        result["evaluate_s"] = time.perf_counter() - started_s
+        result |= {NUM_ROWS: trainer.num_evaluated_rows(), "evaluate_s": time.perf_counter() - started_s}
         if (target := order.job.target) is not None:
             result[REACHED] = target.is_reached(result["metrics"])
         reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
@@ -274,7 +278,8 @@ def _evaluate(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> 
     """Evaluates and reports the present state; returns the metrics if they have reached the job's target."""
     reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
     metrics, target = trainer.evaluate(), order.job.target
-    reporter.send(EvaluationReported(step=trainer.next_step, metrics=metrics, wall_s=time.time()))
+    num_rows = trainer.num_evaluated_rows()
+    reporter.send(EvaluationReported(step=trainer.next_step, metrics=metrics, wall_s=time.time(), num_rows=num_rows))
     return metrics if target is not None and target.is_reached(metrics) else None
 
 

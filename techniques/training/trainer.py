@@ -168,9 +168,14 @@ class JobTrainingState:
         self.passed_over: tuple[str, ...] = ()
         self._chain: ChainWriter | None = None
 
+    def num_evaluated_rows(self, *, max_batches: int | None = None) -> int:
+        """Returns the number of held-out rows of one evaluation, of at most `max_batches` global batches."""
+        num_rows = min(len(self._held_out), self.job.max_evaluated_rows)
+        return num_rows if max_batches is None else min(num_rows, max_batches * self.job.global_batch_size)
+
     def num_evaluated_batches(self) -> int:
         """Returns the number of global batches of one evaluation."""
-        return min(-(-len(self._held_out) // self.job.global_batch_size), self.job.evaluation.max_batches)
+        return -(-self.num_evaluated_rows() // self.job.global_batch_size)
 
     def store(self, root: Root) -> CheckpointStore:
         """Returns the checkpoints under `root`, which all ranks read and write together."""
@@ -639,7 +644,7 @@ class Trainer(JobTrainingState):
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
         self._loader.settle()
-        chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
+        chunks = list(self._held_out_chunks(self.num_evaluated_rows(max_batches=max_batches)))
         totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
         names, loss = self.job.evaluation.metrics, self._loss.given(totals)
         metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.is_exact)
@@ -660,7 +665,8 @@ class Trainer(JobTrainingState):
                 metrics.add(output, work.with_reference(batch), rows=rows, written=written)
             self._beat()
         if metrics.of_models:
-            num_rows = (max_batches or self.job.evaluation.max_batches) * self.job.global_batch_size
+            most = self.job.max_evaluated_rows
+            num_rows = most if max_batches is None else min(most, max_batches * self.job.global_batch_size)
             with self._autocast(), beating(model, self._beat):
                 metrics.measure_model(
                     model, self.prepared, num_rows, ranks=(self._dp_rank, self._dp_size), batch_size=self._micro_batch
@@ -668,13 +674,13 @@ class Trainer(JobTrainingState):
         self.model.train()
         return metrics.result(self.ranks.gather(metrics.parts()))
 
-    def _held_out_chunks(self, max_batches: int) -> Iterator[tuple[list[int], bool, int | None]]:
+    def _held_out_chunks(self, num_rows: int) -> Iterator[tuple[list[int], bool, int | None]]:
         """Yields the rank's rows of each forward pass, whether they count, and the width of the global batch.
 
         Every rank runs the same number of forward passes; a rank without rows left runs one row that does not count.
         """
-        size, num_rows = self.job.global_batch_size, len(self._held_out)
-        for first in range(0, min(num_rows, max_batches * size), size):
+        size = self.job.global_batch_size
+        for first in range(0, num_rows, size):
             rows = range(first, min(first + size, num_rows))
             # Whole micro-batches, so that the same rows are computed together by any number of ranks.
             share = -(-len(rows) // (self._dp_size * self._micro_batch)) * self._micro_batch

@@ -23,7 +23,13 @@ from typing import Any, TypeVar
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes
-from ringmaster.techniques.processes.events import EvaluationReported, JobOfGroupEnded, JobReady, OutcomeStatus
+from ringmaster.techniques.processes.events import (
+    NUM_ROWS,
+    EvaluationReported,
+    JobOfGroupEnded,
+    JobReady,
+    OutcomeStatus,
+)
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import STOP, Reporter
@@ -383,7 +389,8 @@ class MemberSession:
             self._metrics, self._seconds["evaluate_s"] = metrics, seconds
         else:
             self._progress.flush()
-            self._sender.send(EvaluationReported(step=self.member.next_step, metrics=metrics, wall_s=time.time()))
+            step, num_rows = self.member.next_step, self.member.num_evaluated_rows()
+            self._sender.send(EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -443,7 +450,7 @@ class MemberSession:
         outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": step}
         outcome |= self._seconds
         if status == OutcomeStatus.DONE and self._metrics is not None:
-            outcome["metrics"] = dict(self._metrics)
+            outcome |= {"metrics": dict(self._metrics), NUM_ROWS: self.member.num_evaluated_rows()}
         return {**outcome, "message": message} if message else outcome
 
     def _is_dismissed(self) -> bool:

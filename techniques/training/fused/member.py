@@ -275,8 +275,8 @@ class GroupMember(JobTrainingState):
         the first rank counts them: the others get no numbers. max_batches: at most so many, and those of the job.
         """
         self._loader.settle()
-        size, num_rows, most = self.job.global_batch_size, len(self._held_out), self.job.evaluation.max_batches
-        for first in range(0, min(num_rows, min(most, max_batches or most) * size), size):
+        size, num_rows = self.job.global_batch_size, self.num_evaluated_rows(max_batches=max_batches)
+        for first in range(0, num_rows, size):
             rows = range(first, min(first + size, num_rows))
             is_divided = len(rows) % self.ranks.num_ranks == 0
             own_rows = self._share(rows) if is_divided else list(rows)

@@ -11,6 +11,7 @@ from ringmaster.tasks.evaluation.scores import MetricRows, estimate
 from ringmaster.techniques import EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.context import Context
 from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import LLAMA, VIT, Layout
 from tests.matrix import matrix
@@ -61,6 +62,24 @@ def test_metrics_of_classes(bench, tmp_path, layout):
         told = estimate(MetricRows(metric, {key: scores[key] for key in metric.sums}))
         assert told.value == pytest.approx(wanted[name], rel=1e-5)
         assert told.low < told.value < told.high
+
+
+def test_jobs_with_other_batch_sizes_are_evaluated_on_the_same_rows(bench, tmp_path):
+    """30 rows are no multiple of the batch sizes. A learning rate of 0 leaves the models equal."""
+    evaluation = EvaluationSpec(metrics=("accuracy", "loss"), max_rows=30, at_steps=(1,))
+    still = bench.job(VARIED, num_steps=2, optimizer=OptimizerSpec(name="sgd", lr=0.0), evaluation=evaluation)
+    found = {}
+    for size, layout in ((4, Layout("single")), (16, Layout("ddp", 2, {"micro_batch": 4})), (64, Layout("single"))):
+        trained = bench.train(replace(still, global_batch_size=size), layout, tmp_path / str(size))
+        assert trained.outcome.result["num_evaluated_rows"] == 30
+        assert [each.num_rows for each in trained.events if isinstance(each, EvaluationReported)] == [30]
+        found[size] = metrics_of(trained)
+    assert found[16] == pytest.approx(found[4], rel=1e-5)
+    assert found[64] == pytest.approx(found[4], rel=1e-5)
+    one = bench.reference(replace(still, global_batch_size=4))
+    scores = score_together({"it": Path(one.order.model_dir)}, job=still, cache_dir=bench.cache_dir).scores["it"].arrays
+    assert len(scores["predictions"]) == 30
+    assert np.mean(scores["column.labels"] == scores["predictions"]) == pytest.approx(found[4]["accuracy"])
 
 
 @pytest.mark.full

@@ -194,6 +194,7 @@ def test_the_result_says_what_was_done(first):
     assert list(jobs) == ["long", "child", "vit"]
     assert {name: job["num_steps"] for name, job in jobs.items()} == {"long": 600, "child": 5, "vit": 20}
     assert set(jobs["long"]["metrics"]) == {"loss"}
+    assert jobs["long"]["num_evaluated_rows"] == 2 * 8
     assert 0 <= jobs["vit"]["metrics"]["accuracy"] <= 1
     assert 0 < jobs["vit"]["ended_s"] < jobs["vit"]["deadline_s"] == 3600
     assert "deadline_s" not in jobs["long"]
@@ -201,7 +202,7 @@ def test_the_result_says_what_was_done(first):
         assert set(job) >= {"name", "status", "num_steps", "metrics", "segments", "model_dir", "model_uri"}
         (segment,) = job["segments"]
         assert (segment["technique"], segment["num_devices"]) == ("single", 1)
-        assert segment["config"] == {"micro_batch": 8, "recompute": "none"}
+        assert segment["config"] == {"micro_batch": 4, "recompute": "none"}  # the chunk of exact jobs
         assert (segment["first_step"], segment["last_step"]) == (0, job["num_steps"])
         assert segment["seconds"] > 0
         assert job["model_uri"].startswith("models:/")

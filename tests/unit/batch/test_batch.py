@@ -123,7 +123,7 @@ def test_everything_that_a_job_can_say_arrives():
             clip_grad_norm=1.0,
             global_batch_size=32,
             num_epochs=2.0,
-            evaluation=EvaluationSpec(every_steps=30, metrics=("accuracy", "loss"), max_batches=4),
+            evaluation=EvaluationSpec(every_steps=30, metrics=("accuracy", "loss"), max_rows=128),
             seed=7,
             techniques=("single", "fsdp"),
             num_devices=(1, 2),

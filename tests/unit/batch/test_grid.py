@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.batch.grid import combinations, number_text
 from ringmaster.techniques import Job
@@ -78,6 +79,43 @@ def test_values_arrive_in_their_jobs_and_leave_the_template_as_it_is():
         ("g-hidden_size128-warmup_steps5", 128, 5),
     ]
     assert {job.model.config["num_hidden_layers"] for job in jobs} == {2}
+
+
+EVALUATED = "model: {architecture: LlamaForCausalLM}, data: {source: digits}, num_steps: 10"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "max_rows"),
+    [
+        (f"jobs: [{{name: a, {EVALUATED}, evaluation: {{max_rows: 48}}}}]", [48]),
+        (f"jobs: [{{name: a, {EVALUATED}, global_batch_size: 4}}]", [1024]),
+        (f"jobs: [{{name: a, {EVALUATED}, global_batch_size: 4, evaluation: {{max_batches: 3}}}}]", [12]),
+        (
+            f"grid: [{{template: {{name: a, {EVALUATED}, global_batch_size: 8, evaluation: {{max_batches: 3}}}}, "
+            "over: {global_batch_size: [4, 16]}}]",
+            [24, 24],
+        ),
+        (f"grid: [{{template: {{name: a, {EVALUATED}}}, over: {{global_batch_size: [4, 32]}}}}]", [1024, 1024]),
+        (
+            f"grid: [{{template: {{name: a, {EVALUATED}, evaluation: {{max_batches: 2}}}}, "
+            "over: {global_batch_size: [4, 32]}}]",
+            [32, 32],
+        ),
+        (
+            f"grid: [{{template: {{name: a, {EVALUATED}}}, over: {{evaluation.max_batches: [1, 2]}}}}]",
+            [16, 32],
+        ),
+    ],
+)
+def test_the_rows_of_an_evaluation_do_not_depend_on_the_batch_size_of_a_combination(jobs, max_rows):
+    found = jobs_of(jobs)
+    assert [job.max_evaluated_rows for job in found] == max_rows
+    assert {job.evaluation.max_batches for job in found} == {None}
+
+
+def test_two_limits_of_an_evaluation_are_refused():
+    with pytest.raises(BatchFileError, match=r"evaluation\.max_batches: is given beside max_rows\. To fix: give"):
+        jobs_of(f"jobs: [{{name: a, {EVALUATED}, evaluation: {{max_batches: 3, max_rows: 48}}}}]")
 
 
 def test_options_of_a_loss_may_be_varied_where_it_is_given_by_name():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from ringmaster.techniques.metric import why_undefined
+from ringmaster.techniques.metric import metrics_text, why_undefined
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import measured, rows_of
 
@@ -175,3 +175,18 @@ def test_a_bootstrap_draws_rows_as_if_they_were_there_several_times(name, num_cl
         again = np.repeat(np.arange(9), drawn)
         wanted = measured((name,), {"labels": labels[again]}, logits=logits[again])[name]
         assert value == pytest.approx(wanted, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "num_rows", "text"),
+    [
+        ({"accuracy": 0.70703, "loss": 0.5}, 256, "accuracy 0.707, loss 0.5 of 256 rows"),
+        ({"lm-eval/boolq": 0.5, "loss": 2.0}, 1024, "loss 2 of 1,024 rows, lm-eval/boolq 0.5"),
+        ({"latency/p99_s": 0.01}, 256, "latency/p99_s 0.01"),
+        ({"loss": 2.0}, 1, "loss 2 of 1 row"),
+        ({"loss": 2.0}, None, "loss 2"),
+        ({}, 256, ""),
+    ],
+)
+def test_metrics_say_of_how_many_rows_they_are(values, num_rows, text):
+    assert metrics_text(values, num_rows=num_rows) == text

@@ -396,7 +396,7 @@ def test_an_event_that_the_executor_fails_on_costs_its_job_alone(tmp_path, monke
         runner=FakeRunner(script={"a": [reports(EvaluationReported(step=1, metrics={}))]}),
     )
 
-    def fail(name, step, metrics):
+    def fail(name, event):
         raise ZeroDivisionError("as it should")
 
     monkeypatch.setattr(bench.executor.job_table, "evaluated", fail)

@@ -12,6 +12,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows.batch.run_folder import (
     alone_in,
     begun,
+    begun_batch,
     folder_to_resume,
     note_start,
     plain_models,
@@ -24,6 +25,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import EvaluationSpec
 from tests.unit.execution.fakes import job
 from tests.unit.pool.bench import submission
 
@@ -80,6 +82,23 @@ def test_one_that_was_killed_before_it_began_does_not_hide_what_an_earlier_one_h
     folder = run(tmp_path, status="interrupted")
     killed(tmp_path)
     assert folder_to_resume(BATCH, tmp_path) == folder
+
+
+def test_one_that_an_earlier_release_began_goes_on_with_its_limit_of_evaluations(tmp_path):
+    old = replace(BATCH, jobs=tuple(replace(job, evaluation=EvaluationSpec(max_batches=16)) for job in BATCH.jobs))
+    folder = run(tmp_path, status="interrupted", batch=old)
+    assert folder_to_resume(BATCH, tmp_path) == folder
+    assert begun_batch(folder) == old
+    changed = replace(BATCH, jobs=tuple(replace(job, seed=7) for job in BATCH.jobs))
+    with pytest.raises(InputError, match="the batch file has changed"):
+        folder_to_resume(changed, tmp_path)
+
+
+def test_one_that_this_release_began_is_not_resumed_with_other_rows(tmp_path):
+    run(tmp_path, status="interrupted")
+    changed = replace(BATCH, jobs=tuple(replace(job, evaluation=EvaluationSpec(max_rows=9)) for job in BATCH.jobs))
+    with pytest.raises(InputError, match="the batch file has changed"):
+        folder_to_resume(changed, tmp_path)
 
 
 def test_one_whose_records_another_mlflow_had_is_resumed_to_record_them_again(tmp_path):

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from ringmaster.codec import SINCE_LATER
+from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.tasks.profiling import profile_store as module
 from ringmaster.tasks.profiling.profile_store import fingerprint, speed_key
 from ringmaster.techniques import (
@@ -186,6 +186,15 @@ def test_data_that_are_padded_count_with_their_lengths():
 def test_what_may_change_the_speed_is_measured_anew(change):
     job = replace(JOB, adaptation=AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
     assert speed_key(replace(job, **change), DATA) != speed_key(job, DATA)
+
+
+def test_a_job_that_was_stored_with_a_limit_in_batches_keeps_its_rows_its_form_and_its_key():
+    stored = to_json(JOB) | {"evaluation": {**to_json(EvaluationSpec()), "max_batches": 16}}
+    job = from_json(Job, stored)
+    assert to_json(job) == stored and "max_rows" not in stored["evaluation"]
+    assert job.max_evaluated_rows == 16 * job.global_batch_size
+    same_rows = replace(job, evaluation=EvaluationSpec(max_rows=16 * job.global_batch_size))
+    assert speed_key(job, DATA) == speed_key(same_rows, DATA) != speed_key(JOB, DATA)
 
 
 def test_equal_values_have_equal_keys_however_they_are_written():

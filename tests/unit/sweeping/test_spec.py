@@ -10,7 +10,7 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, changes_shape, combinations, num_combinations
 from ringmaster.tasks.sweeping.spec import ProposedTrial, StoppingPolicy, propose
 from ringmaster.techniques.metric import metric_named, metric_names
-from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
+from tests.unit.sweeping.sweeps import RATES, SEEDS, TEMPLATE, spec
 
 
 def told(found):
@@ -46,6 +46,15 @@ def test_a_grid_is_every_combination():
     )
     assert [(j.optimizer.lr, j.seed) for j in grid.batch().jobs] == [(r, s) for r in (1e-3, 1e-2) for s in (0, 1, 2)]
     assert num_combinations(grid.space) == len(list(combinations(grid.space))) == 6
+
+
+@pytest.mark.parametrize("evaluation", [{"max_batches": 4}, {"max_rows": 64}, {}])
+def test_trials_with_other_batch_sizes_are_judged_on_the_same_rows(evaluation):
+    sizes = CategoricalRange(key="global_batch_size", values=(4, 16, 32))
+    template = {**TEMPLATE, "evaluation": evaluation}
+    jobs = spec(sampler="grid", space=(sizes,), num_trials=None, template=template).batch().jobs
+    assert [job.global_batch_size for job in jobs] == [4, 16, 32]
+    assert [job.max_evaluated_rows for job in jobs] == [64 if evaluation else 1024] * 3
 
 
 def test_proposals_follow_from_what_they_know():

@@ -42,6 +42,7 @@ def jobs(bench):
     """Jobs that differ in adapter, batch, steps, rank and optimizer; two ranks can divide some held-out batches."""
     job = bench.job(name=LEADER, base="stem", adapter=LORA, optimizer=ADAMW, num_steps=14, clip_grad_norm=1.0)
     even = replace(job, name=EVEN, adapter=IA3, optimizer=SGD, num_steps=10, schedule=ScheduleSpec(name="cosine"))
+    even = replace(even, evaluation=EvaluationSpec(max_rows=11))  # no whole batches
     heady = replace(LORA, rank=2, targets=("q_proj", "lm_head"))
     brief = replace(job, name=BRIEF, adapter=heady, global_batch_size=6, num_steps=6, seed=2)
     short = replace(job.data, seq_len=9)
@@ -54,6 +55,7 @@ def assert_ended_nearly_as_alone(groups, trained, jobs, alone):
         tolerance = TOLERANCES[job.optimizer.name]
         assert (result["status"], result["step"]) == ("done", job.num_steps), job.name
         assert result["metrics"] == pytest.approx(mine.outcome.result["metrics"], abs=10 * tolerance), job.name
+        assert result["num_evaluated_rows"] == mine.outcome.result["num_evaluated_rows"], job.name
         assert largest_difference(groups.weights(job), mine.weights) < tolerance, job.name
         first, told = losses(trained, job)
         assert told == pytest.approx(mine.losses[first:], abs=10 * tolerance), job.name
