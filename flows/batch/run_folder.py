@@ -4,7 +4,8 @@ import datetime
 import fcntl
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -158,20 +159,34 @@ def _pool_journals(home: Path) -> Iterator[Mapping[str, Journal]]:
 
 
 def share_models(run: Path, *, home: Path) -> None:
-    """Replaces plain weights of a batch's earlier runs by references to the tensor store, once a run is recorded.
+    """Replaces plain weights of a batch's earlier runs by references to the tensor store, if a setting says so.
 
-    run: the folder of the run, of which `RINGMASTER_PLAIN_RUNS=0` replaces them too.
+    Without RINGMASTER_PLAIN_RUNS, all stay: a folder that was named to the user can be read until the user changes it.
+
+    run: the folder of a recorded run, of which `RINGMASTER_PLAIN_RUNS=0` replaces them too.
     """
     from ringmaster.model_lineage.tensors import TensorStore
 
-    keep, store = settings.num_plain_runs(), TensorStore(settings.tensors(home))
+    keep, store, shared = settings.num_plain_runs(), TensorStore(settings.tensors(home)), []
+    if keep is None or not store.folder.is_dir():
+        return
     try:
         models = [*plain_models([run.parent], home=home, keep=max(keep, 1))]
         models += [] if keep else sorted((run / "models").glob("*"))
-        for model in models if store.folder.is_dir() else ():
-            store.share(model)
+        shared = [model for model in models if store.share(model)]
     except (RingmasterError, OSError) as error:  # the run is recorded, and `ringmaster lineage gc` tries again
-        current_view.get().notice(f"plain weights in {run.parent} stay: {error}")
+        current_view.get().say(f"plain weights in {run.parent} stay: {error}")
+    if shared:
+        current_view.get().say(f"{settings.PLAIN_RUNS}={keep}: {shared_text(shared)}")
+
+
+def shared_text(models: Sequence[Path]) -> str:
+    """Says that the weights in folders of models have become references, and how to undo it."""
+    return (
+        f"weights in {len(models)} folder(s) of runs are references to the tensor store now, which `from_pretrained` "
+        f"does not read. To undo: `ringmaster lineage restore {shlex.quote(str(models[0]))}`"
+        + (", and so on" if len(models) > 1 else "")
+    )
 
 
 def is_batch(batch: Batch, stored: Any) -> bool:
