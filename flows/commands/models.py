@@ -196,7 +196,8 @@ def evaluate(
             )
         for model, seen in zip(result, examined, strict=True):
             if record and model.record is not None:
-                seen.record(home.ledger, model.record, other=None if other is None else other.label)
+                label = None if other is None else other.label
+                seen.record(home.ledger, model.record, other=label, notice=output.notice)
     by_label = {model.label: seen for model, seen in zip(result, examined, strict=True)}
     if as_json:
         against_label = None if other is None else other.label
