@@ -218,7 +218,7 @@ class MoveLog:
             else:
                 self._notice(
                     f"a move of aliases of {model} was interrupted, cannot be finished and is set aside; the aliases "
-                    f"stay where they are, and `ringmaster lineage show {model}` shows them. It was {row['moves']}: {fault}"
+                    f"stay where they are, as `ringmaster lineage show {model}` says. It was {row['moves']}: {fault}"
                 )
         return finished
 
