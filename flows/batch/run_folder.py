@@ -19,7 +19,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_teachers
+from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_base_configs, with_teachers
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
@@ -208,10 +208,10 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
 
 
 def with_models(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> tuple[Batch, dict[str, Path]]:
-    """Returns the batch with the folders of the stores and teachers that it names, and those of `base_weights`."""
+    """Returns the batch with what its stores, teachers and bases are, and the folders of `base_weights`."""
     weights = base_weights(batch, ledger, journal, home)
     batch = with_stores(batch, ledger, journal, home)
-    return replace(batch, jobs=with_teachers(batch.jobs, weights)), weights
+    return replace(batch, jobs=with_base_configs(with_teachers(batch.jobs, weights), weights)), weights
 
 
 def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> dict[str, Path]:

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,12 @@ LAYERS = (
 """The different names of the number of layers in configs of transformers."""
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 """The different names of the width between the two or three matrices of a feed-forward layer."""
+HIDDEN_SIZES = frozenset({"hidden_size", "hidden_sizes", "n_embd", "d_model", "dim", "dims", "embed_dim", "embed_dims"})
+"""The different names of the width of the layers."""
+OF_LOADING = frozenset(
+    {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "auto_map"}
+)
+"""The keys of a saved config that are no fields of a model."""
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
 
@@ -106,6 +113,33 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = data.end_of_text_id or 0
     return _checked(config, data, spec, of=spec.architecture)
+
+
+def with_config_of(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Returns a model whose config is that of the base in `folder`, overridden by its own fields.
+
+    A config that gives the width of the layers is the model's whole config, and stays as it is, as does a model of
+    another family than the base.
+    """
+    content = read_json(folder / CONFIG)
+    own, theirs = spec.architecture, next(iter(content.get("architectures") or ()), None)
+    if spec.from_pretrained or not own or not theirs or not HIDDEN_SIZES.isdisjoint(spec.config):
+        return spec
+    if _family(own) != _family(theirs):
+        return spec
+    # The data says which classes there are, and what pads.
+    left_out = {*OF_LOADING, *OF_CLASSES, "pad_token_id", "problem_type"}
+    left_out |= set() if spec.config.keys().isdisjoint(LAYERS) else {*LAYERS}  # the same by another name
+    fields = {name: value for name, value in content.items() if name not in left_out and value is not None}
+    # What the class does not know, such as a field of another release, is nothing that the user has misspelt.
+    unknown = {*undeclared_fields(replace(spec, config=fields))}
+    known = {name: value for name, value in fields.items() if name not in unknown}
+    return replace(spec, config={**known, **spec.config})
+
+
+def _family(name: str) -> str:
+    """Returns what the names of the classes of one kind of model begin with: "Llama" of LlamaForCausalLM."""
+    return re.split(r"For[A-Z]|Model|LMHead|DoubleHeads", name)[0]
 
 
 def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
