@@ -247,7 +247,8 @@ class ModelSection(Section):
     )
     config: Kwargs = Field(
         default={},
-        description="the fields of its Hugging Face config, such as {hidden_size: 256}; without a width, those of `base`",
+        description="the fields of its Hugging Face config, such as {hidden_size: 256}; without a width, those of "
+        "`base`",
     )
     from_pretrained: Annotated[str, AfterValidator(references.pretrained)] | None = Field(
         default=None,

@@ -24,7 +24,7 @@ from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models import model_folders, peft_format
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
-from ringmaster.techniques.models.build import factory_arguments, no_progress_bar, skeleton
+from ringmaster.techniques.models.build import build_model, factory_arguments, no_progress_bar, skeleton
 from ringmaster.techniques.models.quantization import compressed_tensors
 from ringmaster.techniques.models.sentence_embeddings import copy_modules
 
@@ -77,6 +77,21 @@ def export_model(
             _save_pretrained(aside, _config_to_save(model), state)
             _save_generation(aside, model, prepared)
             _copy_description(aside, model, prepared=prepared, base=base)
+
+
+def export_merged(source: Path, folder: Path, *, spec: ModelSpec) -> None:
+    """Exports an adapter, merged into the weights of its base, as a whole model in the dtype of the base.
+
+    spec: the model of the base. Raises ValueError where weights cannot hold the adapter, such as a prefix.
+    """
+    nothing = PreparedData(name="export", digest="", num_samples=0, num_held_out=0, kind="other", source="export")
+    model = build_model(spec, data=nothing, seed=0, weights_from=source)
+    base = peft_format.base_of(source)
+    config = {} if base is None else model_folders.read_json(base / model_folders.CONFIG)
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"))
+    of_base = str(base or peft_format.base_name(source))
+    export_model(folder, spec=spec, model=model.to(dtype), state=model.state_dict(), prepared=nothing, base=of_base)
+    copy_processors(folder, prepared=nothing, base=str(source))  # its own come before those of the base
 
 
 def export_quantized(
