@@ -125,7 +125,7 @@ def with_config_of(spec: ModelSpec, folder: Path) -> ModelSpec:
     own, theirs = spec.architecture, next(iter(content.get("architectures") or ()), None)
     if spec.from_pretrained or not own or not theirs or not HIDDEN_SIZES.isdisjoint(spec.config):
         return spec
-    if _family(own) != _family(theirs):
+    if family_of(own) != family_of(theirs):
         return spec
     # The data says which classes there are, and what pads.
     left_out = {*OF_LOADING, *OF_CLASSES, "pad_token_id", "problem_type"}
@@ -137,7 +137,7 @@ def with_config_of(spec: ModelSpec, folder: Path) -> ModelSpec:
     return replace(spec, config={**known, **spec.config})
 
 
-def _family(name: str) -> str:
+def family_of(name: str) -> str:
     """Returns what the names of the classes of one kind of model begin with: "Llama" of LlamaForCausalLM."""
     return re.split(r"For[A-Z]|Model|LMHead|DoubleHeads", name)[0]
 

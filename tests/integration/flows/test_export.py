@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
@@ -46,6 +46,21 @@ def test_an_adapter_is_merged_into_one_folder_that_computes_what_both_do(folders
         assert (merged(IDS).logits - plain(IDS).logits).abs().max() > 1e-3
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
     assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == {"of": "base"}
+
+
+def test_a_classifier_is_exported_with_the_head_that_was_trained(folders, tmp_path):
+    base, _ = folders
+    config = peft.LoraConfig(r=4, task_type="SEQ_CLS", init_lora_weights=False, modules_to_save=["score"])
+    plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3, pad_token_id=0)
+    trained = peft.get_peft_model(plain, config)
+    trained.save_pretrained(tmp_path / "classes")
+    written = json.loads((tmp_path / "classes" / "adapter_config.json").read_text())
+    written["modules_to_save"] = ["score"]  # as jobs write it: peft adds the name that other models' heads have
+    (tmp_path / "classes" / "adapter_config.json").write_text(json.dumps(written))
+    export(tmp_path / "classes", tmp_path / "merged", "--merge")
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged", pad_token_id=0)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(IDS + 1).logits, trained.eval()(IDS + 1).logits)
 
 
 def test_without_merging_the_files_are_those_of_the_model(folders, tmp_path):
