@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     PLAN: (running.profile, planning.plan, planning.check, planning.whatif, running.techniques),
     POOL: (pool.up, pool.down, pool.diagnose),
     MODELS: (
-        *(models.evaluate, models.monitor, models.promote, models.rollback, models.convert),
+        *(models.evaluate, models.monitor, models.promote, models.rollback, models.export, models.convert),
         *(lineage.reproduce, lineage.verify),
     ),
 }

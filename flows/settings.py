@@ -196,7 +196,7 @@ MOST_FLOW_RUNS = "RINGMASTER_MOST_FLOW_RUNS"
 """Environment variable for the most batches, sweeps and retraining runs that have a process on a machine at a time."""
 
 PLAIN_RUNS = "RINGMASTER_PLAIN_RUNS"
-"""Environment variable for the number of runs of a batch whose models are plain files outside of the tensor store."""
+"""Environment variable for the number of runs of a batch whose folders keep plain weights; unset, all do."""
 
 FLOW_RUN_BYTES = 400_000_000  # of a batch's process and of the ranks of its trials, beyond what processes share
 FLOW_RUNS_SHARE = 0.1  # of a machine's memory, by default: the rest is the jobs'
@@ -408,12 +408,14 @@ def tensors(folder: Path) -> Path:
     return Path(os.environ.get("RINGMASTER_TENSORS") or folder / "tensors").absolute()
 
 
-def num_plain_runs() -> int:
+def num_plain_runs() -> int | None:
     """Returns how many of the newest runs of a batch keep plain weights in their folders, beside the tensor store.
 
-    This is RINGMASTER_PLAIN_RUNS, by default 1. Raises InputError where that is no number.
+    This is RINGMASTER_PLAIN_RUNS, by default None: all of them. Raises InputError where that is no number.
     """
-    given = os.environ.get(PLAIN_RUNS) or "1"
+    given = os.environ.get(PLAIN_RUNS)
+    if not given:
+        return None
     if not given.isdecimal():
         raise InputError([f"{PLAIN_RUNS}={given} must be a number of runs, 0 or more"])
     return int(given)

@@ -298,7 +298,8 @@ class Snapshot:
     def find(self, name: str) -> LineageNode:
         """Returns the node for NAME@ALIAS, NAME/VERSION, NAME, a model id or a prefix of one, with or without models:/.
 
-        A name alone stands for its champion, or for its newest version if it has no champion. Raises UnknownModel.
+        A name alone stands for its champion, or for its newest version if it has no champion. NAME may be that of the
+        job alone, JOB for BATCH.JOB, where one batch only has such a job. Raises UnknownModel.
         """
         text = name.removeprefix("models:/")
         if text in self.nodes:
@@ -310,7 +311,7 @@ class Snapshot:
             if begun and text not in self._by_name:
                 raise UnknownModel(_ambiguous(text, begun))
         base, alias, version = _parts(text)
-        versions = self._by_name.get(base, [])
+        versions = self._by_name.get(base) or self._of_job(base)
         if alias is not None:
             versions = [node for node in versions if alias in node.aliases]
         elif version is not None:
@@ -319,6 +320,11 @@ class Snapshot:
             raise UnknownModel(self._unknown(name, base))
         champions = [node for node in versions if CHAMPION in node.aliases]
         return max(champions or versions, key=lambda node: (node.record.version or 0, node.created_ms))
+
+    def _of_job(self, job: str) -> list[LineageNode]:
+        """Returns the versions of the only model that is registered as BATCH.JOB; none where there are several."""
+        names = [name for name in self._by_name if name.endswith(f".{job}")]
+        return self._by_name[names[0]] if len(names) == 1 else []
 
     def versions(self, name: str) -> tuple[LineageNode, ...]:
         """Returns the versions of a registered model; none if there is no model of that name."""

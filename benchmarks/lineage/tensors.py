@@ -216,7 +216,7 @@ def store_lines(ratios, family, rates):
         *map(ratio_line, ratios),
         "",
         f"The base and {NUM_TUNED} full fine-tunes in bf16 take {shared:.3f} of plain files once their folders share "
-        f"the store (goal: at most {FAMILY_GOAL:.2f}), and {recorded:.3f} while the newest run has plain files.",
+        f"the store (goal: at most {FAMILY_GOAL:.2f}), and {recorded:.3f} while the runs' folders have plain files.",
         "",
         f"Rates, of the plain file's bytes; medians of {ROUNDS}.",
         "",

@@ -2,7 +2,8 @@
 
 import fcntl
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -17,7 +18,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_teachers
+from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_base_configs, with_teachers
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
@@ -145,20 +146,34 @@ def _pool_journals(home: Path) -> Iterator[Mapping[str, Journal]]:
 
 
 def share_models(run: Path, *, home: Path) -> None:
-    """Replaces plain weights of a batch's earlier runs by references to the tensor store, once a run is recorded.
+    """Replaces plain weights of a batch's earlier runs by references to the tensor store, if a setting says so.
 
-    run: the folder of the run, of which `RINGMASTER_PLAIN_RUNS=0` replaces them too.
+    Without RINGMASTER_PLAIN_RUNS, all stay: a folder that was named to the user can be read until the user changes it.
+
+    run: the folder of a recorded run, of which `RINGMASTER_PLAIN_RUNS=0` replaces them too.
     """
     from ringmaster.model_lineage.tensors import TensorStore
 
-    keep, store = settings.num_plain_runs(), TensorStore(settings.tensors(home))
+    keep, store, shared = settings.num_plain_runs(), TensorStore(settings.tensors(home)), []
+    if keep is None or not store.folder.is_dir():
+        return
     try:
         models = [*plain_models([run.parent], home=home, keep=max(keep, 1))]
         models += [] if keep else sorted((run / "models").glob("*"))
-        for model in models if store.folder.is_dir() else ():
-            store.share(model)
+        shared = [model for model in models if store.share(model)]
     except (RingmasterError, OSError) as error:  # the run is recorded, and `ringmaster lineage gc` tries again
-        current_view.get().notice(f"plain weights in {run.parent} stay: {error}")
+        current_view.get().say(f"plain weights in {run.parent} stay: {error}")
+    if shared:
+        current_view.get().say(f"{settings.PLAIN_RUNS}={keep}: {shared_text(shared)}")
+
+
+def shared_text(models: Sequence[Path]) -> str:
+    """Says that the weights in folders of models have become references, and how to undo it."""
+    return (
+        f"weights in {len(models)} folder(s) of runs are references to the tensor store now, which `from_pretrained` "
+        f"does not read. To undo: `ringmaster lineage restore {shlex.quote(str(models[0]))}`"
+        + (", and so on" if len(models) > 1 else "")
+    )
 
 
 def is_batch(batch: Batch, stored: Any) -> bool:
@@ -198,14 +213,14 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
 
 
 def with_models(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> tuple[Batch, dict[str, Path]]:
-    """Returns the batch with the folders of the stores and teachers that it names, and those of `base_weights`.
+    """Returns the batch with what its stores, teachers and bases are, and the folders of `base_weights`.
 
     Raises InputError where a model does not exist, and where a job's model would have the name of another job's.
     """
     raise_faults([*_ambiguous_names(batch, ledger)])
     weights = base_weights(batch, ledger, journal, home)
     batch = with_stores(batch, ledger, journal, home)
-    return replace(batch, jobs=with_teachers(batch.jobs, weights)), weights
+    return replace(batch, jobs=with_base_configs(with_teachers(batch.jobs, weights), weights)), weights
 
 
 def _ambiguous_names(batch: Batch, ledger: Ledger) -> Iterator[str]:

@@ -107,11 +107,18 @@ def store(
 
 
 def restore(
-    model: Model,
-    folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
+    model: Annotated[
+        str, typer.Argument(help="Model, as `show` takes it; or a folder with references, alone, to fill again.")
+    ],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder to write; it must not exist yet.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model's files from the tensor store, or from MLflow, to a folder, bit for bit as they were."""
+    if folder is None:
+        _restore_references(Path(model), as_json=as_json)
+        return
     if folder.exists():
         raise InputError([f"{folder} is there already. To fix: name a new folder"])
     with lineage_home() as home:
@@ -138,6 +145,18 @@ def restore(
             lines.append(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
         result = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds, "base": base and base.label}
         print_outcome(result, lines, as_json=as_json)
+
+
+def _restore_references(folder: Path, *, as_json: bool) -> None:
+    """Writes plain weights into a folder in which references to the tensor store stand for them."""
+    if not folder.is_dir():
+        raise InputError(
+            [f"{folder} is no folder with references. To fix: name a FOLDER to write the model {folder} to"]
+        )
+    with lineage_home() as home:
+        num_bytes = home.store.unshare(folder)
+        text = f"{num_bytes / 1e6:.1f} MB of weights are written" if num_bytes else "there are no references"
+        print_outcome({"folder": str(folder), "num_bytes": num_bytes}, [f"{folder}: {text}"], as_json=as_json)
 
 
 def verify(model: Model, as_json: AsJson = False) -> None:
@@ -192,8 +211,8 @@ def gc(
     ] = 7.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop models that nothing reaches, and plain copies of weights, in folders of old runs, that MLflow has too."""
-    from ringmaster.flows.batch.run_folder import plain_models
+    """Drop models that nothing reaches; refer to the store for weights, in folders of old runs, that it has too."""
+    from ringmaster.flows.batch.run_folder import plain_models, shared_text
     from ringmaster.model_lineage.snapshot import collect, unreached
 
     if yes and dry_run:
@@ -202,17 +221,28 @@ def gc(
         now_ms = time.time_ns() // 1_000_000
         nodes = unreached(home.snapshot, now_ms=now_ms, least_age_days=keep_days)
         freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
+        before_s = now_ms / 1000 - keep_days * DAY_S
+        batches = sorted((home.folder / "batches").glob("*/"))
+        models = list(plain_models(batches, home=home.folder, before_s=before_s))
         if yes:
-            before_s = now_ms / 1000 - keep_days * DAY_S
-            batches = sorted((home.folder / "batches").glob("*/"))
-            freed += sum(map(home.store.share, plain_models(batches, home=home.folder, before_s=before_s)))
+            sizes = {model: home.store.share(model) for model in models}
+            models = [model for model, num_bytes in sizes.items() if num_bytes]  # the store lacks the others
+            freed += sum(sizes.values())
             freed += home.clear_copies(before_s=min(before_s, now_ms / 1000 - DAY_S))  # a run may use a new one
-        result = {"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed}
-        print_result(result, [f"{node.label}  {node.record.kind}" for node in nodes], as_json=as_json)
+        labels, folders = [node.label for node in nodes], [str(model) for model in models]
+        keys = ("dropped", "shared") if yes else ("would_drop", "would_share")
+        lines = [
+            *(f"{node.label}  {node.record.kind}" for node in nodes),
+            *(f"{each}  plain weights" for each in folders),
+        ]
+        print_result({keys[0]: labels, keys[1]: folders, "freed_bytes": freed}, lines, as_json=as_json)
         num_kept = len(home.snapshot.nodes) - len(nodes)
-        mb = f"{freed / 1e6:.1f} MB are free; `ringmaster lineage restore` writes weights of older runs again"
-        hint, what = (mb, "dropped") if yes else ("--yes drops them", "would be dropped")
+        hint, what = (f"{freed / 1e6:.1f} MB are free", "dropped") if yes else ("--yes drops them", "would be dropped")
         notice(f"{len(nodes)} {what}, {num_kept} stay; {hint}")
+        if yes and models:
+            notice(shared_text(models))
+        elif models:
+            notice(f"weights in {len(models)} folder(s) of runs would become references, where the store has them")
 
 
 def fsck(as_json: AsJson = False) -> None:

@@ -1,11 +1,12 @@
 """Commands about single models, the data sets that they read, and knowledge stores.
 
-Of models: evaluation, monitoring in production, promotion and rollback, conversion of formats.
+Of models: evaluation, monitoring in production, promotion and rollback, export, conversion of formats.
 """
 
 from __future__ import annotations
 
 import getpass
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -196,7 +197,8 @@ def evaluate(
             )
         for model, seen in zip(result, examined, strict=True):
             if record and model.record is not None:
-                seen.record(home.ledger, model.record, other=None if other is None else other.label)
+                label = None if other is None else other.label
+                seen.record(home.ledger, model.record, other=label, notice=output.notice)
     by_label = {model.label: seen for model, seen in zip(result, examined, strict=True)}
     if as_json:
         against_label = None if other is None else other.label
@@ -297,6 +299,43 @@ def convert(
         f"{', '.join(done['tokenizer_files']) or 'no tokenizer'}."
     )
     output.print_outcome(done, [sentence], as_json=as_json)
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Folder with a model, or NAME, NAME/VERSION, NAME@ALIAS or model id.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into the weights of its base.")] = False,
+    as_json: output.AsJson = False,
+) -> None:
+    """Write a model into one folder that `from_pretrained` reads."""
+    from ringmaster.flows.retraining.examine import find
+    from ringmaster.techniques.models.peft_format import is_adapter
+
+    if folder.exists():
+        raise InputError([f"{folder} is there already. To fix: name a new folder"])
+    with lineage_home() as home, input_errors():
+        found = find(model, home)
+        is_merged = merge and is_adapter(found.folder)
+        if merge and not is_merged:
+            raise InputError([f"{found.label} is no adapter, and there is nothing to merge. To fix: leave out --merge"])
+        if is_merged:
+            from ringmaster.techniques.models.export import export_merged
+            from ringmaster.techniques.scoring import model_spec
+
+            export_merged(found.folder, folder, spec=model_spec(found.folder))
+        else:
+            from ringmaster.techniques.checkpoints.checkpoint import publish
+            from ringmaster.techniques.models.model_folders import tensor_shapes
+
+            tensor_shapes(found.folder)  # that the weights are there, and whole
+            with publish(folder) as aside:
+                shutil.copytree(found.folder, aside, dirs_exist_ok=True)
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    lines = [f"{found.label} is in {folder}: {num_bytes / 1e6:.1f} MB"]
+    if is_adapter(folder):
+        lines.append("it is an adapter, which needs its base too; with --merge one folder holds both")
+    result = {"model": found.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": is_merged}
+    output.print_outcome(result, lines, as_json=as_json)
 
 
 datasets_app = typer.Typer(

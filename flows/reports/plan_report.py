@@ -228,7 +228,7 @@ def _models(result: BatchResult) -> list[str]:
     width = max(len(job["name"]) for job in results)
     uris = [f"  {job['name']:{width}}  {job['model_uri'] or 'not recorded'}" for job in results[:MOST_MODELS]]
     more = [f"  and {len(results) - MOST_MODELS} more, which --json lists"] if len(results) > MOST_MODELS else []
-    if not settings.num_plain_runs():
+    if settings.num_plain_runs() == 0:
         return ["Models, a folder of each written by `ringmaster lineage restore NAME/VERSION FOLDER`:", *uris, *more]
     return [f"Models, a folder each that `from_pretrained` reads: {Path(results[0]['model_dir']).parent}", *uris, *more]
 

@@ -403,7 +403,8 @@ def _judged(
     if policy is None and (faults := [fault for examined in result for fault in examined.faults]):
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in result:
-        examined.record(run.ledger, rival.candidate, other=None if rival.champion_dir is None else CHAMPION)
+        label = None if rival.champion_dir is None else CHAMPION
+        examined.record(run.ledger, rival.candidate, other=label, notice=current_view.get().notice)
     decision = decide_by(
         rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.model.min_gain
     )

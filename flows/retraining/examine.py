@@ -20,6 +20,7 @@ from ringmaster.files import is_file, path_in
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import store_folder
 from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.flows.output import notice
 from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.retraining.shrinking import child_in_place_of
 from ringmaster.model_lineage.records import CHAMPION, INDEXED, ModelRecord
@@ -459,7 +460,8 @@ def judge_versions(
     ) as examinations:
         for node, result in zip(nodes, examinations, strict=True):
             for examined in result:
-                examined.record(home.ledger, node.record, other=None if other is None else other.label)
+                label = None if other is None else other.label
+                examined.record(home.ledger, node.record, other=label, notice=notice)
             metric = next((line.metric for examined in result for line in examined.measured), EvaluationSpec.metrics[0])
             yield decide_by(policy, result, metric=metric, is_first=other is None)
 
@@ -510,4 +512,4 @@ def open_move_log() -> Iterator[MoveLog]:
     """Yields the log of alias moves that were begun and not finished; all machines of a pool share it."""
     pool = settings.pool()
     with closing(Database(pool.database if pool else file_url(settings.home() / "promotions.db"))) as database:
-        yield MoveLog(database)
+        yield MoveLog(database, notice=notice)

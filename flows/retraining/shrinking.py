@@ -20,7 +20,7 @@ from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolic
 from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZED, STRUCTURED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.metric import metric_named, ranked
 from ringmaster.techniques.metrics.latency import FAMILY
-from ringmaster.techniques.models.architectures import LAYERS, WIDTHS, kept_layers
+from ringmaster.techniques.models.architectures import LAYERS, OF_LOADING, WIDTHS, kept_layers
 from ringmaster.techniques.models.model_folders import CONFIG, quantization_of, read_json, tensor_shapes, weight_bytes
 
 
@@ -80,8 +80,6 @@ MARGIN = 0.9
 """The share of a limit that a smaller model is predicted to take at most, as a measured p99 varies."""
 WIDTH_STEP = 8
 """What a width is a multiple of, as kernels divide it."""
-OF_LOADING = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
-"""The keys of a saved config that are no fields of a model."""
 KEPT = (
     *("name", "model", "data", "loss", "loss_options", "precision", "optimizer", "schedule", "clip_grad_norm"),
     *("global_batch_size", "num_steps", "num_epochs", "evaluation", "seed"),

@@ -50,6 +50,17 @@ def unless_lost(call: Callable[..., T], *args: Any) -> T | None:
         return None
 
 
+def final_fault(call: Callable[..., object], *args: Any) -> str | None:
+    """Makes a call to the ledger; returns why it failed, if it would fail again."""
+    try:
+        call(*args)
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        return str(error)
+    return None
+
+
 class ModelRegistry(LedgerRuns):
     """The part of the ledger that finds registered models."""
 

@@ -235,6 +235,21 @@ class TensorStore:
                     freed += num_bytes
         return freed
 
+    def unshare(self, folder: Path) -> int:
+        """Writes the plain weights again for which references stand in a folder; returns the bytes written.
+
+        Each file appears complete or not at all. Raises TensorStoreError if something is missing or damaged.
+        """
+        written = 0
+        with self.writing():
+            for file, reference in [*FileReference.below(folder)]:
+                with TemporaryDirectory(dir=file.parent, prefix=".restoring-") as aside:
+                    self.write_file(reference, Path(aside) / file.name)
+                    (Path(aside) / file.name).replace(file)
+                Path(f"{file}{REFERENCE}").unlink()
+                written += reference.num_bytes
+        return written
+
     def disown(self, owner: str) -> None:
         """Removes `owner` from all models; other owners stay."""
         for mark in (self.folder / "owners").glob(f"*/{owner}"):

@@ -28,7 +28,7 @@ from ringmaster.techniques.job import (
     Adapter,
     Job,
 )
-from ringmaster.techniques.models.architectures import architecture_in
+from ringmaster.techniques.models.architectures import architecture_in, with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
 
@@ -410,6 +410,24 @@ def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job
         if how is None or how.teacher_model is not None or folder is None:
             return job
         return replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
+
+    return tuple(map(completed, jobs))
+
+
+def with_base_configs(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job, ...]:
+    """Returns the jobs; one whose model leaves its sizes open gets the config of the model in a folder that it adapts.
+
+    It may adapt that model through other jobs of the batch, unless one of these changes its shape.
+    """
+    by_name = {job.name: job for job in jobs}
+
+    def completed(job: Job) -> Job:
+        each = job
+        while (is_same := each.adaptation is None or each.adaptation.method != STRUCTURED) and each.base in by_name:
+            each = by_name[each.base]
+        if not is_same or each.name not in folders:
+            return job
+        return replace(job, model=with_config_of(job.model, folders[each.name]))
 
     return tuple(map(completed, jobs))
 

@@ -214,6 +214,11 @@ def _check_endings(pattern: str, names: Sequence[str], format: str | None) -> No
 
 def folder(name: str, info: ValidationInfo) -> str:
     """Returns a local folder as an absolute path, or a name on the hub unchanged."""
+    if name.startswith("models:/"):
+        raise wrong(
+            f"{name} is a registered model, and a folder is wanted",
+            f"write its files to one by `ringmaster lineage restore {name.removeprefix('models:/')} FOLDER`",
+        )
     path = Path(_absolute(name, info))
     if path.is_dir():
         return str(path)
@@ -227,6 +232,11 @@ def folder(name: str, info: ValidationInfo) -> str:
 
 def pretrained(name: str, info: ValidationInfo) -> str:
     """Returns a local folder with a model in safetensors as an absolute path, or a name on the hub unchanged."""
+    if name.startswith("models:/"):
+        raise wrong(
+            f"{name} is a registered model, and from_pretrained reads folders and models of the hub",
+            f"name it as the job's base, `base: {name}`, and give only the architecture here",
+        )
     path = Path(location := folder(name, info))
     if path.is_absolute():
         if not (path / "config.json").is_file():

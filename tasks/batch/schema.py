@@ -245,7 +245,11 @@ class ModelSection(Section):
         description="a Hugging Face class, such as LlamaForCausalLM; with from_pretrained, the class that gets the "
         "weights, with a fresh head where they have none",
     )
-    config: Kwargs = Field(default={}, description="the fields of its Hugging Face config, such as {hidden_size: 256}")
+    config: Kwargs = Field(
+        default={},
+        description="the fields of its Hugging Face config, such as {hidden_size: 256}; without a width, those of "
+        "`base`",
+    )
     from_pretrained: Annotated[str, AfterValidator(references.pretrained)] | None = Field(
         default=None,
         description="a folder with config.json and safetensors weights, or the name of a model on the hub",

@@ -7,7 +7,7 @@ tables, metrics, and a figure with a panel per metric, a line per slice, and a d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
+from ringmaster.model_lineage.ledger.registry import final_fault
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult, check, importable, rows_of
@@ -61,13 +62,23 @@ class ExaminationResult:
             "faults": list(self.faults),
         }
 
-    def record(self, ledger: Ledger, model: ModelRecord, *, other: str | None = None) -> None:
+    def record(
+        self,
+        ledger: Ledger,
+        model: ModelRecord,
+        *,
+        other: str | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
         """Writes the results to the run that made the model in MLflow, replacing earlier ones.
 
         other: the name of the model compared with, or None. Nothing is recorded for a model without a run.
+        notice: is told where the run was deleted, and cannot have them.
         """
-        if (run := model.run_id) is None:
-            return
+        if model.run_id is not None and (fault := final_fault(self._write, ledger, model, model.run_id, other)):
+            notice(f"what was measured of {model.uri} is not recorded: {fault}")
+
+    def _write(self, ledger: Ledger, model: ModelRecord, run: str, other: str | None) -> None:
         if self.measured:
             ledger.write_table(run, f"{FOLDER}/metrics.json", [to_json(line) for line in self.measured])
             title = model.uri.removeprefix("models:/")

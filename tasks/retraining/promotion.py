@@ -4,6 +4,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
-from ringmaster.model_lineage.ledger.registry import unless_lost, unless_missing
+from ringmaster.model_lineage.ledger.registry import final_fault, of_tag, unless_lost, unless_missing
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.alarms import Alarm, promotion_refused
 from ringmaster.tasks.process_identity import own_row, runs_here
@@ -51,10 +52,14 @@ def current_time() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write_decision(ledger: Ledger, model: ModelRecord, decision: DecisionRecord) -> None:
+def write_decision(
+    ledger: Ledger, model: ModelRecord, decision: DecisionRecord, *, notice: Callable[[str], None] = lambda text: None
+) -> None:
     """Adds a decision about `model` to the tag of its version, and to the table of its run.
 
     The table holds all decisions, the tag as many of the newest as fit. Repeating the last decision changes nothing.
+
+    notice: is told where the run was deleted and has no table any more.
     """
     known = read_decisions(ledger, model)
     if known and replace(known[-1], at=decision.at) == decision:
@@ -63,8 +68,11 @@ def write_decision(ledger: Ledger, model: ModelRecord, decision: DecisionRecord)
         rows = unless_lost(ledger.read_table, model.run_id, TABLE)
         if rows is None:  # there is no table (any more)
             rows = [_row(entry) for entry in known]
-        if not rows or _row(decision) | {"at": ""} != rows[-1] | {"at": ""}:  # else the last attempt ended after this
-            ledger.write_table(model.run_id, TABLE, [*rows, _row(decision)])
+        is_new = not rows or _row(decision) | {"at": ""} != rows[-1] | {
+            "at": ""
+        }  # else the last attempt ended after this
+        if is_new and (fault := final_fault(ledger.write_table, model.run_id, TABLE, [*rows, _row(decision)])):
+            notice(f"{model.uri} has the decision, but the table of its run has not: {fault}")
     ledger.client.set_model_version_tag(model.registered_name, str(version_of(model)), TAG, _text([*known, decision]))
 
 
@@ -75,8 +83,14 @@ def _row(decision: DecisionRecord) -> dict[str, Any]:
 def read_decisions(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:
     """Returns the decisions in a version's tag, the oldest first; the tag holds as many of the newest as fit."""
     version = unless_missing(ledger.client.get_model_version, model.registered_name, str(version_of(model)))
-    tags = {} if version is None else version.tags
-    return [from_json(DecisionRecord, entry) for entry in json.loads(tags.get(TAG, "[]"))]
+    return [] if version is None else _decisions_in(version.tags)
+
+
+def _decisions_in(tags: Mapping[str, str]) -> list[DecisionRecord]:
+    """Returns the decisions in the tags of a version; none where somebody has damaged theirs."""
+    with suppress(ValueError):
+        return [from_json(DecisionRecord, entry) for entry in of_tag(tags, TAG, list)]
+    return []
 
 
 def champion_before(decisions: Sequence[DecisionRecord]) -> int | None:
@@ -116,8 +130,7 @@ def all_decisions(ledger: Ledger) -> dict[str, list[DecisionRecord]]:
     """Returns all decisions by registered model: of each version, as many of the newest as its tag holds."""
     result: dict[str, list[DecisionRecord]] = {}
     for version in ledger.model_versions():
-        entries = json.loads(version.tags.get(TAG, "[]"))
-        result.setdefault(version.name, []).extend(from_json(DecisionRecord, entry) for entry in entries)
+        result.setdefault(version.name, []).extend(_decisions_in(version.tags))
     return result
 
 
@@ -156,10 +169,13 @@ class AliasMove:
 
 
 class MoveLog:
-    """The log in `database` of moves that have begun and not finished."""
+    """The log in `database` of moves that have begun and not finished.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    notice: shows a line about a move that is set aside, or not recorded everywhere.
+    """
+
+    def __init__(self, database: Database, *, notice: Callable[[str], None] = lambda text: None) -> None:
+        self._database, self._notice = database, notice
         database.write(lambda connection: METADATA.create_all(connection))
 
     def move(self, ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
@@ -175,33 +191,55 @@ class MoveLog:
             if fault is not None:
                 self._end(model, token)
                 raise PromotionRefused(fault)
-            _move_aliases(ledger, model, moves, decision)
+            self._move_aliases(ledger, model, moves, decision)
         except BaseException:
             self._give_up(model, token)
             raise
         self._end(model, token)
 
     def finish_left_behind(self, ledger: Ledger, model: str | None = None) -> list[str]:
-        """Completes the moves of processes that have ended, for one model or for all. Returns the models concerned."""
+        """Completes the moves of processes that have ended, for one model or for all. Returns the models concerned.
+
+        Moves that cannot be completed, now or later, are set aside, and people are told of them: what is lost for one
+        model must not stop the moves that come after.
+        """
         finished = []
         for row in self._left_behind(model):
             token = self._adopt(row)
             if token is None:  # another process is doing so
                 continue
+            model = str(row["model"])
             try:
-                moves = [AliasMove(**move) for move in row["moves"]]
-                decision = from_json(DecisionRecord, row["decision"])
-                # A promotion or deletion by a program without this log may have made the decision obsolete.
-                applies = _fault(ledger, row["model"], moves, decision) is None
-                if applies:
-                    _move_aliases(ledger, row["model"], moves, decision)
+                fault = self._finish(ledger, row)
             except BaseException:
-                self._give_up(row["model"], token)
+                self._give_up(model, token)
                 raise
-            self._end(row["model"], token)
-            if applies:
-                finished.append(str(row["model"]))
+            self._end(model, token)
+            if fault is None:
+                finished.append(model)
+            else:
+                self._notice(
+                    f"a move of aliases of {model} was interrupted, cannot be finished and is set aside; the aliases "
+                    f"stay where they are, as `ringmaster lineage show {model}` says. It was {row['moves']}: {fault}"
+                )
         return finished
+
+    def _finish(self, ledger: Ledger, row: Mapping[str, Any]) -> str | None:
+        """Completes a move; returns why it can never be, or None. Raises LedgerError if a later attempt may succeed."""
+        try:
+            moves = [AliasMove(**move) for move in json.loads(row["moves"])]
+            decision = from_json(DecisionRecord, json.loads(row["decision"]))
+            # A promotion or deletion by a program without this log may have made the decision obsolete.
+            fault = _fault(ledger, row["model"], moves, decision)
+            if fault is None:
+                self._move_aliases(ledger, row["model"], moves, decision)
+        except LedgerError as error:
+            if error.may_pass:
+                raise
+            fault = str(error)
+        except (TypeError, ValueError) as error:  # the row is damaged
+            fault = f"the record of it is damaged: {error}"
+        return fault
 
     def _begin(self, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> str:
         row = {
@@ -213,7 +251,8 @@ class MoveLog:
         }
 
         def act(connection: sa.Connection) -> str:
-            result = connection.execute(sa.select(MOVES).where(MOVES.c.model == model)).mappings().first()
+            columns = MOVES.c.token, MOVES.c.pid, MOVES.c.host
+            result = connection.execute(sa.select(*columns).where(MOVES.c.model == model)).mappings().first()
             if result is not None and result["token"] != row["token"]:  # an equal token: this commit was retried
                 raise PromotionRefused(
                     f"another promotion of {model} is under way, of process {result['pid']} on {result['host']}. "
@@ -226,7 +265,9 @@ class MoveLog:
         return self._database.write(act)
 
     def _left_behind(self, model: str | None) -> list[dict[str, Any]]:
-        requested = sa.select(MOVES) if model is None else sa.select(MOVES).where(MOVES.c.model == model)
+        # As text, which is read row by row: a damaged one must not hide the others.
+        columns = [sa.cast(c, sa.Text).label(c.name) if isinstance(c.type, sa.JSON) else c for c in MOVES.c]
+        requested = sa.select(*columns) if model is None else sa.select(*columns).where(MOVES.c.model == model)
         rows = self._database.read(lambda connection: connection.execute(requested).mappings().all())
         return [dict(row) for row in rows if not _lives(dict(row))]
 
@@ -239,6 +280,18 @@ class MoveLog:
             return str(holder["token"]) if changed.rowcount else None
 
         return self._database.write(act)
+
+    def _move_aliases(self, ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
+        record = ledger.resolve_model(f"models:/{model}/{decision.version}")
+        for move in moves:
+            if move.version is not None:
+                ledger.set_alias(model, move.alias, move.version)
+            elif ledger.get_alias(model, move.alias) is not None:
+                ledger.client.delete_registered_model_alias(model, move.alias)
+        write_decision(ledger, record, decision, notice=self._notice)
+        moved = [ledger.get_version(model, move.version) for move in moves if move.version is not None]
+        if fault := final_fault(ledger.redraw, record, *(other for other in moved if other is not None)):
+            self._notice(f"the pictures of the lineage of {record.uri} are not drawn again: {fault}")
 
     def _give_up(self, model: str, token: str) -> None:
         self._database.execute(sa.update(MOVES).where(_of(model, token)).values(pid=0))
@@ -275,18 +328,6 @@ def _fault(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: Dec
         f"the champion of {model} is version {result} by now, not {decision.champion_before} as it was when this was "
         "decided. To fix: compare with the new champion"
     )
-
-
-def _move_aliases(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
-    for move in moves:
-        if move.version is not None:
-            ledger.set_alias(model, move.alias, move.version)
-        elif ledger.get_alias(model, move.alias) is not None:
-            ledger.client.delete_registered_model_alias(model, move.alias)
-    record = ledger.resolve_model(f"models:/{model}/{decision.version}")
-    write_decision(ledger, record, decision)
-    moved = [ledger.get_version(model, move.version) for move in moves if move.version is not None]
-    ledger.redraw(record, *(other for other in moved if other is not None))
 
 
 def _lives(row: dict[str, Any]) -> bool:

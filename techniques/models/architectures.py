@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,12 @@ LAYERS = (
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 """The different names of the width between the two or three matrices of a feed-forward layer."""
 PIXELS = "pixel_values"
+HIDDEN_SIZES = frozenset({"hidden_size", "hidden_sizes", "n_embd", "d_model", "dim", "dims", "embed_dim", "embed_dims"})
+"""The different names of the width of the layers."""
+OF_LOADING = frozenset(
+    {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "auto_map"}
+)
+"""The keys of a saved config that are no fields of a model."""
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
 
@@ -112,6 +119,33 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
             if name not in of_part:
                 setattr(vision, name, value)
     return _checked(config, data, spec, of=spec.architecture)
+
+
+def with_config_of(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Returns a model whose config is that of the base in `folder`, overridden by its own fields.
+
+    A config that gives the width of the layers is the model's whole config, and stays as it is, as does a model of
+    another family than the base.
+    """
+    content = read_json(folder / CONFIG)
+    own, theirs = spec.architecture, next(iter(content.get("architectures") or ()), None)
+    if spec.from_pretrained or not own or not theirs or not HIDDEN_SIZES.isdisjoint(spec.config):
+        return spec
+    if family_of(own) != family_of(theirs):
+        return spec
+    # The data says which classes there are, and what pads.
+    left_out = {*OF_LOADING, *OF_CLASSES, "pad_token_id", "problem_type"}
+    left_out |= set() if spec.config.keys().isdisjoint(LAYERS) else {*LAYERS}  # the same by another name
+    fields = {name: value for name, value in content.items() if name not in left_out and value is not None}
+    # What the class does not know, such as a field of another release, is nothing that the user has misspelt.
+    unknown = {*undeclared_fields(replace(spec, config=fields))}
+    known = {name: value for name, value in fields.items() if name not in unknown}
+    return replace(spec, config={**known, **spec.config})
+
+
+def family_of(name: str) -> str:
+    """Returns what the names of the classes of one kind of model begin with: "Llama" of LlamaForCausalLM."""
+    return re.split(r"For[A-Z]|Model|LMHead|DoubleHeads", name)[0]
 
 
 def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:

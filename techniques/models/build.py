@@ -166,7 +166,10 @@ def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.
 
 def build_base(spec: ModelSpec, *, data: PreparedData, seed: int, folder: Path) -> nn.Module:
     """The model that the adapter in a folder is on, quantized as it was when the adapter was trained."""
-    model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))
+    base = base_of(folder)
+    if spec.has_fresh_head and base is not None:  # the head that it may lack is among the adapter's weights
+        spec, base = replace(spec, from_pretrained=str(base)), None
+    model = build_model(spec, data=data, seed=seed, weights_from=base)
     return quantize_base(model, read_adapter(folder)) if quantized_base(folder) else model
 
 

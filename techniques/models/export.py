@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from ringmaster.techniques.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models import model_folders, peft_format
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
-from ringmaster.techniques.models.architectures import instantiate
-from ringmaster.techniques.models.build import factory_arguments, no_progress_bar, skeleton
+from ringmaster.techniques.models.architectures import family_of, instantiate
+from ringmaster.techniques.models.build import build_model, factory_arguments, no_progress_bar, skeleton
 from ringmaster.techniques.models.quantization import compressed_tensors
 from ringmaster.techniques.models.sentence_embeddings import copy_modules
 
@@ -77,6 +78,40 @@ def export_model(
             _save_pretrained(aside, _config_to_save(model), state)
             _save_generation(aside, model, prepared)
             _copy_description(aside, model, prepared=prepared, base=base)
+
+
+def export_merged(source: Path, folder: Path, *, spec: ModelSpec) -> None:
+    """Exports an adapter, merged into the weights of its base, as a whole model in the dtype of the base.
+
+    spec: the model of the base. Raises ValueError where weights cannot hold the adapter, such as a prefix.
+    """
+    nothing = PreparedData(name="export", digest="", num_samples=0, num_held_out=0, kind="other", source="export")
+    model = build_model(_with_trained_head(spec, source), data=nothing, seed=0, weights_from=source)
+    base = peft_format.base_of(source)
+    config = {} if base is None else model_folders.read_json(base / model_folders.CONFIG)
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"))
+    of_base = str(base or peft_format.base_name(source))
+    export_model(folder, spec=spec, model=model.to(dtype), state=model.state_dict(), prepared=nothing, base=of_base)
+    copy_processors(folder, prepared=nothing, base=str(source))  # its own come before those of the base
+
+
+HEADS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
+"""What the names of classes with a head of classes end with, by peft's name of the task."""
+
+
+def _with_trained_head(spec: ModelSpec, source: Path) -> ModelSpec:
+    """Returns the model of a base with the head of classes that an adapter was trained with, if the base lacks it."""
+    config = peft_format.read_config(source)
+    end, base = HEADS.get(str(config.get("task_type"))), peft_format.base_of(source)
+    own = [] if base is None else model_folders.read_json(base / model_folders.CONFIG).get("architectures") or []
+    if end is None or not own or own[0].endswith(end):
+        return spec
+    saved = {*config.get("modules_to_save", ())}
+    shapes = [shape for name, (_, shape) in model_folders.tensor_shapes(source).items() if saved & {*name.split(".")}]
+    num_labels = next((shape[0] for shape in reversed(shapes) if len(shape) == 2), None)
+    if num_labels is None:
+        return spec
+    return replace(spec, architecture=family_of(own[0]) + end, config={**spec.config, "num_labels": num_labels})
 
 
 def export_quantized(

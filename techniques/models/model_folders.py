@@ -98,8 +98,8 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
     if folder.is_dir() and not has_weights(folder):
         raise ValueError(
-            f"model: the weights of {folder} are in the tensor store alone. To fix: name the registered model, as "
-            "models:/NAME/VERSION, or let `ringmaster lineage restore NAME FOLDER` write its files"
+            f"model: the weights of {folder} are in the tensor store alone. To fix: let `ringmaster lineage "
+            "restore FOLDER` write them there again, or name the registered model, as models:/NAME/VERSION"
         )
     index = folder / INDEX
     if (folder / WEIGHTS).is_file() or not index.is_file():

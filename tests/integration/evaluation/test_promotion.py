@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import mlflow.store.tracking.sqlalchemy_store
 import pytest
 
 from ringmaster.errors import LedgerError, PromotionRefused
@@ -26,7 +27,10 @@ def ledger(tmp_path):
 @pytest.fixture
 def log(tmp_path):
     database = Database(file_url(tmp_path / "promotions.db"))
-    yield MoveLog(database)
+    notices = []
+    log = MoveLog(database, notice=notices.append)
+    log.notices = notices
+    yield log
     database.close()
 
 
@@ -114,6 +118,7 @@ def test_what_was_begun_of_a_model_that_was_deleted_since_is_dropped(ledger, log
     assert promotion.standings(ledger, [NAME])[NAME].latest == versions[2]
     ledger.client.delete_registered_model(NAME)
     assert log.finish_left_behind(ledger) == []
+    assert "is set aside" in log.notices[0] and "no version 3 any more" in log.notices[0]
     assert promotion.standings(ledger, [NAME])[NAME] == promotion.ServingVersions(name=NAME)
 
 
@@ -133,6 +138,23 @@ def test_a_rollback_goes_back_though_the_champion_before_that_one_was_deleted(le
     assert promotion.roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
     assert aliases(ledger) == {"champion": 2, "challenger": 3}
     assert promotion.read_decisions(ledger, versions[2])[-1].outcome == "rolled back"
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_run_that_was_deleted_costs_a_note(ledger, log, versions, tmp_path, is_collected):
+    for champion, record in enumerate(versions):
+        promotion.apply(ledger, record, YES, log=log, champion=champion or None)
+    ledger.client.delete_run(versions[2].run_id)
+    if is_collected:  # as `mlflow gc` does
+        url = f"sqlite:///{tmp_path / 'mlflow.db'}"
+        mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore(url, str(tmp_path))._hard_delete_run(versions[2].run_id)
+    assert promotion.roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
+    assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 3}
+    assert promotion.read_decisions(ledger, versions[2])[-1].outcome == "rolled back"
+    assert ["models:/shop.prices/3 has the decision" in text for text in log.notices] == [True] * is_collected
+    assert log.finish_left_behind(ledger) == []
+    promotion.apply(ledger, versions[2], YES, log=log, champion=2)
+    assert aliases(ledger)["champion"] == 3
 
 
 def test_a_model_becomes_a_version_of_another_name_once(ledger, versions, tmp_path):

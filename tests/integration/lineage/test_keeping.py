@@ -1,5 +1,8 @@
 """The lineage commands that add and remove models: store, restore, import, fsck and gc."""
 
+import shutil
+from contextlib import closing
+
 import numpy as np
 import pytest
 import yaml
@@ -7,6 +10,7 @@ from safetensors.numpy import save_file
 
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.storage.journal import Journal
 from tests.integration.lineage.family import answer, run
 
 pytestmark = pytest.mark.usefixtures("family_home")
@@ -105,3 +109,23 @@ def test_gc_drops_what_nothing_reaches_and_only_when_told_to(family_home):
     assert run("show", "merged")[0] == 2
     assert run("fsck")[0] == 0
     assert answer("gc", "--keep-days", "0")["would_drop"] == []
+
+
+def test_gc_says_which_folders_of_runs_lose_their_weights_and_restore_undoes_it(family_home):
+    content = (family_home / "models" / "small" / "model.safetensors").read_bytes()
+    run_folder = family_home / "batches" / "night" / "20260101-000000"
+    model = shutil.copytree(family_home / "models" / "small", run_folder / "models" / "small")
+    with closing(Journal.of_file(run_folder / "journal.db")) as journal:
+        journal.put_all({"status": "done", "is_recorded": True})
+    assert answer("gc", "--keep-days", "0")["would_share"] == [str(model)]
+    assert (model / "model.safetensors").exists()
+    code, out, said = run("gc", "--keep-days", "0", "--yes")
+    assert code == 0 and str(model) in out.replace("\n", "")
+    assert f"To undo: `ringmaster lineage restore {model}`" in " ".join(said.split())
+    assert not (model / "model.safetensors").exists()
+    assert answer("restore", run_folder)["num_bytes"] == len(content)
+    assert not list(model.glob("*.stored"))
+    assert (model / "model.safetensors").read_bytes() == content
+    assert answer("restore", run_folder)["num_bytes"] == 0
+    code, _, said = run("restore", "small")
+    assert code == 2 and "name a FOLDER to write the model small to" in " ".join(said.split())

@@ -52,6 +52,15 @@ def test_a_name_alone_means_the_newest_version_where_there_is_no_champion():
         snapshot().find("a")
 
 
+def test_the_name_of_a_job_alone_means_the_model_of_the_only_batch_that_has_it():
+    models = node("manuals.wiki"), node("manuals.wiki", version=2), node("x.one"), node("y.one")
+    lineage = snapshot(*models)
+    assert [lineage.find(name).label for name in ("wiki", "wiki/1")] == ["manuals.wiki/2", "manuals.wiki/1"]
+    assert snapshot(*models, node("wiki")).find("wiki").label == "wiki/1"
+    with pytest.raises(UnknownModel, match="no model 'one'"):
+        lineage.find("one")
+
+
 @pytest.mark.parametrize("said", ["spam", "digest-of-spam", "digest-of-sp", "/data/spam"])
 def test_a_data_set_is_found_by_name_digest_or_source(said):
     assert [node.label for node in shop().trained_on(said)] == ["poisoned/1"]

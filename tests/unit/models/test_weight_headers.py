@@ -180,5 +180,7 @@ def test_the_base_of_a_factory_is_checked(tmp_path, users):
 def test_weights_that_are_in_the_tensor_store_alone_are_refused_with_the_way_to_them(tmp_path):
     folder = saved(tmp_path / "m", LLAMA)
     (folder / "model.safetensors").rename(folder / "model.safetensors.stored")
-    with pytest.raises(ValueError, match=r"are in the tensor store alone. To fix: name the registered model"):
+    with pytest.raises(
+        ValueError, match=r"are in the tensor store alone. To fix: let `ringmaster lineage restore FOLDER`"
+    ):
         check_weights(LLAMA, data=TOKENS, weights_from=folder)

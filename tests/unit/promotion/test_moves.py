@@ -6,8 +6,9 @@ import signal
 from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 
-from ringmaster.errors import PromotionRefused
+from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.tasks.retraining.promotion import AliasMove, DecisionRecord, MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
@@ -36,7 +37,10 @@ def promote_and_pause(file, ready):
 @pytest.fixture
 def log(tmp_path):
     database = Database(file_url(tmp_path / "promotions.db"))
-    yield MoveLog(database)
+    notices = []
+    log = MoveLog(database, notice=notices.append)
+    log.notices = notices
+    yield log
     database.close()
 
 
@@ -76,8 +80,47 @@ def test_a_promotion_that_others_have_overtaken_since_it_broke_is_not_finished(l
         log.move(ledger, NAME, MOVES, DECISION)
     ledger.aliases["champion"], ledger.moves_left = 3, 1000  # by a home that cannot see this record
     assert log.finish_left_behind(ledger) == []
+    assert ["version 3 by now, not 1" in text for text in log.notices] == [True]
     assert ledger.aliases == {"champion": 3}
     assert log.finish_left_behind(ledger) == []
+
+
+DAMAGE = {"moves": ["no JSON", "null", "[{}]"], "decision": ["no JSON", "[]", "{}", '{"version": 2, "later": 1}']}
+
+
+@pytest.mark.parametrize(("column", "content"), [(name, text) for name, texts in DAMAGE.items() for text in texts])
+def test_a_damaged_move_is_set_aside_and_said_and_those_of_other_models_are_finished(log, column, content):
+    others = [version(i, name="shop.other") for i in (1, 2)]
+    ledger = FakeLedger([*others, version(1), version(2)], champion=1, moves_left=0)
+    for name in (NAME, "shop.other"):
+        with pytest.raises(Died):
+            log.move(ledger, name, MOVES, DECISION)
+    log._database.write(
+        lambda c: c.execute(sa.text(f"UPDATE alias_moves SET {column} = :x WHERE model = '{NAME}'"), {"x": content})
+    )
+    ledger.moves_left = 1000
+    assert log.finish_left_behind(ledger) == ["shop.other"]
+    assert [f"of {NAME} was interrupted, cannot be finished and is set aside" in text for text in log.notices] == [True]
+    log.move(ledger, NAME, MOVES, replace(DECISION, champion_before=2))
+    assert log.finish_left_behind(ledger) == []
+
+
+def test_a_move_that_can_never_be_finished_does_not_stop_others_and_one_that_may_be_stays(log):
+    class Broken(FakeLedger):
+        may_pass = True
+
+        def set_alias(self, name, alias, number):
+            raise LedgerError("no such run", may_pass=self.may_pass)
+
+    ledger = Broken([version(1), version(2)], champion=1)
+    for _ in range(2):
+        with pytest.raises(LedgerError):
+            log.move(ledger, NAME, MOVES, DECISION)
+    assert log.notices == []
+    ledger.may_pass = False
+    assert log.finish_left_behind(ledger) == []
+    assert ["no such run" in text for text in log.notices] == [True]
+    assert log.finish_left_behind(FakeLedger([version(1), version(2)], champion=1)) == []
 
 
 def test_what_was_kept_against_another_champion_is_refused(log):
