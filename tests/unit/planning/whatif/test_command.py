@@ -1,6 +1,7 @@
 """The command `ringmaster whatif`."""
 
 import json
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -147,6 +148,10 @@ def test_a_batch_is_planned_as_by_a_dry_run(tmp_path, monkeypatch):
     done = run("whatif", batch, "--add-devices", 1, "--at-once", "--profiles", "predict")
     assert done.exit_code == 0, done.output
     assert "With one more device on n0" in done.stdout
+    assert (len(done.stdout.splitlines()), done.stdout.count(", by these predicted runtimes.")) == (2, 2)
+    monkeypatch.setattr(dry_run, "dry_run", lambda batch, *, profiles, seed: replace(found, are_measured=True))
+    done = run("whatif", batch, "--add-devices", 1, "--at-once")
+    assert (len(done.stdout.splitlines()), done.stdout.count(", for certain.")) == (2, 2)
     refused = run("whatif", batch, "--explain", "--plan", tmp_path / "plan.json").exception
     assert "--plan is for a problem file" in str(refused)
     batch.write_text(BATCH.replace("OBJECTIVE", "cost"))
