@@ -170,7 +170,7 @@ def faults_of(
         yield from faults
         sound += [] if faults else [node]
     by_id = {job.id: job for job in jobs if _is_text(job.id)}
-    room = _NodeCapacity(sound)
+    room = _NodeCapacity(sound, is_whole=len(sound) == len(nodes))
     for j, job in enumerate(jobs):
         place = f"job {_name(job.id, j)}"
         if not job.options:
@@ -256,7 +256,7 @@ def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[
         if not _is_count(value):
             faults.append(f"{place}: {key} must be a whole number > 0, not {shown(value)}")
     yield from faults
-    if not faults:
+    if not faults and room.is_whole:
         yield from _gang_faults(place, option, room)
 
 
@@ -275,10 +275,13 @@ def _gang_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[st
 
 
 class _NodeCapacity:
-    """Counts the nodes that can hold an option's slot, once for each kind of option."""
+    """Counts the nodes that can hold an option's slot, once for each kind of option.
 
-    def __init__(self, nodes: Sequence[PlanningNode]) -> None:
-        self.nodes = nodes
+    is_whole: whether these are all nodes of the problem. Where some are faulty, nothing is said about what fits.
+    """
+
+    def __init__(self, nodes: Sequence[PlanningNode], *, is_whole: bool) -> None:
+        self.nodes, self.is_whole = nodes, is_whole
         self._known: dict[Hashable, int] = {}
 
     def num_nodes_for(self, option: Option) -> int:
@@ -314,7 +317,7 @@ def _running_faults(place: str, job: PlanningJob, running: CurrentRun, room: _No
         yield f"{place}: it runs already, but has a release or waits for other jobs; remove one or the other"
     if not _is_index(running.option, len(job.options)):
         yield f"{place}: option must be the index of one of its {len(job.options)} options, not {shown(running.option)}"
-    elif not any(_option_faults(place, job.options[running.option], room)):
+    elif room.is_whole and not any(_option_faults(place, job.options[running.option], room)):
         nodes = {node.id: node for node in room.nodes if _is_text(node.id)}
         yield from _gang_place_faults(place, running, job.options[running.option], nodes)
 

@@ -100,6 +100,12 @@ def test_all_impossible_changes_are_named_at_once(files):
     assert len(error.faults) == 2
 
 
+def test_more_devices_than_a_node_may_have_are_refused_in_one_line(files):
+    problem, plan = files
+    (fault,) = run("whatif", problem, "--plan", plan, "--add-devices", 999999).exception.faults
+    assert fault.startswith("node n0: has ") and fault.endswith(" gpus; a node may have 4096")
+
+
 def test_a_plan_of_another_problem_is_refused(files, tmp_path):
     other = tmp_path / "other.json"
     drawn = tmp_path / "drawn.json"
