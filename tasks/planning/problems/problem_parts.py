@@ -168,9 +168,10 @@ def faults_of(
     for i, node in enumerate(nodes):
         faults = list(_node_faults(f"node {_name(node.id, i)}", node))
         yield from faults
-        sound += [] if faults else [node]
+        is_only_too_large = len(faults) == 1 and _is_count(node.num_devices) and node.num_devices > MAX_DEVICES
+        sound += [node] if not faults or is_only_too_large else []
     by_id = {job.id: job for job in jobs if _is_text(job.id)}
-    room = _NodeCapacity(sound, is_whole=len(sound) == len(nodes))
+    room = _NodeCapacity(sound)
     for j, job in enumerate(jobs):
         place = f"job {_name(job.id, j)}"
         if not job.options:
@@ -256,7 +257,7 @@ def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[
         if not _is_count(value):
             faults.append(f"{place}: {key} must be a whole number > 0, not {shown(value)}")
     yield from faults
-    if not faults and room.is_whole:
+    if not faults:
         yield from _gang_faults(place, option, room)
 
 
@@ -264,7 +265,7 @@ def _gang_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[st
     if option.num_devices % option.num_nodes:
         gpus, spread = shown(option.num_devices), shown(option.num_nodes)
         yield f"{place}: {gpus} gpus cannot be spread evenly over {spread} nodes"
-    elif room.num_nodes_for(option) < option.num_nodes:
+    elif room.nodes and room.num_nodes_for(option) < option.num_nodes:
         sizes = sorted((node.num_devices for node in room.nodes), reverse=True)
         kind = f" of type {option.device_type!r}" if option.device_type else ""
         yield (
@@ -275,13 +276,10 @@ def _gang_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[st
 
 
 class _NodeCapacity:
-    """Counts the nodes that can hold an option's slot, once for each kind of option.
+    """Counts the nodes that can hold an option's slot, once for each kind of option."""
 
-    is_whole: whether these are all nodes of the problem. Where some are faulty, nothing is said about what fits.
-    """
-
-    def __init__(self, nodes: Sequence[PlanningNode], *, is_whole: bool) -> None:
-        self.nodes, self.is_whole = nodes, is_whole
+    def __init__(self, nodes: Sequence[PlanningNode]) -> None:
+        self.nodes = nodes
         self._known: dict[Hashable, int] = {}
 
     def num_nodes_for(self, option: Option) -> int:
@@ -317,7 +315,7 @@ def _running_faults(place: str, job: PlanningJob, running: CurrentRun, room: _No
         yield f"{place}: it runs already, but has a release or waits for other jobs; remove one or the other"
     if not _is_index(running.option, len(job.options)):
         yield f"{place}: option must be the index of one of its {len(job.options)} options, not {shown(running.option)}"
-    elif room.is_whole and not any(_option_faults(place, job.options[running.option], room)):
+    elif not any(_option_faults(place, job.options[running.option], room)):
         nodes = {node.id: node for node in room.nodes if _is_text(node.id)}
         yield from _gang_place_faults(place, running, job.options[running.option], nodes)
 
