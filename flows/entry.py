@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from ringmaster.flows import interrupts
 
@@ -15,9 +16,24 @@ def open_missing_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
+def check_process() -> None:
+    """Ends the process, with one line, where libraries cannot work in it: without a working folder, or docstrings."""
+    fault = ""
+    try:
+        Path.cwd()
+    except OSError as error:
+        fault = f"the working folder cannot be used: {error.strerror}. To fix: change to a folder that exists"
+    if sys.flags.optimize > 1:
+        fault = "Python runs without docstrings, which libraries read. To fix: unset PYTHONOPTIMIZE, and leave out -OO"
+    if fault:
+        sys.stderr.write(f"{fault}\n")
+        sys.exit(INPUT_FAULT)
+
+
 def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     open_missing_streams()
+    check_process()
     with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]):
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
         from ringmaster.flows import settings

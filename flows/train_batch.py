@@ -12,11 +12,10 @@ from typing import Any, cast
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
-from ringmaster.errors import BatchCancelled, BatchFailed, InputError
+from ringmaster.errors import BatchCancelled, BatchFailed, retry_may_help
 from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
@@ -98,18 +97,13 @@ def run_steps(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepSchedu
 # -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
-    """Returns whether a retry can help: refused input stays refused."""
-    return not isinstance(state.result(raise_on_failure=False), InputError)
-
-
 # Measurements from before a failure are stored, so that a retry makes only the other trials.
 @task(
     name="profile",
     task_run_name="profile",
     retries=2,
     retry_delay_seconds=[1, 5],
-    retry_condition_fn=_may_help,
+    retry_condition_fn=retry_may_help,
     cache_policy=NO_CACHE,
     persist_result=False,
 )

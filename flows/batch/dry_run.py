@@ -17,7 +17,7 @@ from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
-from ringmaster.flows.batch.result import report_refusals
+from ringmaster.flows.batch.result import are_measured, report_refusals
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
@@ -56,6 +56,7 @@ class DryRun:
     faults: why jobs cannot be trained, by job.
     unfit: the jobs whose own data, model or settings are at fault, not the devices.
     predicted: jobs that were planned with predicted step times.
+    are_measured: whether all runtimes of the problem were measured.
     fused: a sentence about which jobs would be trained together, and what that saves.
     late: jobs whose deadlines no plan meets.
     gains: what more devices would gain, in sentences.
@@ -73,6 +74,7 @@ class DryRun:
     faults: Mapping[str, str]
     unfit: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
+    are_measured: bool = False
     fused: str = ""
     late: tuple[str, ...] = ()
     gains: tuple[str, ...] = ()
@@ -109,7 +111,7 @@ class DryRun:
         text = "\n".join(f"- {markdown(line)}" for line in self.sentences())
         if self.plan is None or self.problem is None:
             return f"# {markdown(self.batch)} cannot be planned\n\n{text}"
-        page = plan_markdown(self.plan, self.problem, self.prediction, gains=self.gains)
+        page = plan_markdown(self.plan, self.problem, self.prediction, gains=self.gains, is_measured=self.are_measured)
         return f"{page}\n\n## Estimate\n\n{text}"
 
     def to_json(self) -> dict[str, Any]:
@@ -235,6 +237,7 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
     rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}
     predicted = tuple(job.name for job in jobs if job.name in rough)
     gains = tuple(section(plan, without_deadlines(problem, late), device=cluster.device_kind()))
+    result = replace(result, are_measured=are_measured(options))
     return replace(result, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late, gains=gains)
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import httpx
@@ -226,13 +227,34 @@ def embedded_server() -> AbstractContextManager[Any]:
 
     The first call starts the server, which all later runs of this process use.
 
-    Raises InputError where its database cannot be used, ServerStartError where it does not answer.
+    Raises InputError where its database cannot be used, ServerStartError where it, or the other server, does not
+    answer. Where a pool is up, its server may be away for a while.
     """
-    if PREFECT_API_URL.value() is not None:
+    if (url := PREFECT_API_URL.value()) is not None:
+        if has_lasting_server() and settings.pool() is None:
+            _check_answer(url)
         return nullcontext()
     server = _shared_server()
     # The settings of a context, as `temporary_settings` makes one, take precedence over those of the process.
     return temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.user})
+
+
+SETTINGS_FILES = (".env", "prefect.toml", "pyproject.toml")
+"""The files in the working folder from which Prefect takes settings, beside the environment and its profiles."""
+
+
+def _check_answer(url: str) -> None:
+    """Raises ServerStartError where the server that the settings name does not answer."""
+    with get_client(sync_client=True) as client:
+        fault = client.api_healthcheck()
+    if fault is None:
+        return
+    files = [name for name in SETTINGS_FILES if Path(name).is_file() and url in Path(name).read_text()]
+    places = ["PREFECT_API_URL"] if os.environ.get("PREFECT_API_URL") else files or ["Prefect's profile"]
+    raise ServerStartError(
+        f"Prefect's server at {url}, which {' and '.join(places)} names, does not answer: {fault}. To fix: start it, "
+        "or take its address out of there: a run then has a server of its own"
+    )
 
 
 def has_lasting_server() -> bool:

@@ -212,7 +212,7 @@ def whatif(
     ] = None,
     at_once: Annotated[
         bool,
-        typer.Option("--at-once", help="Show only the intervals that are certain at once; nothing is planned again."),
+        typer.Option("--at-once", help="Show only the intervals that are proved at once; nothing is planned again."),
     ] = False,
     work: Annotated[
         float, typer.Option(help="Search budget of each plan, in seconds of an idle machine.", min=0.1)
@@ -226,9 +226,9 @@ def whatif(
 ) -> None:
     """What more devices would gain, what a job costs, and whether all jobs can end in time.
 
-    First an interval that is certain, by the prices that prove the plan's bound; then the changed problem is planned
-    again. Options may be repeated; each is a question of its own. A batch is profiled and planned as by
-    `ringmaster run --dry-run`, by the profiles that are stored where there are any.
+    First an interval that is proved for these runtimes, by the prices of the plan's bound; then the changed
+    problem is planned again. Options may be repeated; each is a question of its own. A batch is profiled and planned
+    as by `ringmaster run --dry-run`, by the profiles that are stored where there are any.
     """
     due_s = [seconds_until(text) for text in deadline or ()]
     counts = [_devices(text) for text in (*(add_devices or ()), *(add_node or ()))]
@@ -239,9 +239,9 @@ def whatif(
         )
     limits: dict[str, Any] = {"work_s": work, "time_limit_s": time_limit, "seed": seed}
     if file.suffix.lower() in (".yaml", ".yml"):
-        problem, planned = _of_batch(file, plan, profiles=profiles, seed=seed)
+        problem, planned, are_measured = _of_batch(file, plan, profiles=profiles, seed=seed)
     else:
-        problem = read_problem(file)
+        problem, are_measured = read_problem(file), None
         planned = _made(problem, limits) if plan is None else read_plan(plan)
     from ringmaster.tasks.planning.whatif import gains
 
@@ -268,6 +268,7 @@ def whatif(
         changes,
         [gains.Deadline(due_s=each_s) for each_s in due_s],
         is_explained=explain,
+        are_measured=are_measured,
         limits=None if at_once else limits,
         say=(lambda line: None) if as_json else partial(output_console().print, soft_wrap=True),
     )
@@ -316,8 +317,11 @@ def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
     return choose_groups(problem, **limits).fused_plan
 
 
-def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -> tuple[Problem, Plan]:
-    """Returns the planning problem of a batch, and the plan of a dry run, without deadlines that it cannot meet."""
+def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -> tuple[Problem, Plan, bool]:
+    """Returns the planning problem of a batch, and the plan of a dry run, without deadlines that it cannot meet.
+
+    The third value says whether all runtimes of the problem were measured.
+    """
     from ringmaster.tasks.batch import load_batch
 
     batch = load_batch(located(file))
@@ -334,4 +338,4 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
     print_lines(error_console(), result.sentences())
     if result.problem is None or result.plan is None:
         raise InputError([f"{file}: no job can be trained: {result.summary()}"])
-    return without_deadlines(result.problem, result.late), result.plan
+    return without_deadlines(result.problem, result.late), result.plan, result.are_measured

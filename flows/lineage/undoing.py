@@ -247,9 +247,14 @@ class _UndoPlanner:
             step = _first_step_with(job, sampler_of(job, samples), prepared, without, first=step)
             start = start if is_new_below else _checkpoint_before(training, step) or start
             data = data.reading(store=job.data.store) if store in parents else data
-            job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
+            job = replace(job, data=data, warm_start=start)
+            why = f"step {step + 1} was the first to read it" if step < job.total_steps else "no step read it"
         self._unchanged_steps[node.id] = 0 if is_new_below else step
         first_step = 0 if job.warm_start is None else job.warm_start.step
+        if is_new_below and hash_of_row is not None:
+            why += ", and what it came from is trained again"
+        elif first_step < step:
+            why += f", and no checkpoint between step {first_step} and {min(step, job.total_steps - 1)} is kept"
         return RetrainedModel(node=node, job=job, first_step=first_step, why=why)
 
     def _parent(self, node: LineageNode, removed: Mapping[str, LineageNode]) -> str:

@@ -35,6 +35,7 @@ from ringmaster.tasks.planning.whatif.answers import (
     explanation_lines,
     gain_json,
     gain_lines,
+    proof_text,
 )
 from ringmaster.techniques.metric import metrics_text
 from ringmaster.techniques.processes.events import NUM_ROWS
@@ -94,12 +95,14 @@ def answer_questions(
     deadlines: Iterable[Deadline],
     *,
     is_explained: bool,
+    are_measured: bool | None,
     limits: Mapping[str, Any] | None,
     say: Callable[[str], object],
 ) -> dict[str, Any]:
     """Answers what changes gain, and whether all jobs can end in time; says each sentence as soon as it is known.
 
     is_explained: whether to say which nodes and jobs decide when the last job ends.
+    are_measured: whether all runtimes of the problem were measured; None where that is not known.
     limits: of each search for a new plan; None for no search.
 
     Returns what `whatif --json` prints.
@@ -110,18 +113,19 @@ def answer_questions(
             say(line)
 
     end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
-    say(f"The plan ends after {end}; no plan ends before {bound}.")
+    proof = proof_text(are_measured=are_measured)
+    say(f"The plan ends after {end}; no plan ends before {bound}, {proof}.")
     answers = []
     for change in changes:
         gain = what_if.gain(change)
-        say_all(gain_lines(gain, what_if))
+        say_all(gain_lines(gain, what_if, proof=proof))
         if limits is not None:
             gain = what_if.planned(gain, **limits)
-            say_all(gain_lines(gain, what_if))
+            say_all(gain_lines(gain, what_if, proof=proof))
         answers.append(gain_json(gain))
     for deadline in deadlines:
         answer = answer_deadline(what_if, deadline, None if limits is None else partial(what_if.planned, **limits))
-        say_all(deadline_lines(answer))
+        say_all(deadline_lines(answer, proof=proof))
         answers.append(deadline_json(answer))
     result = {"makespan_s": what_if.makespan_s, "lower_bound_s": what_if.bound_s, "answers": answers}
     if is_explained:

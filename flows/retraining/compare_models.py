@@ -15,7 +15,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from ringmaster.codec import from_json
-from ringmaster.errors import InputError, PromotionRefused
+from ringmaster.errors import InputError, PromotionRefused, retry_may_help
 from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.lineage.home import LineageHome
@@ -431,15 +431,17 @@ def _left_out(
 # -- the tasks in Prefect ----------------------------------------------------------------------------------------------
 
 
-@task(name="examine", task_run_name="examine {name}", retries=1, cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="examine",
+    task_run_name="examine {name}",
+    retries=1,
+    retry_condition_fn=retry_may_help,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def examine_task(name: str, model: Path, request: ExaminationRequest) -> ExaminationResult:
     """Examines the model in a folder. name: of the model, for the name of the task's run."""
     return examine(model, request)
-
-
-def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
-    """Whether a retry may help. It cannot if another promotion was faster."""
-    return not isinstance(state.result(raise_on_failure=False), PromotionRefused)
 
 
 # Moving aliases again changes nothing, so the task may be retried after any failure.
@@ -448,7 +450,7 @@ def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
     task_run_name="promote {candidate.registered_name}",
     retries=2,
     retry_delay_seconds=[1, 5],
-    retry_condition_fn=_may_be_tried_again,
+    retry_condition_fn=retry_may_help,
     cache_policy=NO_CACHE,
     persist_result=False,
 )

@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
 
 
+PERMANENT_ERRORS = (
+    *(ValueError, TypeError, AttributeError, NameError, LookupError, ImportError, SyntaxError),
+    *(ArithmeticError, AssertionError, NotImplementedError, RecursionError),
+)
+"""Errors of code or its input, which no other try changes. Files, memory, processes and networks may change (OSError,
+RuntimeError)."""
+
+
 class RingmasterError(Exception):
     """The base of every error that Ringmaster raises for its user: what is wrong, where, and how to fix it."""
 
@@ -262,6 +270,12 @@ def input_errors(*kinds: type[Exception], about: str = "", remedy: str = "") -> 
         yield
     except caught as error:
         raise InputError([f"{about}{error}{remedy and f'. To fix: {remedy}'}"]) from error
+
+
+def retry_may_help(_task: Any, _run: Any, state: Any) -> bool:
+    """Returns whether a failed Prefect task may succeed when tried again: the condition of all retries of tasks."""
+    error = state.result(raise_on_failure=False)
+    return bool(getattr(error, "may_pass", not isinstance(error, PERMANENT_ERRORS)))
 
 
 def raise_faults(faults: Collection[Any]) -> None:

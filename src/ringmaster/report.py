@@ -27,8 +27,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import PERMANENT_ERRORS
+
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the command was stopped and can go on
 PROFILE = "profile"
+INSPECT = "inspect"  # the mode of an order that only asks for the number of steps
+SAVING = "`if report.should_save():` with `with report.checkpoint() as folder: torch.save(..., folder / 'state.pt')`"
+REPORTING = (
+    "add these lines to its loop: `from ringmaster import report` at its top, after each step "
+    f"`report.report(step=step, loss=loss)`, and then {SAVING}"
+)
 METRICS = "ringmaster_metrics.json"  # of a checkpoint: a job that is resumed after its last step has no others
 
 
@@ -161,6 +169,8 @@ class ProgressReporter:
         if self._has_started or not self.order:
             return
         self._has_started = True
+        if self.order["mode"] == INSPECT:
+            self.fail("a loop of its own does not say how many steps it has. To fix: give --steps")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._stop)
         atexit.register(self._at_exit)
@@ -187,9 +197,10 @@ class ProgressReporter:
             return
         last_type = getattr(sys, "last_type", None)  # of an exception that nothing caught
         if last_type is not None:
-            kind = "out_of_memory" if issubclass(last_type, MemoryError) or "OutOfMemory" in last_type.__name__ else ""
-            message = f"{last_type.__name__}: {getattr(sys, 'last_value', '')}"
-            self.say("failed", kind=kind or "crashed", message=message)
+            kind = "invalid" if issubclass(last_type, PERMANENT_ERRORS) else "crashed"
+            if issubclass(last_type, MemoryError) or "OutOfMemory" in last_type.__name__:
+                kind = "out_of_memory"
+            self.say("failed", kind=kind, message=f"{last_type.__name__}: {getattr(sys, 'last_value', '')}")
         elif self._saved_step == self.step and (self.is_trial or self.step == self.num_steps):
             if self._metrics_step != self.step:
                 self.say("metrics", step=self.step, metrics=self.last_metrics)
@@ -201,6 +212,9 @@ class ProgressReporter:
                 message=f"the script ended by itself after step {self.step}, and its job has {self.num_steps} steps. "
                 f"To fix: num_steps: {self.step}, or let the script go on",
             )
+        else:
+            message = f"the script wrote no checkpoint of its last step, {self.step}. To fix: add {SAVING} to its loop"
+            self.say("failed", kind="invalid", message=message)
 
 
 REPORTER = ProgressReporter(os.environ)

@@ -3,6 +3,7 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from ringmaster.errors import retry_may_help
 from ringmaster.tasks.profiling.stage import profile_jobs
 
 # Measurements from before a failure are stored, so that a retry makes only the other trials.
@@ -10,6 +11,7 @@ profile_task = task(
     name="profile",
     retries=2,
     retry_delay_seconds=[1, 5],
+    retry_condition_fn=retry_may_help,
     cache_policy=NO_CACHE,
     persist_result=False,
 )(profile_jobs)

@@ -1,5 +1,6 @@
 """A running command: starts it, reads its events, stops it, and explains its end."""
 
+import builtins
 import contextlib
 import ctypes
 import json
@@ -18,13 +19,12 @@ from typing import Any, NoReturn, Self
 
 import psutil
 
-from ringmaster.errors import ChannelClosed
-from ringmaster.report import PREEMPTED_STATUS, PROFILE
+from ringmaster.errors import PERMANENT_ERRORS, ChannelClosed
+from ringmaster.report import INSPECT, PREEMPTED_STATUS, PROFILE, REPORTING
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.external import protocol
 from ringmaster.techniques.external.account import START_TIMEOUT_S, CommandProgress
-from ringmaster.techniques.external.adoption import INSPECT
 from ringmaster.techniques.external.protocol import (
     RUN,
     CommandFailure,
@@ -160,6 +160,7 @@ def _kill_descendants() -> None:
             os.waitpid(-1, 0)
 
 
+FINAL_STATUSES = (0, 2, 126, 127)  # by itself, wrong usage, and a shell's: not executable, not found
 LAST_WORDS = 2000  # characters of the log that are searched for the cause of an unreported end
 
 
@@ -270,14 +271,26 @@ class CommandProcess:
             return OutcomeStatus.PREEMPTED
         if num_out_of_memory_kills() > self._num_kills_before:
             raise MemoryError("the kernel killed a process of the command for want of memory")
-        raise RuntimeError(f"the command ended with status {self._kept.status} without saying done{self._last_words()}")
+        if self._kept.status == 0 and self.account.startup_s is None and not self._is_terminated:
+            raise ValueError(f"the command ended with status 0, and reports nothing. To fix: {REPORTING}")
+        line = self._last_line()
+        last_words = f"; the last line of its output: {line}" if line else ""
+        message = f"the command ended with status {self._kept.status} without saying done{last_words}"
+        is_final = self._kept.status in FINAL_STATUSES and not self._is_terminated
+        raise ValueError(message) if is_final or _names_permanent_error(line) else RuntimeError(message)
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         with contextlib.suppress(OSError):
             text = (self._folder / "rank-0.log").read_text(errors="replace")[-LAST_WORDS:]
             if lines := [line.strip() for line in text.splitlines() if line.strip()]:
-                return f"; the last line of its output: {lines[-1]}"
+                return lines[-1]
         return ""
+
+
+def _names_permanent_error(line: str) -> bool:
+    """Whether a line is the end of Python's traceback of an error that another try does not change."""
+    error = getattr(builtins, line.partition(":")[0], None)
+    return isinstance(error, type) and issubclass(error, PERMANENT_ERRORS)
 
 
 @contextlib.contextmanager
@@ -418,8 +431,9 @@ def inspect_script(job: Job, *, num_devices: int) -> dict[str, int]:
     events = {event["event"]: event for event in map(json.loads, lines)}
     if "plan" not in events:
         reason = events.get("failed", {}).get("message") or (
-            f"it ended with status {ended.returncode} and began no training with Trainer or TRL. "
-            "To fix: correct what it wrote above; for other loops give --steps"
+            f"it ended with status {ended.returncode} before its training. To fix: correct what it wrote above"
+            if ended.returncode
+            else f"it reports nothing, and trains without Trainer or TRL. To fix: {REPORTING}; give --steps"
         )
         raise ValueError(f"the script does not say how many steps it trains: {reason}")
     return {name: events["plan"][name] for name in ("num_steps", "global_batch_size")}

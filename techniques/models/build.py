@@ -68,6 +68,7 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
                 _load_weights(model, weights_from)
         else:
             config = model_config(spec, data)
+            _is_quantized(config, of=spec.from_pretrained or str(weights_from))
             if weights_from is not None:
                 _check_vocabulary(weights_from, data)
                 _check_labels(weights_from, data)
@@ -133,7 +134,10 @@ def _local_folder(name: str | None) -> Path | None:
 
 
 def _is_quantized(config: Any, *, of: str) -> bool:
-    """Returns whether a model was quantized by another program. Raises ValueError if it cannot be loaded here."""
+    """Returns whether a model was quantized by another program.
+
+    Raises ValueError if it cannot be loaded here, or where its weights stay quantized, so that no step changes them.
+    """
     from transformers.quantizers.auto import AutoHfQuantizer
 
     quantization = getattr(config, "quantization_config", None)
@@ -147,6 +151,8 @@ def _is_quantized(config: Any, *, of: str) -> bool:
     try:
         quantizer = AutoHfQuantizer.from_config(quantization, pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
+        if not getattr(quantizer.quantization_config, "dequantize", False):
+            raise ValueError("its weights stay quantized when they are loaded, and no step can change them")
     except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"model: {of} is quantized ({method or 'by an unknown method'}) and cannot be loaded here: "

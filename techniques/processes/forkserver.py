@@ -89,11 +89,14 @@ def serve(listener: socket.socket, *, fence_after_s: float, idle_after_s: float,
     # outlive it, and so must a child until it has a handler of its own. Programs that a child starts do not inherit a
     # handler, unlike SIG_IGN.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    ready = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print at their import belongs to the log
     for name in preload:
         resolve(name)
     gc.collect()
     gc.freeze()  # the garbage collector must not write to pages that the children share
-    print("ready", flush=True)
+    os.write(ready, b"ready\n")
+    os.close(ready)
     _Server(listener, Fence(fence_after_s), idle_after_s=idle_after_s).run()
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from ringmaster.codec import from_json
-from ringmaster.errors import ChannelClosed
+from ringmaster.errors import PERMANENT_ERRORS, ChannelClosed
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
@@ -38,7 +38,7 @@ def failure_kind(error: Exception) -> OutcomeStatus:
         return OutcomeStatus.OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
         return OutcomeStatus.OUT_OF_MEMORY
-    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError)):
+    if isinstance(error, PERMANENT_ERRORS):
         return OutcomeStatus.INVALID
     return OutcomeStatus.CRASHED
 

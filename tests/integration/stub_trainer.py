@@ -54,6 +54,8 @@ def misbehave(step):
             say("step", step=step + 2, seconds=STEP_S, loss=1.0)
         case "diverges" if step == 2:
             say("step", step=step + 1, seconds=STEP_S, loss=float("nan"))
+        case "leaves" if step == 2:
+            sys.exit(0)
         case "lies":
             say("done", step=step)
             sys.exit(0)
@@ -67,6 +69,12 @@ def misbehave(step):
 
 
 def main():
+    if HOW == "mute":
+        return
+    if HOW == "mistyped":
+        raise KeyError(HOW)
+    if HOW == "offline":
+        raise OSError(HOW)
     if HOW == "sleeps":  # before the signal handler is installed
         say("beat")
         time.sleep(600)

@@ -168,7 +168,8 @@ def faults_of(
     for i, node in enumerate(nodes):
         faults = list(_node_faults(f"node {_name(node.id, i)}", node))
         yield from faults
-        sound += [] if faults else [node]
+        is_only_too_large = len(faults) == 1 and _is_count(node.num_devices) and node.num_devices > MAX_DEVICES
+        sound += [node] if not faults or is_only_too_large else []
     by_id = {job.id: job for job in jobs if _is_text(job.id)}
     room = _NodeCapacity(sound)
     for j, job in enumerate(jobs):
@@ -264,7 +265,7 @@ def _gang_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[st
     if option.num_devices % option.num_nodes:
         gpus, spread = shown(option.num_devices), shown(option.num_nodes)
         yield f"{place}: {gpus} gpus cannot be spread evenly over {spread} nodes"
-    elif room.num_nodes_for(option) < option.num_nodes:
+    elif room.nodes and room.num_nodes_for(option) < option.num_nodes:
         sizes = sorted((node.num_devices for node in room.nodes), reverse=True)
         kind = f" of type {option.device_type!r}" if option.device_type else ""
         yield (

@@ -383,10 +383,23 @@ def change_text(change: gains.Change, *, on: str = "", device: str = "") -> str:
             return f"{_more(num, 'device')} for {user}" + (f" and as many less for {other}" if other else "")
 
 
-def gain_lines(gain: gains.Gain, what_if: gains.WhatIf) -> Iterator[str]:
-    """Yields the answer about a change: the certain interval or, once it is known, what planning again gave."""
+def proof_text(*, are_measured: bool | None) -> str:
+    """Returns of what a proof holds, for the end of a sentence: it is as good as the runtimes of the problem.
+
+    are_measured: whether all of them were measured, not predicted; None where nobody says.
+    """
+    if are_measured:
+        return "for certain"
+    return "by these runtimes" if are_measured is None else "by these predicted runtimes"
+
+
+def gain_lines(gain: gains.Gain, what_if: gains.WhatIf, *, proof: str) -> Iterator[str]:
+    """Yields the answer about a change: the proved interval or, once it is known, what planning again gave.
+
+    proof: from `proof_text`.
+    """
     if gain.planned_s is None:
-        yield f"With {change_text(gain.change, on=gain.on)}: the best plan ends {_between(gain)} earlier, for certain."
+        yield f"With {change_text(gain.change, on=gain.on)}: the best plan ends {_between(gain)} earlier, {proof}."
         for each in gain.users:
             then = f"No plan then ends the jobs of {each.user} before {seconds_text(each.bound_s)}"
             yield f"{then}; {_compared(each.bound_s, each.before_s, at_least=True)}."
@@ -395,7 +408,7 @@ def gain_lines(gain: gains.Gain, what_if: gains.WhatIf) -> Iterator[str]:
     old_s = what_if.makespan_s
     yield (
         f"Planned again: it ends after {seconds_text(gain.makespan_s, like=old_s)} instead of {seconds_text(old_s)}, "
-        f"{seconds_text(gain.planned_s)} earlier; the best plan {_between(gain)}, for certain."
+        f"{seconds_text(gain.planned_s)} earlier; the best plan {_between(gain)}, {proof}."
     )
     for each in gain.users:
         if each.planned_s is not None:
@@ -413,8 +426,8 @@ def _compared(then_s: float, before_s: float, *, at_least: bool = False) -> str:
     return f"{seconds_text(earlier_s)} earlier than by the plan" if earlier_s > SAME * before_s else "as by the plan"
 
 
-def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
-    """Yields whether all jobs can end in time, and what would suffice."""
+def deadline_lines(answer: DeadlineAnswer, *, proof: str) -> Iterator[str]:
+    """Yields whether all jobs can end in time, and what would suffice. proof: from `proof_text`."""
     due = seconds_text(answer.question.due_s)
     if answer.verdict is DeadlineVerdict.YES:
         yield f"All jobs can end within {due}: the plan ends after {seconds_text(answer.makespan_s)}."
@@ -422,22 +435,22 @@ def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
     if answer.longest_job:
         yield (
             f"No number of devices lets all jobs end within {due}: "
-            f"{answer.longest_job} cannot end before {seconds_text(answer.longest_job_s)}."
+            f"{answer.longest_job} cannot end before {seconds_text(answer.longest_job_s)}, {proof}."
         )
         return
     if answer.verdict is DeadlineVerdict.NO:
-        yield f"No plan lets all jobs end within {due}: none ends before {seconds_text(answer.bound_s)}."
+        yield f"No plan lets all jobs end within {due}: none ends before {seconds_text(answer.bound_s)}, {proof}."
     else:
         yield (
             f"It is not known whether all jobs can end within {due}: the plan ends after "
-            f"{seconds_text(answer.makespan_s)}, and no plan ends before {seconds_text(answer.bound_s)}."
+            f"{seconds_text(answer.makespan_s)}, and no plan ends before {seconds_text(answer.bound_s)}, {proof}."
         )
     if answer.unit is None:
         return
     if answer.too_few:
-        yield f"Even with {change_text(times(answer.unit, answer.too_few))} it is certainly impossible."
+        yield f"Even with {change_text(times(answer.unit, answer.too_few))} it is impossible {proof}."
     if answer.enough is not None:
-        yield f"With {change_text(times(answer.unit, answer.enough))} it is certainly possible: there is a plan."
+        yield f"With {change_text(times(answer.unit, answer.enough))} it is possible {proof}: there is a plan."
     else:
         yield "No number of further devices was found that suffices."
 

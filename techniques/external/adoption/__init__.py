@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 TIMEOUT_S = 3600.0  # for what a script does before its first step, and after its last
-INSPECT = "inspect"  # the mode of an order that only asks for the number of steps
 TIMES = ("_runtime", "_per_second", "epoch", "_time", "num_tokens")
 
 

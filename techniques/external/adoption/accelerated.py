@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from accelerate import data_loader, optimizer, scheduler
 
-from ringmaster.report import REPORTER
-from ringmaster.techniques.external.adoption import INSPECT, TIMEOUT_S, numbers
+from ringmaster.report import INSPECT, REPORTER
+from ringmaster.techniques.external.adoption import TIMEOUT_S, numbers
 
 EPOCHS = "ringmaster_epochs.pt"
 

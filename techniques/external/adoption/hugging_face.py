@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from ringmaster.report import REPORTER
-from ringmaster.techniques.external.adoption import INSPECT, TIMEOUT_S, numbers
+from ringmaster.report import INSPECT, REPORTER
+from ringmaster.techniques.external.adoption import TIMEOUT_S, numbers
 
 
 class AdoptedTraining(TrainerCallback):  # type: ignore[misc]

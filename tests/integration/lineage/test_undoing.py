@@ -238,6 +238,7 @@ def test_a_job_that_went_on_from_a_changed_checkpoint_is_trained_from_its_beginn
         models = {each.node.record.registered_name: each for each in planned(home, row=row).models}
         has_read = models["first"].first_step < 3
         assert models["second"].job.warm_start == (None if has_read else job.warm_start)
+        assert (", and what it came from is trained again" in models["second"].why) == has_read
         starts.add(models["second"].first_step)
     assert starts == {0, 3}
 

@@ -1,4 +1,4 @@
-"""Streams that are closed or full end no command with a traceback."""
+"""What a process was started with ends no command with a traceback: streams, working folder, options of Python."""
 
 import subprocess
 import sys
@@ -18,3 +18,22 @@ def test_streams_that_take_nothing(redirection, code, said, tmp_path, monkeypatc
     assert result.returncode == code
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (
+            "mkdir gone && cd gone && rmdir ../gone",
+            "the working folder cannot be used: No such file or directory. ",
+        ),
+        (
+            "export PYTHONOPTIMIZE=2",
+            "Python runs without docstrings, which libraries read. To fix: unset",
+        ),
+    ],
+)
+def test_where_no_library_works(before, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))
+    result = subprocess.run(["sh", "-c", f"{before}; {COMMAND}"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, said in result.stderr, len(result.stderr.splitlines())) == (2, True, 1)

@@ -60,6 +60,7 @@ def test_what_it_comes_to(tmp_path, monkeypatch):
     assert "3 trials were made for it; nothing was trained" in said
     assert "Predicted, not measured, and so a rough figure: b." in said
     assert "4 jobs of other batches" in said
+    assert not found.are_measured
     data = found.to_json()
     assert (data["status"], data["predicted"], data["cost"]) == ("planned", ["b"], pytest.approx(3.0, rel=0.01))
     assert data["ends_s"] == found.made_s + found.plan.makespan_s

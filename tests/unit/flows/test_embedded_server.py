@@ -116,7 +116,8 @@ def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch, capfd):
     assert capfd.readouterr().err.count("it is waited for") > 3
 
 
-def test_where_another_server_is_named_none_is_started(started):
+def test_where_another_server_is_named_none_is_started(started, monkeypatch):
+    monkeypatch.setattr(module, "_check_answer", lambda url: None)
     with temporary_settings({PREFECT_API_URL: "http://elsewhere:4200/api"}):
         with embedded_server():
             assert PREFECT_API_URL.value() == "http://elsewhere:4200/api"
@@ -161,3 +162,24 @@ def test_no_server_is_started_ahead_where_another_is_named_or_its_database_is_da
     with pytest.raises(InputError, match=r"Prefect's database .*damaged.*To fix"):
         first_processes.start_server()
     assert not started and first_processes.take_server() is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named_by"),
+    [
+        (".env", "PREFECT_API_URL={url}", r"\.env"),
+        ("prefect.toml", '[api]\nurl = "{url}"', r"prefect\.toml"),
+        (None, "", "PREFECT_API_URL"),
+    ],
+)
+def test_another_server_that_does_not_answer_is_named(tmp_path, monkeypatch, without_a_server, file, text, named_by):
+    url = f"http://127.0.0.1:{free_port()}/api"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))
+    if file is None:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+    else:
+        (tmp_path / file).write_text(text.format(url=url))
+    refresh_global_settings_context()
+    with pytest.raises(ServerStartError, match=f"at {url}, which {named_by} names, does not answer: .*To fix: start"):
+        embedded_server()

@@ -152,17 +152,20 @@ def test_values_that_need_scales_are_refused(tmp_path, dtype):
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
         ({"quant_method": "awq", "bits": 4}, "awq"),
         ({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}}, "compressed-tensors"),
+        ({"quant_method": "gguf"}, "gguf"),
         ({"quant_method": "imagined"}, "imagined"),
         ({"bits": 4}, "by an unknown method"),
     ],
 )
-def test_a_quantized_model_whose_package_is_missing_is_refused(tmp_path, monkeypatch, said, named):
+def test_a_quantized_model_that_cannot_be_trained_is_refused(tmp_path, monkeypatch, said, named):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     folder = saved(tmp_path, LLAMA)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
     with pytest.raises(ValueError, match=rf"is quantized \({named}\) and cannot be loaded.*To fix: name the"):
         check_weights(ModelSpec(from_pretrained=str(folder)), data=TOKENS)
+    with pytest.raises(ValueError, match=rf"is quantized \({named}\) and cannot be loaded.*To fix: name the"):
+        build_model(ModelSpec(from_pretrained=str(folder)), data=TOKENS, seed=0)
 
 
 def test_the_base_of_a_factory_is_checked(tmp_path, users):

@@ -37,3 +37,12 @@ def test_a_command_whose_server_is_late_ends_with_a_sentence_and_no_traceback(mo
     assert "did not start within 0 s" in told
     assert "To fix: try again once this machine is less busy" in told
     assert "Traceback" not in told
+
+
+def test_what_a_library_prints_at_its_import_belongs_to_the_log(monkeypatch, tmp_path):
+    (tmp_path / "chatty.py").write_text("print('hello')\nvalue = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log = tmp_path / "log"
+    with forkserver_client.ForkServer(preload=("chatty:value",), log=log):
+        assert log.read_text() == "hello\n"

@@ -142,8 +142,9 @@ def test_a_foreign_host_name_is_refused():
     assert client().get("/metrics", headers={"Host": "evil.example"}).status_code == 400
 
 
-def test_a_page_of_another_site_is_refused():
-    answer = client().get("/metrics", headers={"Origin": "http://evil.example"})
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://[", "null", "", "http://127.0.0.1:9464/evil"])
+def test_a_page_of_another_site_is_refused(origin):
+    answer = client().get("/metrics", headers={"Origin": origin})
     assert answer.status_code == 403
     assert "access-control-allow-origin" not in answer.headers
     assert client().get("/metrics", headers={"Origin": "http://127.0.0.1:9464"}).status_code == 200

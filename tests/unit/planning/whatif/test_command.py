@@ -1,6 +1,7 @@
 """The command `ringmaster whatif`."""
 
 import json
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -99,6 +100,12 @@ def test_all_impossible_changes_are_named_at_once(files):
     assert len(error.faults) == 2
 
 
+def test_more_devices_than_a_node_may_have_are_refused_in_one_line(files):
+    problem, plan = files
+    (fault,) = run("whatif", problem, "--plan", plan, "--add-devices", 999999).exception.faults
+    assert fault.startswith("node n0: has ") and fault.endswith(" gpus; a node may have 4096")
+
+
 def test_a_plan_of_another_problem_is_refused(files, tmp_path):
     other = tmp_path / "other.json"
     drawn = tmp_path / "drawn.json"
@@ -147,6 +154,10 @@ def test_a_batch_is_planned_as_by_a_dry_run(tmp_path, monkeypatch):
     done = run("whatif", batch, "--add-devices", 1, "--at-once", "--profiles", "predict")
     assert done.exit_code == 0, done.output
     assert "With one more device on n0" in done.stdout
+    assert (len(done.stdout.splitlines()), done.stdout.count(", by these predicted runtimes.")) == (2, 2)
+    monkeypatch.setattr(dry_run, "dry_run", lambda batch, *, profiles, seed: replace(found, are_measured=True))
+    done = run("whatif", batch, "--add-devices", 1, "--at-once")
+    assert (len(done.stdout.splitlines()), done.stdout.count(", for certain.")) == (2, 2)
     refused = run("whatif", batch, "--explain", "--plan", tmp_path / "plan.json").exception
     assert "--plan is for a problem file" in str(refused)
     batch.write_text(BATCH.replace("OBJECTIVE", "cost"))

@@ -30,7 +30,9 @@ def test_no_more_devices_are_considered_than_a_node_has_room_for():
 def test_the_plan_shows_that_it_is_possible():
     answer = asked(6 * 3600.0)
     assert answer.verdict is DeadlineVerdict.YES
-    assert list(deadline_lines(answer)) == ["All jobs can end within 6.00 h: the plan ends after 6.00 h."]
+    assert list(deadline_lines(answer, proof="by these runtimes")) == [
+        "All jobs can end within 6.00 h: the plan ends after 6.00 h."
+    ]
 
 
 def test_how_many_more_devices_are_needed():
@@ -40,10 +42,10 @@ def test_how_many_more_devices_are_needed():
     answer = asked(2 * 3600.0)
     assert (answer.verdict, answer.too_few, answer.enough) == (DeadlineVerdict.NO, 3, 4)
     assert answer.unit == MoreDevices(num_devices=1)
-    said = list(deadline_lines(answer))
+    said = list(deadline_lines(answer, proof="by these runtimes"))
     assert said[1:] == [
-        "Even with 3 more devices it is certainly impossible.",
-        "With 4 more devices it is certainly possible: there is a plan.",
+        "Even with 3 more devices it is impossible by these runtimes.",
+        "With 4 more devices it is possible by these runtimes: there is a plan.",
     ]
 
 
@@ -57,7 +59,7 @@ def test_several_nodes_are_joined_by_further_ones():
 def test_no_number_of_devices_shortens_a_job_that_is_too_long():
     answer = asked(1800.0)
     assert (answer.verdict, answer.enough, answer.longest_job_s) == (DeadlineVerdict.NO, None, 3600.0)
-    (said,) = deadline_lines(answer)
+    (said,) = deadline_lines(answer, proof="by these runtimes")
     assert "No number of devices" in said
     assert answer.longest_job in said
 
@@ -69,4 +71,4 @@ def test_between_the_bound_and_the_plan_nothing_is_known():
     assert (what_if.bound_s, what_if.makespan_s) == (pytest.approx(150.0), pytest.approx(200.0))
     answer = answer_deadline(what_if, Deadline(due_s=170.0), partial(what_if.planned, work_s=LITTLE))
     assert (answer.verdict, answer.too_few, answer.enough) == (DeadlineVerdict.UNKNOWN, 0, 1)
-    assert "It is not known" in next(iter(deadline_lines(answer)))
+    assert "It is not known" in next(iter(deadline_lines(answer, proof="by these runtimes")))
