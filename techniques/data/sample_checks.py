@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.data.arrow_files import SPLITS, TOKENS, Array, Table, values_of
+from ringmaster.techniques.data.arrow_files import LABELS, MASK, SPLITS, TOKENS, Array, Table, values_of
 from ringmaster.techniques.data.encoded_rows import EncodedPart
 from ringmaster.techniques.data.row_files import hash_bytes
 from ringmaster.techniques.data.row_kind import IMAGE
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 
 PIXELS = "pixel_values"
+OF_TOKENS = frozenset({TOKENS, MASK, LABELS, "token_type_ids"})
+"""The columns of samples that are known by their tokens."""
 FACTS = ("loss", "sample_hash", "source_hash")
 """What is known of each sample: its `ContentLoss`, a hash of what a model reads of it, and one of its row's values."""
 MAX_LOST_SHARE = 0.5
@@ -113,7 +115,9 @@ def content_facts(
         values, lengths = values_of(table[TOKENS])
         if lengths is not None and len(lengths):
             losses = _losses_of_tokens(values, lengths, tokenizer)
-            hashes, sources_are_read = _hashes(np.split(values, np.cumsum(lengths)[:-1])), True
+            # Samples with further columns, such as those of a prompt that rewards read, are not equal by their tokens.
+            if OF_TOKENS.issuperset(table.column_names):
+                hashes, sources_are_read = _hashes(np.split(values, np.cumsum(lengths)[:-1])), True
     elif PIXELS in table.column_names:
         images, _ = values_of(table[PIXELS])
         losses = np.where(_are_of_one_colour(images), ContentLoss.ONE_COLOUR, ContentLoss.NONE).astype(np.uint8)

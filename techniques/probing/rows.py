@@ -33,6 +33,10 @@ def check_longest(model: PreTrainedModel, loss: Loss, samples: Mapping[str, Tens
     samples: with their whole width, of which one row is filled up with its own tokens.
     """
     row = {name: value[:1] for name, value in samples.items()}
+    if (
+        loss.function is not None and loss.function.generation is not None
+    ):  # its samples are prompts, of which the model's completions make groups
+        return
     if seq_len is None or "input_ids" not in row or row["input_ids"].shape[-1] != seq_len:
         return
     mask = row.get("attention_mask")

@@ -130,6 +130,7 @@ class Rag(Completion):
     """
 
     name = "rag"
+    reference = row_source.RowSource.reference  # a sample has several rows, with the passages that were found
     packs = False
     version = 1
 

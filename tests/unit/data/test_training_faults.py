@@ -244,7 +244,7 @@ def test_a_window_of_the_same_file_is_refused(tmp_path, tokenizer):
 
 def test_texts_in_several_files_are_told(tmp_path, tokenizer):
     for number in range(8):
-        (tmp_path / f"{number}.txt").write_text("the same words " * 9 if number % 2 else f"words {number} " * 9)
+        (tmp_path / f"{number}.txt").write_text("one two three " * 9 if number % 2 else f"one {number} " * 9)
     found = prepared_of(
         tmp_path, None, None, path=str(tmp_path / "*.txt"), seq_len=8, held_out=0.4, tokenizer=tokenizer
     )

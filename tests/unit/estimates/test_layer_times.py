@@ -111,7 +111,7 @@ def test_layers_are_measured_in_the_jobs_precision(tmp_path, monkeypatch, precis
 
 
 def test_what_cannot_be_measured_is_told(tmp_path, capfd):
-    job = replace(JOB, loss="nowhere:loss")
+    job = replace(JOB, loss="json:dumps")
     facts = model_facts(job.model, data=TOKENS)
     assert layer_times(job, data=TOKENS, facts=facts, num_rows=1, slots=SLOTS, cache_dir=tmp_path) is None
     assert "stages are balanced by parameters" in capfd.readouterr().err
