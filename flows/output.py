@@ -148,7 +148,9 @@ def plain_table(*columns: str, rows: Iterable[Sequence[RenderableType]]) -> Tabl
 def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
     """Prints rows as a table, with a column for each key of any row."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*columns, title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")  # a name that is cut can neither be copied nor found
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     console.print(table)

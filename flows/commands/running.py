@@ -304,6 +304,11 @@ def sweep(
         result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume))
     console = error_console()
     print_rows(console, result["leaderboard"])
+    if (won := result["best"]) is not None:
+        folder = next(job["model_dir"] for job in result["batch"]["jobs"] if job["name"] == won["job"])
+        metric, num_trials = f"held-out {result['metric']}", len(result["leaderboard"])
+        console.print(f"the best of {num_trials} trials: {won['job']}, {metric} {won[metric]:.4g}", soft_wrap=True)
+        console.print(f"its model: {folder}", soft_wrap=True)
     if result["challenger"]:
         console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
     print_lines(console, [f"not recorded: {fault}" for fault in result["faults"]], style="yellow")

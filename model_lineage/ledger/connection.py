@@ -42,6 +42,8 @@ QUIET_ENVIRONMENT = {
 """Environment variables to set before MLflow is imported, so that it sends no telemetry and prints nothing on stdout.
 """
 
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""By which MLflow opens an experiment with its runs and curves, and not with the evaluation runs of its GenAI view."""
 PROFILES = "-profiles"  # ends the name of the experiment of the profiles
 _PAGE = 1000
 _served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
@@ -174,7 +176,7 @@ class Connection:
             folder = self._artifact_root / name
             location = folder.as_uri() if self._tensors is None else tensors_uri(folder)
         try:
-            return str(self.client.create_experiment(name, artifact_location=location))
+            return str(self.client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
         except LedgerError as error:
             if error.code != "RESOURCE_ALREADY_EXISTS":
                 raise

@@ -348,3 +348,8 @@ def test_params_of_an_attempt_that_was_cut_off_stay(ledger):
     run = ledger.start_batch("cut off", params={"num_trials": 3}, key="cut off")
     assert ledger.start_batch("cut off", params={"num_trials": 0, "devices": 2}, key="cut off") == run
     assert run_of(ledger, run).data.params == {"num_trials": "3", "devices": "2"}
+
+
+def test_experiments_are_those_of_models_that_are_trained(ledger, run):
+    experiment = ledger.client.get_experiment(ledger.experiment_of(run))
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"

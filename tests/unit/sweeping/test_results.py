@@ -46,6 +46,14 @@ def test_rows_with_other_keys_are_printed_under_their_columns():
     assert (head.index("b"), head.index("c")) == (last.index("3"), last.index("4"))
 
 
+def test_a_long_name_is_printed_whole():
+    console = TextConsole(file=io.StringIO(), width=40, force_terminal=False)
+    name = "models:/a-sweep-with-a-long-name.trial-08/1"
+    print_rows(console, [{"job": "trial-08", "status": "done", "model": name}])
+    cells = [line.split("│")[3].strip() for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(cells) == name
+
+
 @pytest.fixture
 def swept(tmp_path):
     return Swept(tmp_path, spec(policy="none", space=(RATES, SEEDS, SIZES), num_trials=4)).run()
