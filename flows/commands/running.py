@@ -289,6 +289,9 @@ def sweep(
     sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows its settings.")],
     as_json: AsJson = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the last unfinished run of this sweep.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only plan all trials to their ends, which early stopping spares some.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
@@ -297,6 +300,8 @@ def sweep(
 
         form = load_sweep(located(sweep_file))
         batch = spec_of(form).batch()
+    if dry_run:
+        raise typer.Exit(_plan_only(batch, profiles="predict", seed=form.seed, is_result=True, as_json=as_json))
     with training(batch, is_verbose=verbose, is_resumed=resume):
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.sweep import sweep as sweep_flow

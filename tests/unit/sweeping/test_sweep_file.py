@@ -1,11 +1,14 @@
 """Invalid sweep files, among them those that once caused a traceback or lists that filled the memory."""
 
+from pathlib import Path
+
 import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.flows.sweep_form import Parameter, load_sweep
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, findings, num_combinations
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sweep.yaml"
 JOB = "{model: {from_pretrained: gpt2}, data: {source: digits}, num_steps: 16%s}"
 
 
@@ -84,3 +87,19 @@ def test_a_file_in_another_encoding_is_named_with_the_line(tmp_path):
     file.write_bytes(b"name: a\nobjective: \xff\n")
     with pytest.raises(BatchFileError, match=r"sweep.yaml:2: is not UTF-8 text: .* To fix: save it as UTF-8"):
         load_sweep(file)
+
+
+def test_a_dry_run_plans_all_trials_and_trains_none(monkeypatch):
+    from typer.testing import CliRunner
+
+    from ringmaster.flows import cli
+    from ringmaster.flows.commands import running
+
+    planned = []
+    monkeypatch.setattr(running, "_plan_only", lambda batch, **options: planned.append((batch, options)) or 0)
+    monkeypatch.setattr(running, "training", None)  # which would be called to train
+    done = CliRunner().invoke(cli.app, ["sweep", str(EXAMPLE), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    ((batch, options),) = planned
+    assert len(batch.jobs) == 8
+    assert options["is_result"]
