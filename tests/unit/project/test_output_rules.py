@@ -12,6 +12,7 @@ OUTPUT, TEXT = "flows/output.py", f"src/{IMPORT_ROOT}/text.py"
 # What writes to a stream itself, and why it may.
 WRITERS = {
     OUTPUT: "the one place",
+    "flows/entry.py": "ends before any library is imported, with a text of our own",
     "flows/interrupts.py": "answers a signal past the locks of Python's streams, with printable text",
     "tasks/batch/reference.py": "prints the documentation of batch files, which is our own text",
     "techniques/estimates/device_rates.py": "runs in a worker process, whose stderr is a log file",
