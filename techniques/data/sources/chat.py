@@ -27,8 +27,11 @@ ROLES = {
 }
 """The roles of messages by the names that formats of data have for them, in lower case."""
 WEIGHT = "weight"
-WEIGHTS = (WEIGHT, "train")
-"""The keys of messages by which OpenAI, Mistral (weight) and Axolotl (train) leave answers out of what is learnt."""
+WEIGHTS = (WEIGHT, "train", "training", "loss")
+"""The keys of messages by which OpenAI and Mistral (weight), Axolotl (train, training) and ms-swift (loss) leave
+answers out of what is learnt."""
+PARTS_OF_ANSWERS = "train_detail"
+"""The key of messages by which Axolotl leaves characters of an answer out of what is learnt."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "tools"})
 """The roles of columns with messages, and with the tools that these call."""
@@ -84,7 +87,7 @@ class Chat(ConversationSource):
     encodes_texts = False  # but the conversation that a template makes of them
     is_causal = True
     packs = True
-    version = 4
+    version = 5
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the contents of the messages."""
@@ -258,6 +261,11 @@ def _weighted(message: dict[str, Any], number: int) -> Message:
     weights = {key: message.pop(key) for key in WEIGHTS if key in message}
     if message["role"] != "assistant":
         return message
+    if message.get(PARTS_OF_ANSWERS):
+        raise ValueError(
+            f"message {number} has {PARTS_OF_ANSWERS}, parts that are learnt, and answers are learnt as a whole. To "
+            f"fix: remove {PARTS_OF_ANSWERS} and give the message weight 1 or 0; or remove the row"
+        )
     for key, weight in weights.items():
         if isinstance(weight, str) or weight not in (0, 1):
             raise ValueError(f"message {number} has the {key} {weight!r}. To fix: give 1 to learn it, or 0 not to")

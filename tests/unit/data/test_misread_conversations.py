@@ -70,7 +70,7 @@ def tokenizer(request, chat_tokenizer):
         ((False, True), ["two"]), ((None, 0), ["one"]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("key", ["weight", "train"])
+@pytest.mark.parametrize("key", ["weight", "train", "training", "loss"])
 def test_messages_of_weight_0_are_not_learnt(tmp_path, tokenizer, weights, wanted, key):
     first, second = ({} if weight is None else {key: weight} for weight in weights)
     messages = turns(("user", "what"), ("assistant", "one", first), ("user", "is"), ("assistant", "two", second))
@@ -84,6 +84,12 @@ def test_messages_of_weight_0_are_not_learnt(tmp_path, tokenizer, weights, wante
 def test_other_weights_are_refused(tmp_path, weight):
     said = fault_of(tmp_path, turns(("user", "what"), ("assistant", "one", {"weight": weight})))
     assert f"message 2 has the weight {weight!r}. To fix: give 1" in said
+
+
+def test_answers_of_which_parts_are_learnt_are_refused(tmp_path):
+    parts = [{"begin_offset": 0, "end_offset": 1, "train": False}]
+    messages = turns(("user", "what"), ("assistant", "one two", {"train_detail": parts}))
+    assert "message 2 has train_detail" in fault_of(tmp_path, messages)
 
 
 def test_conversations_without_a_message_to_learn_are_refused(tmp_path, tokenizer):
