@@ -32,6 +32,8 @@ WEIGHTS = (WEIGHT, "train", "training", "loss")
 answers out of what is learnt."""
 PARTS_OF_ANSWERS = "train_detail"
 """The key of messages by which Axolotl leaves characters of an answer out of what is learnt."""
+NOTHING: tuple[Any, ...] = ("", [], {})
+"""What messages that call nothing may have as their calls."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "tools"})
 """The roles of columns with messages, and with the tools that these call."""
@@ -164,8 +166,9 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
     if is_share_gpt := "from" in given and "value" in given:
         others = {key: value for key, value in given.items() if key not in ("from", "value")}
         given = {**others, "role": given["from"], CONTENT: given["value"]}
-    # Tables fill up keys that other messages have with null.
+    # Tables fill up keys that other messages have with null, and recorders with calls of nothing.
     message = {key: value for key, value in given.items() if value is not None}
+    message = {key: value for key, value in message.items() if key not in (CALL, CALLS) or value not in NOTHING}
     name = message.get("role")
     if not isinstance(name, str):
         raise ValueError(f"message {number} has no role. To fix: give {{role: user, content: ...}}")
@@ -180,6 +183,8 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
         message[CALLS] = tools_of(message[CALLS], what=f"message {number}: tool_calls") or []
     if CALL in message and CALLS not in message:
         message[CALLS] = [{"type": "function", "function": call} for call in _calls(message.pop(CALL), number)]
+    if not message.get(CALLS, True):
+        del message[CALLS]
     if CALLS in message:
         message[CALLS] = [_with_object(call, number) for call in message[CALLS]]
     _join_parts(message, number)

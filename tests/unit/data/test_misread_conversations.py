@@ -257,6 +257,19 @@ def test_a_function_call_beside_a_content_is_learnt(tmp_path, chat_tokenizer, co
     assert learnt(tmp_path, given, tokenizer=chat_tokenizer) == learnt(tmp_path, wanted, tokenizer=chat_tokenizer)
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [{"tool_calls": []}, {"tool_calls": "[]"}, {"tool_calls": ""}, {"function_call": {}}, {"function_call": ""}],
+)
+def test_messages_that_call_nothing_are_as_those_without_calls(tmp_path, chat_tokenizer, calls):
+    """Templates such as Mistral's leave the content of a message with the key `tool_calls` out."""
+    template = CALLS.replace("(m.content or '')", "(m.content if m.tool_calls is not defined else '')")
+    (Path(chat_tokenizer) / "chat_template.jinja").write_text(template)
+    wanted = turns(("user", "what"), ("assistant", "one"))
+    given = [wanted[0], {**wanted[1], **calls}]
+    assert learnt(tmp_path, given, tokenizer=chat_tokenizer) == learnt(tmp_path, wanted, tokenizer=chat_tokenizer)
+
+
 def test_tool_calls_may_be_json(tmp_path, chat_tokenizer):
     (Path(chat_tokenizer) / "chat_template.jinja").write_text(CALLS)
     calls = [{"type": "function", "function": {"name": "three", "arguments": "{}"}}]
