@@ -180,10 +180,14 @@ def _prompt_of(row: Mapping[str, Any]) -> Any:
     return "\n\n".join(str(part) for part in parts if part is not None)
 
 
+ASKING = ("system", "developer", "user")
+"""The roles of messages that are no answers."""
+
+
 def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext) -> tuple[list[Message], list[Message]]:
     """The messages of a row's prompt, and those of its answer without those of the prompt that it begins with.
 
-    Raises ValueError where the answer is empty, or an input would be left out.
+    Raises ValueError where the answer is empty or begins with a question, or an input would be left out.
     """
     roles = context.tokenizer.template.roles
     answer = chat.as_messages(row[role], roles=roles)
@@ -194,6 +198,11 @@ def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext)
         answer = answer[len(prompt) :]
     if not any(message.get("content") or message.get(CALLS) for message in answer):
         raise ValueError(f"the {role} has no message of its own. To fix: add one, or remove the row")
+    if answer[0]["role"] in ASKING:
+        raise ValueError(
+            f"the {role} begins with a message that is no answer ({answer[0]['role']}) and that the prompt does not "
+            f"begin with. To fix: move it into the prompt, or remove it from the {role} where the prompt has it already"
+        )
     return chat.with_system(prompt, row["system"]), answer
 
 

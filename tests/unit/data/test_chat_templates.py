@@ -188,6 +188,17 @@ def test_what_is_left_out_of_a_prompt_is_refused(tmp_path, kind):
     assert "content of message 1 (system)" in fault(tmp_path, without("system"), row, kind=kind)
 
 
+@pytest.mark.parametrize("kind", ["completion", "preference"])
+@pytest.mark.parametrize("before", [[("system", "be odd"), ("user", "Q")], [("user", "Q ")]])
+def test_answers_that_begin_with_a_question_are_refused(tmp_path, kind, before):
+    """A template without a generation prompt renders them as if all of it were learnt."""
+    questions = [{"role": role, "content": content} for role, content in before]
+    answers = [[*questions, *said_by("assistant", each)] for each in ("b", "c")]
+    row = {"prompt": "Q", "completion": answers[0], "chosen": answers[0], "rejected": answers[1]}
+    said = fault(tmp_path, turns("[INST] ", "</s>", ""), row, kind=kind)
+    assert f"begins with a message that is no answer ({before[0][0]})" in said
+
+
 @pytest.mark.parametrize(
     "messages",
     [
