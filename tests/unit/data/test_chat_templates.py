@@ -16,7 +16,7 @@ from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd, turn
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import CHATML, RowTokenizer
 from ringmaster.techniques.data.sources.chat import Chat, chat_reference, messages_of, without_nulls
-from ringmaster.techniques.data.sources.completion import Prompt
+from ringmaster.techniques.data.sources.completion import Prompt, PromptOptions
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -186,6 +186,37 @@ def test_what_is_left_out_of_a_prompt_is_refused(tmp_path, kind):
     row = {"prompt": prompt, "completion": answers[0], "chosen": answers[0], "rejected": answers[1]}
     row = {"prompt": prompt} if kind == "prompt" else row
     assert "content of message 1 (system)" in fault(tmp_path, without("system"), row, kind=kind)
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": {}}}
+
+
+def test_prompts_have_their_tools_and_their_system_prompt(tmp_path):
+    row = {"prompt": said_by("user", "what"), "system": "be odd", "tools": [TOOL]}
+    samples, _, tokenizer = opened(tmp_path, CALLS, [row] * 2, kind="prompt")
+    messages = said_by("system user", "be odd", "what")
+    wanted = tokenizer.apply_chat_template(messages, tools=[TOOL], add_generation_prompt=True)["input_ids"]
+    assert samples[0]["input_ids"].tolist() == wanted
+    samples, _, tokenizer = opened(tmp_path, None, [row] * 2, kind="prompt", tokenizer=str(tmp_path / "tokenizer"),
+                                   ignored_columns=["system", "tools"])  # fmt: skip
+    assert (
+        samples[0]["input_ids"].tolist()
+        == tokenizer.apply_chat_template(messages[1:], add_generation_prompt=True)["input_ids"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": said_by("user assistant", "a", "b")}, "ends with a message of the assistant's"),
+        ({"messages": said_by("user assistant", "a", "b")}, "ends with a message of the assistant's"),
+        ({"prompt": "a", "system": "be odd"}, "'system' stands beside a prompt of text"),
+        ({"instruction": "a", "input": "b"}, "'input' stands beside a prompt of text"),
+        ({"prompt": "a", "tools": [{"name": "f"}]}, "'tools' stands beside a prompt of text"),
+    ],
+)  # fmt: skip
+def test_prompts_that_would_be_another_question_are_refused(tmp_path, row, said):
+    assert said in fault(tmp_path, CALLS, row, kind="prompt")
 
 
 @pytest.mark.parametrize("kind", ["completion", "preference"])
@@ -367,7 +398,7 @@ def test_parts_with_more_than_a_text_are_refused(tmp_path, part):
 def context_of(tmp_path, template):
     spec = DataSpec(kind="chat", path="", tokenizer="")
     tokenizer = RowTokenizer(Path(saved(tmp_path, template)))
-    return SampleContext(spec=spec, options=None, max_length=1024, _tokenizer=tokenizer)
+    return SampleContext(spec=spec, options=PromptOptions(), max_length=1024, _tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("template", [CHATML, CALLS, ENDS["llama 3"][0], QWEN3])
