@@ -4,12 +4,13 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.data.chat_template import ARGUMENTS, CALLS, CONTENT, Message
 from ringmaster.techniques.data.row_files import format_of
+from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import DataOptions, Row, column
 from ringmaster.techniques.job import DataSpec
@@ -38,6 +39,15 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "tools"})
 """The roles of columns with messages, and with the tools that these call."""
 
+OF_TEMPLATES = {
+    **dict.fromkeys(
+        ("documents", "chat_template_kwargs"),
+        "which the chat template does not get. To fix: write what it says into the messages",
+    ),
+    "kto_tag": "as for KTO, a loss that there is not. To fix: keep the rows whose tag is true, without the column",
+}
+"""Decisive columns of conversations, see `RowKind.decisive`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions(DataOptions):
@@ -45,7 +55,7 @@ class ChatOptions(DataOptions):
 
     messages_column: str | None = column("messages", "conversations")
     tools_column: str | None = column("tools", is_optional=True)
-    system_column: str | None = column("system", is_optional=True)
+    system_column: str | None = column("system", "system_prompt", is_optional=True)
 
 
 class ConversationSource(RowSource):
@@ -84,6 +94,11 @@ class Chat(ConversationSource):
     """
 
     name = "chat"
+    decisive: ClassVar[Mapping[str, str]] = {
+        "functions": "which is not read. To fix: set tools_column to it",
+        **OF_TEMPLATES,
+        **MEDIA,
+    }
     options_class = ChatOptions
     needs_tokenizer = True
     encodes_texts = False  # but the conversation that a template makes of them

@@ -448,19 +448,20 @@ def _asked(
     row: Mapping[str, Any], context: row_source.SampleContext
 ) -> tuple[list[Message], list[Mapping[str, Any]] | None]:
     """The messages of a prompt, and its tools. Raises ValueError where they are wrong, or end with an answer."""
-    system, tools = (None if role in context.options.ignored_columns else row.get(role) for role in ("system", "tools"))
-    messages = chat.with_system(chat.messages_of(row[PROMPT], roles=context.tokenizer.template.roles), system)
+    read = {name: value for name, value in row.items() if name not in context.options.ignored_columns}
+    messages = chat.messages_of(row[PROMPT], roles=context.tokenizer.template.roles)
+    messages = chat.with_system(messages, read.get("system") or read.get("system_prompt"))
     if messages[-1]["role"] == ANSWER:
         raise ValueError(
             "the prompt ends with a message of the assistant's, and what is written would be another one. To fix: "
             "remove that message, or name another prompt_column"
         )
-    return messages, chat.tools_of(tools)
+    return messages, chat.tools_of(read.get("tools"))
 
 
 def _refuse_beside_text(row: Mapping[str, Any], ignored: Collection[str]) -> None:
     """Raises ValueError where a row has what belongs to a prompt, and its prompt is a text without it."""
-    for name in ("system", "input", "tools"):
+    for name in ("system", "system_prompt", "input", "tools"):
         if name not in ignored and row.get(name):
             raise ValueError(
                 f"a value in {name!r} stands beside a prompt of text, which is read alone. To fix: put it into the "
