@@ -54,6 +54,10 @@ ENDS = {
         "{% if m.tool_calls %}<|eom_id|>{% else %}<|eot_id|>{% endif %}" + END.replace("%s", ""),
         ["<|eot_id|>", "<|eom_id|>"],
     ),
+    "one that needs a system prompt": (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + CHATML,
+        ["<|im_end|>"],
+    ),
     "gemma": (turns("<start_of_turn>{role}\n", "<end_of_turn>\n", "<start_of_turn>model\n"), ["<end_of_turn>"]),
     "phi": (
         turns("<|{role}|>\n", "<|end|>\n", "<|assistant|>\n", "{% if not add_generation_prompt %}</s>{% endif %}"),
