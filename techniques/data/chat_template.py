@@ -275,7 +275,7 @@ class ChatTemplate:
         if token_ids or text is None or not text.text:
             return TurnEnd(token_ids=token_ids)
         questions = ([{**question, CONTENT: f"{question[CONTENT]}{letter}"}] for letter in "ab")
-        prompts = [self.rendered(each, add_generation_prompt=True)[0] for each in questions]
+        prompts = [self._studied(each, add_generation_prompt=True) for each in questions]
         one, other = (self._tokenizer(each, add_special_tokens=False)["input_ids"][::-1] for each in prompts)
         common = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
         return replace(text, prompt_end=tuple(common[::-1]))
@@ -299,12 +299,22 @@ class ChatTemplate:
                 return TurnEnd(token_ids=(self._added[ends[-1]],))
         return TurnEnd(text="".join(last).strip())
 
+    def _studied(self, messages: Sequence[Message], **settings: Any) -> str:
+        """A conversation as text, for the study of the template; behind a system prompt where the template needs one.
+
+        Raises ValueError where the template refuses both.
+        """
+        try:
+            return self.rendered(messages, **settings)[0]
+        except ValueError:
+            return self.rendered([{"role": "system", CONTENT: _mark(5)}, *messages], **settings)[0]
+
     def _pieces_behind(self, marks: Sequence[str], messages: Sequence[Message], tools: Any) -> tuple[list[str], str]:
         """The text behind the last mark, divided at added tokens, and the text from the first mark to the last.
 
         Raises ValueError where they are not rendered.
         """
-        text, _ = self.rendered(messages, tools=tools)
+        text = self._studied(messages, tools=tools)
         before, found, behind = text.rpartition(marks[-1])
         if not found:
             raise ValueError(f"the chat template does not render {marks[-1]}")

@@ -4,12 +4,13 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.data.chat_template import ARGUMENTS, CALLS, CONTENT, Message
 from ringmaster.techniques.data.row_files import format_of
+from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import DataOptions, Row, column
 from ringmaster.techniques.job import DataSpec
@@ -27,11 +28,25 @@ ROLES = {
 }
 """The roles of messages by the names that formats of data have for them, in lower case."""
 WEIGHT = "weight"
-WEIGHTS = (WEIGHT, "train")
-"""The keys of messages by which OpenAI, Mistral (weight) and Axolotl (train) leave answers out of what is learnt."""
+WEIGHTS = (WEIGHT, "train", "training", "loss")
+"""The keys of messages by which OpenAI and Mistral (weight), Axolotl (train, training) and ms-swift (loss) leave
+answers out of what is learnt."""
+PARTS_OF_ANSWERS = "train_detail"
+"""The key of messages by which Axolotl leaves characters of an answer out of what is learnt."""
+NOTHING: tuple[Any, ...] = ("", [], {})
+"""What messages that call nothing may have as their calls."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "tools"})
 """The roles of columns with messages, and with the tools that these call."""
+
+OF_TEMPLATES = {
+    **dict.fromkeys(
+        ("documents", "chat_template_kwargs"),
+        "which the chat template does not get. To fix: write what it says into the messages",
+    ),
+    "kto_tag": "as for KTO, a loss that there is not. To fix: keep the rows whose tag is true, without the column",
+}
+"""Decisive columns of conversations, see `RowKind.decisive`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +55,7 @@ class ChatOptions(DataOptions):
 
     messages_column: str | None = column("messages", "conversations")
     tools_column: str | None = column("tools", is_optional=True)
-    system_column: str | None = column("system", is_optional=True)
+    system_column: str | None = column("system", "system_prompt", is_optional=True)
 
 
 class ConversationSource(RowSource):
@@ -79,12 +94,17 @@ class Chat(ConversationSource):
     """
 
     name = "chat"
+    decisive: ClassVar[Mapping[str, str]] = {
+        "functions": "which is not read. To fix: set tools_column to it",
+        **OF_TEMPLATES,
+        **MEDIA,
+    }
     options_class = ChatOptions
     needs_tokenizer = True
     encodes_texts = False  # but the conversation that a template makes of them
     is_causal = True
     packs = True
-    version = 4
+    version = 5
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the contents of the messages."""
@@ -161,8 +181,9 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
     if is_share_gpt := "from" in given and "value" in given:
         others = {key: value for key, value in given.items() if key not in ("from", "value")}
         given = {**others, "role": given["from"], CONTENT: given["value"]}
-    # Tables fill up keys that other messages have with null.
+    # Tables fill up keys that other messages have with null, and recorders with calls of nothing.
     message = {key: value for key, value in given.items() if value is not None}
+    message = {key: value for key, value in message.items() if key not in (CALL, CALLS) or value not in NOTHING}
     name = message.get("role")
     if not isinstance(name, str):
         raise ValueError(f"message {number} has no role. To fix: give {{role: user, content: ...}}")
@@ -177,6 +198,8 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
         message[CALLS] = tools_of(message[CALLS], what=f"message {number}: tool_calls") or []
     if CALL in message and CALLS not in message:
         message[CALLS] = [{"type": "function", "function": call} for call in _calls(message.pop(CALL), number)]
+    if not message.get(CALLS, True):
+        del message[CALLS]
     if CALLS in message:
         message[CALLS] = [_with_object(call, number) for call in message[CALLS]]
     _join_parts(message, number)
@@ -258,6 +281,11 @@ def _weighted(message: dict[str, Any], number: int) -> Message:
     weights = {key: message.pop(key) for key in WEIGHTS if key in message}
     if message["role"] != "assistant":
         return message
+    if message.get(PARTS_OF_ANSWERS):
+        raise ValueError(
+            f"message {number} has {PARTS_OF_ANSWERS}, parts that are learnt, and answers are learnt as a whole. To "
+            f"fix: remove {PARTS_OF_ANSWERS} and give the message weight 1 or 0; or remove the row"
+        )
     for key, weight in weights.items():
         if isinstance(weight, str) or weight not in (0, 1):
             raise ValueError(f"message {number} has the {key} {weight!r}. To fix: give 1 to learn it, or 0 not to")

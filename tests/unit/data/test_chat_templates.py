@@ -16,7 +16,7 @@ from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd, turn
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import CHATML, RowTokenizer
 from ringmaster.techniques.data.sources.chat import Chat, chat_reference, messages_of, without_nulls
-from ringmaster.techniques.data.sources.completion import Prompt
+from ringmaster.techniques.data.sources.completion import Prompt, PromptOptions
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -53,6 +53,10 @@ ENDS = {
         "{{ c.function.arguments | tojson }}{% endfor %}"
         "{% if m.tool_calls %}<|eom_id|>{% else %}<|eot_id|>{% endif %}" + END.replace("%s", ""),
         ["<|eot_id|>", "<|eom_id|>"],
+    ),
+    "one that needs a system prompt": (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + CHATML,
+        ["<|im_end|>"],
     ),
     "gemma": (turns("<start_of_turn>{role}\n", "<end_of_turn>\n", "<start_of_turn>model\n"), ["<end_of_turn>"]),
     "phi": (
@@ -186,6 +190,48 @@ def test_what_is_left_out_of_a_prompt_is_refused(tmp_path, kind):
     row = {"prompt": prompt, "completion": answers[0], "chosen": answers[0], "rejected": answers[1]}
     row = {"prompt": prompt} if kind == "prompt" else row
     assert "content of message 1 (system)" in fault(tmp_path, without("system"), row, kind=kind)
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": {}}}
+
+
+def test_prompts_have_their_tools_and_their_system_prompt(tmp_path):
+    row = {"prompt": said_by("user", "what"), "system": "be odd", "tools": [TOOL]}
+    samples, _, tokenizer = opened(tmp_path, CALLS, [row] * 2, kind="prompt")
+    messages = said_by("system user", "be odd", "what")
+    wanted = tokenizer.apply_chat_template(messages, tools=[TOOL], add_generation_prompt=True)["input_ids"]
+    assert samples[0]["input_ids"].tolist() == wanted
+    samples, _, tokenizer = opened(tmp_path, None, [row] * 2, kind="prompt", tokenizer=str(tmp_path / "tokenizer"),
+                                   ignored_columns=["system", "tools"])  # fmt: skip
+    assert (
+        samples[0]["input_ids"].tolist()
+        == tokenizer.apply_chat_template(messages[1:], add_generation_prompt=True)["input_ids"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": said_by("user assistant", "a", "b")}, "ends with a message of the assistant's"),
+        ({"messages": said_by("user assistant", "a", "b")}, "ends with a message of the assistant's"),
+        ({"prompt": "a", "system": "be odd"}, "'system' stands beside a prompt of text"),
+        ({"instruction": "a", "input": "b"}, "'input' stands beside a prompt of text"),
+        ({"prompt": "a", "tools": [{"name": "f"}]}, "'tools' stands beside a prompt of text"),
+    ],
+)  # fmt: skip
+def test_prompts_that_would_be_another_question_are_refused(tmp_path, row, said):
+    assert said in fault(tmp_path, CALLS, row, kind="prompt")
+
+
+@pytest.mark.parametrize("kind", ["completion", "preference"])
+@pytest.mark.parametrize("before", [[("system", "be odd"), ("user", "Q")], [("user", "Q ")]])
+def test_answers_that_begin_with_a_question_are_refused(tmp_path, kind, before):
+    """A template without a generation prompt renders them as if all of it were learnt."""
+    questions = [{"role": role, "content": content} for role, content in before]
+    answers = [[*questions, *said_by("assistant", each)] for each in ("b", "c")]
+    row = {"prompt": "Q", "completion": answers[0], "chosen": answers[0], "rejected": answers[1]}
+    said = fault(tmp_path, turns("[INST] ", "</s>", ""), row, kind=kind)
+    assert f"begins with a message that is no answer ({before[0][0]})" in said
 
 
 @pytest.mark.parametrize(
@@ -356,7 +402,7 @@ def test_parts_with_more_than_a_text_are_refused(tmp_path, part):
 def context_of(tmp_path, template):
     spec = DataSpec(kind="chat", path="", tokenizer="")
     tokenizer = RowTokenizer(Path(saved(tmp_path, template)))
-    return SampleContext(spec=spec, options=None, max_length=1024, _tokenizer=tokenizer)
+    return SampleContext(spec=spec, options=PromptOptions(), max_length=1024, _tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("template", [CHATML, CALLS, ENDS["llama 3"][0], QWEN3])

@@ -59,9 +59,21 @@ DECISIVE = [
     ("completion", {"prompt": "a", "completion": "b", "label": False}, "label"),
     ("completion", {"prompt": "a", "completion": "b", "input": "c", "context": "d"}, "context"),
     ("completion", {"prompt": "a", "completion": "b", "image": "a.png"}, "image"),
+    ("chat", {"messages": turns("a", "b"), "images": ["a.png"]}, "images"),
+    ("chat", {"messages": turns("a", "b"), "functions": [{"name": "f"}]}, "functions"),
+    ("chat", {"messages": turns("a", "b"), "documents": [{"text": "c"}]}, "documents"),
+    ("chat", {"messages": turns("a", "b"), "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ("chat", {"conversations": turns("a", "b"), "kto_tag": False}, "kto_tag"),
     ("preference", {**ANSWERS, "conversations": turns("a", "b")}, "conversations"),
     ("seq2seq", {"instruction": "sum up", "input": "a", "output": "b"}, "instruction"),
 ]
+
+
+def test_a_system_prompt_of_conversations_is_read_by_either_name(prepared):
+    rows = ([{name: "be odd", "messages": turns("what", "it is")}] * 2 for name in ("system", "system_prompt"))
+    one, two = (prepared("chat", each) for each in rows)
+    assert "be odd" in text(two[0], two[1][0]["input_ids"])
+    np.testing.assert_array_equal(one[1][0]["input_ids"], two[1][0]["input_ids"])
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

@@ -70,7 +70,7 @@ def tokenizer(request, chat_tokenizer):
         ((False, True), ["two"]), ((None, 0), ["one"]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("key", ["weight", "train"])
+@pytest.mark.parametrize("key", ["weight", "train", "training", "loss"])
 def test_messages_of_weight_0_are_not_learnt(tmp_path, tokenizer, weights, wanted, key):
     first, second = ({} if weight is None else {key: weight} for weight in weights)
     messages = turns(("user", "what"), ("assistant", "one", first), ("user", "is"), ("assistant", "two", second))
@@ -84,6 +84,12 @@ def test_messages_of_weight_0_are_not_learnt(tmp_path, tokenizer, weights, wante
 def test_other_weights_are_refused(tmp_path, weight):
     said = fault_of(tmp_path, turns(("user", "what"), ("assistant", "one", {"weight": weight})))
     assert f"message 2 has the weight {weight!r}. To fix: give 1" in said
+
+
+def test_answers_of_which_parts_are_learnt_are_refused(tmp_path):
+    parts = [{"begin_offset": 0, "end_offset": 1, "train": False}]
+    messages = turns(("user", "what"), ("assistant", "one two", {"train_detail": parts}))
+    assert "message 2 has train_detail" in fault_of(tmp_path, messages)
 
 
 def test_conversations_without_a_message_to_learn_are_refused(tmp_path, tokenizer):
@@ -248,6 +254,19 @@ def test_a_function_call_beside_a_content_is_learnt(tmp_path, chat_tokenizer, co
     call = {"name": "three", "arguments": "{}"}
     given = turns(("user", "what"), ("assistant", content, {"function_call": call}))
     wanted = turns(("user", "what"), ("assistant", content, {"tool_calls": [{"type": "function", "function": call}]}))
+    assert learnt(tmp_path, given, tokenizer=chat_tokenizer) == learnt(tmp_path, wanted, tokenizer=chat_tokenizer)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [{"tool_calls": []}, {"tool_calls": "[]"}, {"tool_calls": ""}, {"function_call": {}}, {"function_call": ""}],
+)
+def test_messages_that_call_nothing_are_as_those_without_calls(tmp_path, chat_tokenizer, calls):
+    """Templates such as Mistral's leave the content of a message with the key `tool_calls` out."""
+    template = CALLS.replace("(m.content or '')", "(m.content if m.tool_calls is not defined else '')")
+    (Path(chat_tokenizer) / "chat_template.jinja").write_text(template)
+    wanted = turns(("user", "what"), ("assistant", "one"))
+    given = [wanted[0], {**wanted[1], **calls}]
     assert learnt(tmp_path, given, tokenizer=chat_tokenizer) == learnt(tmp_path, wanted, tokenizer=chat_tokenizer)
 
 
