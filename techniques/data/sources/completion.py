@@ -4,7 +4,7 @@ Or prompts alone, to which a language model in training writes the completions i
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmaster.techniques.data import row_source
-from ringmaster.techniques.data.chat_template import CALLS, Message
+from ringmaster.techniques.data.chat_template import ANSWER, CALLS, Message
 from ringmaster.techniques.data.class_labels import are_pairs_equal
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.sources import chat
@@ -390,15 +390,16 @@ class PromptOptions(DataOptions):
 class Prompt(chat.ConversationSource):
     """The tokens of a prompt, and its row. A prompt is a text, or a list of messages for the tokenizer's chat template.
 
-    Messages are rendered up to where the assistant's answer begins. All other columns of a row are for the functions
-    that reward completions. Prompts are never cut: one that is longer than `seq_len` is refused.
+    Messages are rendered up to where the assistant's answer begins, with the row's `tools` and behind its `system`. All
+    columns but the prompt's are for the functions that reward completions. Prompts are never cut: one that is longer
+    than `seq_len` is refused.
     """
 
     name = "prompt"
     options_class = PromptOptions
     needs_tokenizer = True
     copies_labels = False
-    version = 5
+    version = 6
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
 
@@ -421,11 +422,12 @@ class Prompt(chat.ConversationSource):
         """Returns the prompt's tokens and mask, and the row as bytes."""
         prompt = row[PROMPT]
         if isinstance(prompt, str):
+            _refuse_beside_text(row, context.options.ignored_columns)
             encoded = context.tokenizer.encode(prompt)
             tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
         else:
-            prompt = chat.messages_of(prompt, roles=context.tokenizer.template.roles)
-            tokens = context.tokenizer.prompt(prompt)
+            prompt, tools = _asked(row, context)
+            tokens = context.tokenizer.prompt(prompt, tools=tools)
         if not tokens:
             raise ValueError("the prompt is empty. To fix: remove the row")
         if len(tokens) > context.max_length:
@@ -444,6 +446,30 @@ class Prompt(chat.ConversationSource):
         """Returns what `apply_chat_template` gives for a prompt of messages; None for a text."""
         if isinstance(row[PROMPT], str):
             return None
-        messages = chat.messages_of(row[PROMPT], roles=context.tokenizer.template.roles)
-        result = context.tokenizer.by_library(messages, add_generation_prompt=True)
+        messages, tools = _asked(row, context)
+        result = context.tokenizer.by_library(messages, tools=tools, add_generation_prompt=True)
         return None if result is None else {"input_ids": result[0]}
+
+
+def _asked(
+    row: Mapping[str, Any], context: row_source.SampleContext
+) -> tuple[list[Message], list[Mapping[str, Any]] | None]:
+    """The messages of a prompt, and its tools. Raises ValueError where they are wrong, or end with an answer."""
+    system, tools = (None if role in context.options.ignored_columns else row.get(role) for role in ("system", "tools"))
+    messages = chat.with_system(chat.messages_of(row[PROMPT], roles=context.tokenizer.template.roles), system)
+    if messages[-1]["role"] == ANSWER:
+        raise ValueError(
+            "the prompt ends with a message of the assistant's, and what is written would be another one. To fix: "
+            "remove that message, or name another prompt_column"
+        )
+    return messages, chat.tools_of(tools)
+
+
+def _refuse_beside_text(row: Mapping[str, Any], ignored: Collection[str]) -> None:
+    """Raises ValueError where a row has what belongs to a prompt, and its prompt is a text without it."""
+    for name in ("system", "input", "tools"):
+        if name not in ignored and row.get(name):
+            raise ValueError(
+                f"a value in {name!r} stands beside a prompt of text, which is read alone. To fix: put it into the "
+                f"prompt, as text or as a list of messages; or set data.ignored_columns: [{name}], for rewards alone"
+            )
