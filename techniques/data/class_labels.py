@@ -17,6 +17,8 @@ from ringmaster.techniques.data_source import shown
 from ringmaster.techniques.metric import IGNORED
 
 MAX_CLASSES = 10_000
+UNLABELLED = "-1"
+"""The number by which some data sets say that a row has no label; in others it is a class."""
 
 
 class ClassLabels:
@@ -205,12 +207,18 @@ def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool)
             "classes that differ in how they are written alone (the form of a number, Unicode's form, blanks, or "
             f"characters that are not seen): {shown(alike)}"
         )
+    if {UNLABELLED, "0"}.issubset(labels.names) and all(map(str.isdecimal, {*labels.names} - {UNLABELLED})):
+        yield (
+            f"the class {UNLABELLED} is learnt as the others are; some data sets, such as SNLI, have it in rows "
+            "without a label"
+        )
 
 
 def _form(name: str) -> str:
     """What is equal of names that people read as one: without case, Unicode's form, unseen characters, and blanks."""
     seen = (each for each in unicodedata.normalize("NFKC", name) if unicodedata.category(each) != "Cf")
     text = unicodedata.normalize("NFKC", " ".join("".join(seen).split()).casefold())
+    text = {"true": "1", "false": "0"}.get(text, text)  # as some programs write the one, and some the other
     return text if math.isnan(number := read_number(text)) else repr(number)
 
 

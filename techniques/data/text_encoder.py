@@ -32,7 +32,9 @@ logger = logging.getLogger(__name__)
 # Whatever might count as white space in some version of Unicode or of an engine; everything else is visible.
 BLANK = r"\s\x1c-\x1f\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
 _BLANK = re.compile(f"[{BLANK}]")
-VISIBLE = re.compile(f"[^{BLANK}]")
+# Characters without a shape of their own: controls, fillers, and those that choose the form of the one before them.
+_SHAPELESS = r"\x00-\x1f\u061c\u115f\u1160\u2800\u3164\uffa0\ufe00-\ufe0f\U000e0000-\U000e0fff"
+VISIBLE = re.compile(f"[^{BLANK}{_SHAPELESS}]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,9 +127,10 @@ def _missing_package(error: Exception, folder: Path) -> str | None:
 
 
 def have_other_tokens(one: Path | None, other: Path | None) -> bool:
-    """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known.
+    """Returns whether the tokenizers in two folders read texts as other numbers; False where one is not known.
 
-    One may have further tokens, which were added to it.
+    They do where a token has another number, and where texts are normalized or merged into tokens by other rules. One
+    may have further tokens, which were added to it.
     """
     if one is None or other is None or not (has_tokenizer(one) and has_tokenizer(other)):
         return False
@@ -141,7 +142,25 @@ def have_other_tokens(one: Path | None, other: Path | None) -> bool:
             return False
     contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     models = [content.get("model", {}).get("vocab") for content in contents]
-    return models[0] != models[1] or _differ(*map(_numbers, contents))
+    if models[0] != models[1] or _differ(*map(_numbers, contents)):
+        return True
+    first, second = map(_rules, contents)
+    # Releases of the library write the same rules in other ways, so that both are compared as they are loaded.
+    try:
+        return first != second and _loaded_rules(one) != _loaded_rules(other)
+    except ValueError:
+        return False
+
+
+def _rules(content: Mapping[str, Any]) -> list[Any]:
+    """The rules by which texts become tokens, of the content of a `tokenizer.json`."""
+    return [content.get("normalizer"), content.get("model")]
+
+
+def _loaded_rules(folder: Path) -> list[Any] | None:
+    """The same of the tokenizer that is loaded from a folder; None where it has none, as one in Python."""
+    backend = getattr(load_tokenizer(str(folder)), "backend_tokenizer", None)
+    return None if backend is None else _rules(json.loads(backend.to_str()))
 
 
 def _numbers(content: Mapping[str, Any]) -> dict[str, int]:

@@ -273,6 +273,15 @@ TOKENIZED = "tokenized"
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 LABEL_COLUMNS = frozenset({arrow_files.LABELS, "assistant_mask", *LOSS_MASKS})
 """Columns that say which tokens of a row are learnt. Rows with one of them are samples by themselves."""
+OTHER_LABEL_COLUMNS = frozenset(
+    {"label_ids", "target_ids", "label_mask", "labels_mask", "target_mask", "response_mask", "prompt_mask"}
+    | {"assistant_tokens_mask", "train_mask", "token_weights", "loss_weights"}
+)
+"""Columns of other programs that say which tokens are learnt, and that are not read."""
+NOT_LEARNT = (
+    "which seems to say what is learnt, and is not read. To fix: give it as labels, with -100 for what is not learnt, "
+    "or as completion_mask, with 1 for what is"
+)
 
 
 def tokenized_source(spec: DataSpec, there: Collection[str]) -> StoredSource | None:
@@ -300,6 +309,9 @@ Content = str | FileText | list[int]
 
 def refuse_labels(names: Collection[str], where: str) -> None:
     """Raises ValueError where token ids that become a stream have labels, which a stream would lose."""
+    if others := sorted(OTHER_LABEL_COLUMNS & set(names)):
+        ignored = f"or set data.ignored_columns: [{others[0]}]"
+        raise ValueError(f"{where} has token ids and a column {others[0]!r}, {NOT_LEARNT}; {ignored}")
     if lost := sorted((LABEL_COLUMNS | {"label"}) & set(names)):
         remedy = (
             "give all rows labels for their tokens, or none"
@@ -363,7 +375,7 @@ class TextFiles(StoredSource):
 
     def _reading(self, spec: DataSpec) -> RowReading:
         column = self.options(spec).text_column
-        columns = (column, COLUMN, arrow_files.MASK, "label", *LABEL_COLUMNS)
+        columns = (column, COLUMN, arrow_files.MASK, "label", *LABEL_COLUMNS, *OTHER_LABEL_COLUMNS)
         return RowReading(
             columns=columns, content=partial(_content, column=column, ignored=self.options(spec).ignored_columns)
         )

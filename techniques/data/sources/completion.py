@@ -22,6 +22,15 @@ from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.loss import PASSAGE_SCORES
 from ringmaster.techniques.metric import IGNORED
 
+BESIDE_MESSAGES = {
+    "system_prompt": "which is not read. To fix: set system_column to it, or put it into the prompt",
+    **dict.fromkeys(
+        ("reasoning_content", "thinking"),
+        "which is not read. To fix: put it into the answers, as the model is to write it",
+    ),
+}
+"""Columns with a part of the prompt, or of the answer, that other programs read."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions(DataOptions):
@@ -58,6 +67,7 @@ class Completion(chat.ConversationSource):
             "as for KTO, a loss that there is not. To fix: keep the rows whose label is true, without the column; or "
             "make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
         ),
+        **BESIDE_MESSAGES,
         **MEDIA,
     }
     options_class = CompletionOptions
@@ -277,6 +287,12 @@ class Preference(chat.ConversationSource):
         **dict.fromkeys(
             ("context", "passage", "conversations"),
             "which is not read. To fix: set prompt_column or input_column to it, or put it into the prompt",
+        ),
+        **BESIDE_MESSAGES,
+        **dict.fromkeys(
+            ("label", "preference", "winner"),
+            "which may say that the rejected answer is the better one, and is not read. To fix: exchange both answers "
+            "of such rows, and leave the column out",
         ),
         **MEDIA,
     }

@@ -37,7 +37,7 @@ class TextClassificationOptions(TextRegressionOptions):
 OTHER_TEXTS = dict.fromkeys(
     (
         *("sentence", "sentence1", "sentence2", "question", "question1", "question2", "premise", "hypothesis"),
-        *("text_pair", "text2", "passage", "context", "query"),
+        *("text_pair", "text2", "text_b", "sentence_b", "passage", "context", "query"),
     ),
     "which may be a second text, and is not read. To fix: set text_column and text_pair_column to both texts",
 )
@@ -225,6 +225,14 @@ class Seq2Seq(RowSource):
             ("instruction", "question", "prompt", "context", "passage"),
             "which is not read. To fix: put it into the input",
         ),
+        **dict.fromkeys(
+            ("history", "system", "prefix"), "which is not read. To fix: put it into the input, or set data.prefix"
+        ),
+        **dict.fromkeys(
+            ("src_lang", "tgt_lang", "source_lang", "target_lang", "source_language", "target_language"),
+            "and all rows are marked with the same languages. To fix: train on the rows of one pair of languages, set "
+            "data.source_language and data.target_language, and leave the column out",
+        ),
         **MEDIA,
     }
     options_class = Seq2SeqOptions
@@ -307,7 +315,11 @@ class EmbeddingOptions(DataOptions):
 
 
 PAIR_LABELS = dict.fromkeys(
-    ("label", "labels", "gold_label", "is_duplicate", "score", "scores", "similarity_score", "similarity", "relevance"),
+    (
+        *("label", "labels", "gold_label", "gold", "is_duplicate", "duplicate", "is_paraphrase", "paraphrase"),
+        *("score", "scores", "similarity_score", "similarity", "similar", "is_similar", "relevance", "is_relevant"),
+        *("relatedness_score", "relatedness", "entailment", "is_match", "match", "target", "human_score", "margin"),
+    ),
     "which says whether texts are alike, and losses of embeddings take every pair as alike. To fix: keep the pairs "
     "that belong together, without the column; or train a model ...ForSequenceClassification on the pairs",
 )
@@ -329,8 +341,8 @@ class Embedding(RowSource):
     decisive: ClassVar[Mapping[str, str]] = {
         **PAIR_LABELS,
         **dict.fromkeys(
-            ("negatives", "hard_negatives"),
-            "a list that is not read. To fix: give each its own column, negative_1, negative_2, ...",
+            ("negatives", "hard_negatives", "neg", "negs"),
+            "which is not read. To fix: give each its own column, negative_1, negative_2, ...",
         ),
     }
     needs_tokenizer = True

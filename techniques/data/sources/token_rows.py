@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.data.arrow_files import LABELS, MASK, POSITIONS, TOKENS, Array
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
-from ringmaster.techniques.data.tokens import LOSS_MASKS
+from ringmaster.techniques.data.tokens import LOSS_MASKS, NOT_LEARNT, OTHER_LABEL_COLUMNS
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -38,6 +38,7 @@ class Tokenized(RowSource):
     """
 
     name = "tokenized"
+    decisive: ClassVar[Mapping[str, str]] = dict.fromkeys(OTHER_LABEL_COLUMNS, NOT_LEARNT)
     options_class = TokenizedOptions
     is_causal = True
     packs = True

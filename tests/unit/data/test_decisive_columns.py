@@ -66,6 +66,15 @@ DECISIVE = [
     ("chat", {"conversations": turns("a", "b"), "kto_tag": False}, "kto_tag"),
     ("preference", {**ANSWERS, "conversations": turns("a", "b")}, "conversations"),
     ("seq2seq", {"instruction": "sum up", "input": "a", "output": "b"}, "instruction"),
+    ("seq2seq", {"input": "a", "output": "b", "tgt_lang": "fra_Latn"}, "tgt_lang"),
+    ("seq2seq", {"input": "a", "output": "b", "history": ["c"]}, "history"),
+    ("embedding", {**PAIR, "relatedness_score": 1.0}, "relatedness_score"),
+    ("embedding", {**PAIR, "is_paraphrase": False}, "is_paraphrase"),
+    ("embedding", {**PAIR, "neg": "four"}, "neg"),
+    ("text-classification", {"text": "one", "text_b": "two", "label": 1}, "text_b"),
+    ("completion", {"prompt": "a", "completion": "b", "system_prompt": "c"}, "system_prompt"),
+    ("completion", {"prompt": "a", "completion": "b", "reasoning_content": "c"}, "reasoning_content"),
+    ("preference", {"prompt": "a", **ANSWERS, "label": 1}, "label"),
 ]
 
 

@@ -145,6 +145,8 @@ def test_labels_that_differ_in_case_are_told(tmp_path, tokenizer):
     [
         (["1", "1.0", "2"], "'1', '1.0'"),
         (["01", "1", "x"], "'01', '1'"),
+        ([True, 1, 0], "'1', 'true'"),
+        (["0", "FALSE", "x"], "'0', 'FALSE'"),
         (["caf\u00e9", "cafe\u0301", "tea"], "'cafe\\u0301', 'caf\\xe9'"),
         (["pos", "p\u200bos", "neg"], "'pos', 'p\\u200bos'"),
         (["so so", "so\u00a0So", "neg"], "'so so', 'so\\xa0So'"),
@@ -157,6 +159,12 @@ def test_labels_that_differ_in_how_they_are_written_are_told(tmp_path, tokenizer
     assert note.endswith(f": {names}")
     found = prepared_of(tmp_path, "text-classification", texts(["1", "10", "one", "On e"]), tokenizer=tokenizer)
     assert "written" not in "".join(found.notes)
+
+
+@pytest.mark.parametrize(("labels", "is_told"), [([-1, 0, 1], True), ([-1, 1, 1], False), (["-1", "0", "x"], False)])
+def test_a_class_that_may_stand_for_none_is_told(tmp_path, tokenizer, labels, is_told):
+    found = prepared_of(tmp_path, "text-classification", texts(labels), tokenizer=tokenizer)
+    assert any(note.startswith("the class -1 is learnt as the others are") for note in found.notes) is is_told
 
 
 def test_classes_without_a_row_to_train_on_are_told(tmp_path, tokenizer):

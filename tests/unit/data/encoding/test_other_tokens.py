@@ -39,6 +39,35 @@ def test_tokens_of_a_unigram_in_another_order_are_other_tokens(tmp_path):
     assert have_other_tokens(tmp_path / "one", tmp_path / "other")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.update(normalizer={"type": "Lowercase"}),
+        lambda content: content["model"]["merges"].reverse(),
+    ],
+    ids=["normalizer", "merges"],
+)
+def test_the_same_words_by_other_rules_are_other_tokens(tmp_path, change):
+    for name in ("one", "other"):
+        saved("byte-level", tmp_path / name)
+    file = tmp_path / "other" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    assert have_other_tokens(tmp_path / "one", tmp_path / "other")
+
+
+def test_rules_that_are_written_in_another_way_are_the_same(tmp_path):
+    for name in ("one", "other"):
+        saved("byte-level", tmp_path / name)
+    file = tmp_path / "other" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    del content["model"]["ignore_merges"]
+    file.write_text(json.dumps(content))
+    assert not have_other_tokens(tmp_path / "one", tmp_path / "other")
+
+
 def test_words_of_a_tokenizer_in_python_in_another_order_are_other_tokens(tmp_path):
     for name in ("one", "other"):
         saved("esm", tmp_path / name)
