@@ -413,6 +413,11 @@ def _set_classes(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -
     problem, given = _problem_of(data), spec.config.get("problem_type")
     if problem is None:
         return
+    if problem == "regression" and data.num_labels is not None and config.num_labels != data.num_labels:
+        raise ValueError(
+            f"model: {of} has {config.num_labels} outputs, and a row of {data.name} has {data.num_labels} number to "
+            f"predict. To fix: set model.config.num_labels to {data.num_labels}, for a fresh head of that size"
+        )
     if given not in (None, problem):
         raise ValueError(
             f"model: config.problem_type is {given}, and the labels of {data.name} make it {problem}. To fix: leave it "

@@ -157,6 +157,16 @@ def test_another_problem_than_that_of_the_labels_is_refused():
         build_model(spec, data=labelled("multi"), seed=0)
 
 
+def test_a_number_is_predicted_by_one_output(classifier):
+    folder, data = str(classifier("LABEL_0", "LABEL_1")), replace(labelled("number"), num_labels=1, labels=())
+    with pytest.raises(
+        ValueError, match=r"has 2 outputs, and a row of .* has 1 number.* set model.config.num_labels to 1"
+    ):
+        build_model(ModelSpec(from_pretrained=folder), data=data, seed=0)
+    fresh = ModelSpec(from_pretrained=folder, config={"num_labels": 1})
+    assert build_model(fresh, data=data, seed=0).classifier.out_features == 1
+
+
 def test_a_class_that_the_data_does_not_have_keeps_its_number(classifier):
     folder = classifier("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
     model = build_model(ModelSpec(from_pretrained=str(folder)), data=REVIEWS, seed=0)
