@@ -68,6 +68,7 @@ class Completion(chat.ConversationSource):
             "make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
         ),
         **BESIDE_MESSAGES,
+        **chat.OF_TEMPLATES,
         **MEDIA,
     }
     options_class = CompletionOptions
@@ -289,6 +290,7 @@ class Preference(chat.ConversationSource):
             "which is not read. To fix: set prompt_column or input_column to it, or put it into the prompt",
         ),
         **BESIDE_MESSAGES,
+        **chat.OF_TEMPLATES,
         **dict.fromkeys(
             ("label", "preference", "winner"),
             "which may say that the rejected answer is the better one, and is not read. To fix: exchange both answers "

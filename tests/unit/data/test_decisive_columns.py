@@ -59,6 +59,7 @@ DECISIVE = [
     ("completion", {"prompt": "a", "completion": "b", "label": False}, "label"),
     ("completion", {"prompt": "a", "completion": "b", "input": "c", "context": "d"}, "context"),
     ("completion", {"prompt": "a", "completion": "b", "image": "a.png"}, "image"),
+    ("completion", {"prompt": "a", "completion": "b", "documents": [{"text": "c"}]}, "documents"),
     ("chat", {"messages": turns("a", "b"), "images": ["a.png"]}, "images"),
     ("chat", {"messages": turns("a", "b"), "functions": [{"name": "f"}]}, "functions"),
     ("chat", {"messages": turns("a", "b"), "documents": [{"text": "c"}]}, "documents"),
