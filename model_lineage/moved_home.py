@@ -40,6 +40,9 @@ def rebase(home: Path, *, ledger: Path, artifacts: Path) -> tuple[Path, ...]:
     try:
         with closing(sqlite3.connect(ledger, timeout=sqlite_files.TIMEOUT_S)) as connection:
             earlier = tuple(_earlier_homes(connection, home, artifacts=artifacts))
+    except sqlite3.Error:  # whoever opens a damaged database next says what is wrong with it
+        return ()
+    try:
         for before in earlier:
             # The ledger last: it tells that the home has moved, also to whoever goes on after a kill.
             for file in _databases(home):
