@@ -18,10 +18,15 @@ ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 def sign_in(page, url, *, user):
     """Signs in with USER:PASSWORD on the first page of a visit, and waits for the dashboard."""
-    page.goto(url)
-    page.get_by_placeholder("admin:pass").fill(user)
+    open_sign_in(page, url).fill(user)
     page.get_by_role("button", name="Login", exact=True).click()
     page.wait_for_url("**/dashboard*")
+
+
+def open_sign_in(page, url):
+    """Opens a page that asks a visitor to sign in; returns the field for USER:PASSWORD."""
+    page.goto(url)
+    return _visible_or_reload(page, page.get_by_placeholder("admin:pass"))
 
 
 class Form:
@@ -107,22 +112,25 @@ def wait_for_state(page, url, name):
         return None
 
     run = until(f"the flow run is {name}", look, seconds=RUN_TIMEOUT_S)
-    _expect_text_or_reload(page, name)
+    _visible_or_reload(page, page.get_by_text(name, exact=True).first)
     return run
 
 
-def _expect_text_or_reload(page, text):
-    """Asserts that the page shows the text, after a reload if necessary, as a user would do.
+def _visible_or_reload(page, locator):
+    """Waits until the locator's element is visible, and reloads the page where it is not, as a user would do.
 
     Prefect's page does not retry requests that failed while it was loaded, which a busy server on SQLite may cause.
+    Returns the locator.
     """
-    shown = page.get_by_text(text, exact=True).first
     for _ in range(TRIES - 1):
         try:
-            return expect(shown).to_be_visible(timeout=PAGE_TIMEOUT_S * 1000)
+            expect(locator).to_be_visible(timeout=PAGE_TIMEOUT_S * 1000)
         except AssertionError:
             page.reload()
-    return expect(shown).to_be_visible()
+        else:
+            return locator
+    expect(locator).to_be_visible()
+    return locator
 
 
 def _in_api(page, url):

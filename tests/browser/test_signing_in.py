@@ -9,7 +9,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed. 
 
 from playwright.sync_api import expect
 
-from tests.browser.prefect_pages import sign_in
+from tests.browser.prefect_pages import open_sign_in, sign_in
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def test_a_wrong_password_lets_nobody_into_prefects_pages(chromium, prefect_url)
     with chromium.context() as context:
         page = context.new_page()
         with page.expect_response(lambda answer: answer.status == 401):
-            page.goto(f"{prefect_url}/deployments")
-        page.get_by_placeholder("admin:pass").fill("ringmaster:wrong")
+            field = open_sign_in(page, f"{prefect_url}/deployments")
+        field.fill("ringmaster:wrong")
         with page.expect_response(lambda answer: answer.status == 401):
             page.get_by_role("button", name="Login", exact=True).click()
-        expect(page.get_by_placeholder("admin:pass")).to_be_visible()
+        expect(field).to_be_visible()
 
 
 def test_the_instructions_let_a_person_into_mlflows_pages(chromium, home, told):
