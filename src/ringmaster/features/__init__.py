@@ -1,0 +1,38 @@
+"""Optional features, a package each, which the core does not name.
+
+A feature's package has any of these modules, and the core imports those of the kind that it needs:
+
+    job         its part of a job: keys, rules, parents (`ringmaster.techniques.job_parts.JobPart`)
+    trainer     its parts in training (`ringmaster.techniques.training.parts`)
+    plan        candidates, estimates, limits of the planning problem
+    execute     its part in the execution of a batch
+    commands    its commands
+    pages       its rows on pages
+
+Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
+feature imports another one.
+"""
+
+import importlib
+import importlib.util
+from functools import cache
+from types import ModuleType
+
+from ringmaster.registry import installed
+
+GROUP = "ringmaster.features"
+BUILTIN: tuple[str, ...] = ()
+"""The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
+
+
+@cache
+def packages() -> tuple[str, ...]:
+    """Returns the names of the packages of all features."""
+    return tuple(dict.fromkeys([*BUILTIN, *installed(GROUP).values()]))
+
+
+@cache
+def modules(kind: str) -> tuple[ModuleType, ...]:
+    """Returns the modules of a kind, such as "trainer", of all features that have one, in the order of `packages`."""
+    names = (f"{package}.{kind}" for package in packages())
+    return tuple(importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
