@@ -4,7 +4,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,22 @@ def as_list(value: Any) -> Any:
             f'{value[:30]!r} looks like a list, but is not valid JSON. To fix: write it as ["drama", "war"], in CSV '
             'with each quote doubled: "[""drama"", ""war""]"'
         ) from None
+
+
+def with_class_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns a row with the names of classes in place of the numbers that `datasets` has for them.
+
+    classes: the names of the classes, by column.
+    """
+    return row | {name: _class_name(row[name], names) for name, names in classes.items() if name in row}
+
+
+def _class_name(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_class_name(each, names) for each in value]
+    if isinstance(value, int) and value < 0:  # `ClassLabel` has -1 where there is no label
+        return IGNORED
+    return names[value] if isinstance(value, int) and value < len(names) else value
 
 
 def check_number(num_classes: int, *, column: str) -> None:

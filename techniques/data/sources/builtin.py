@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from ringmaster.registry import resolve, source_digest
 from ringmaster.techniques import data_source
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.data import arrow_files
-from ringmaster.techniques.data.class_labels import constant_fault, distinct_labels
+from ringmaster.techniques.data.class_labels import constant_fault, distinct_labels, with_class_names
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
@@ -33,7 +33,6 @@ from ringmaster.techniques.data.tokens import (
     write_text,
 )
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.metric import IGNORED
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
 LEFT_OUT = frozenset(
@@ -350,7 +349,7 @@ def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> I
             # The bytes of a file alone: it may have another name.
             content = {
                 key: value.get("bytes") or value if isinstance(value, dict) else value
-                for key, value in _with_class_names(row, classes).items()
+                for key, value in with_class_names(row, classes).items()
             }
             yield data_source.Row(
                 file=file, number=number, value=row, content=content, held_out=name == spec.held_out_split
@@ -437,7 +436,7 @@ def rows_of_splits(
         for index, row in enumerate(split.select_columns([*names])):
             place = f"{where}, row {index + 1}"
             values = {name: _image_or_value(value, place) for name, value in row.items()}
-            read = content(_with_class_names(values, classes), place)
+            read = content(with_class_names(values, classes), place)
             held_out = position == 1 if len(splits) == 2 else is_held_out(key(read, index), share=spec.held_out)
             yield data_source.Row(file=where, number=index + 1, value=values, content=read, held_out=held_out)
 
@@ -449,18 +448,6 @@ def class_names(feature: Any) -> tuple[str, ...]:
 
 def _classes_by_column(split: Any, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {name: names for name in columns if (names := class_names(split.features[name]))}
-
-
-def _with_class_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    return row | {name: _class_name(row[name], names) for name, names in classes.items()}
-
-
-def _class_name(value: Any, names: Sequence[str]) -> Any:
-    if isinstance(value, list):
-        return [_class_name(each, names) for each in value]
-    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
-        return IGNORED
-    return None if value is None else names[value]
 
 
 def _renumbered_classes(splits: list[Any], spec: DataSpec) -> list[dict[str, arrow_files.Array]]:
