@@ -33,9 +33,9 @@ from ringmaster.techniques.data.row_kind import (
 )
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, complete_tokenizer
 from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of, packed
-from ringmaster.techniques.data.stored_source import TextProgress, described
+from ringmaster.techniques.data.stored_source import TextProgress, described, note_on_unread
 from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
-from ringmaster.techniques.data_source import PreparedData, Row, shown
+from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import num_positions
@@ -468,9 +468,8 @@ class RowSamples:
 
     def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
-        faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
-        if unread := [name for name in self._columns.unread if name != self._spec.time_column]:
-            notes.append(f"columns that are not read: {shown(unread)}")
+        faults = [*self._kind.training_faults(self._folder)]
+        notes = [*note_on_unread(self._columns.unread, read=(), spec=self._spec)]
         if self._kind.has_targets and (languages := self._context.tokenizer.languages) is not None:
             notes.append(f"inputs are marked {languages[0]}, and targets {languages[1]}")
         if (column := self._columns.columns.get(LABEL)) is not None:

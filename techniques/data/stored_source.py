@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -83,6 +83,13 @@ def states_of_arguments(spec: DataSpec) -> list[Any]:
             with suppress(ValueError):  # a file of the hub
                 result += folder_state(folder) if folder.is_dir() else matching(str(value)).state()
     return result
+
+
+def note_on_unread(there: Iterable[str], *, read: Collection[str], spec: DataSpec) -> tuple[str, ...]:
+    """Returns what people should know of columns that are there and not read, nor ignored on purpose, if any."""
+    known = {*read, *spec.options.get("ignored_columns", ()), spec.time_column}
+    unread = [name for name in there if name not in known]
+    return (f"columns that are not read: {data_source.shown(unread)}",) if unread else ()
 
 
 class StoredSource(data_source.DataSource):

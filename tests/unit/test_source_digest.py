@@ -10,11 +10,11 @@ from ringmaster.tasks.profiling import profile_store
 
 FILES = {
     "own_package/__init__.py": "",
-    "own_package/losses.py": "from own_package import masks\nfrom .numbers.scales import SCALE\ndef loss(): return masks",
+    "own_package/losses.py": "from own_package import masks\nfrom .numbers.scales import X\ndef loss(): return masks",
     "own_package/masks.py": "def mask():\n    import own_helper\n    return own_helper",
     "own_package/numbers/__init__.py": "from . import defaults",
     "own_package/numbers/defaults.py": "X = 1",
-    "own_package/numbers/scales.py": "from ..masks import mask\nSCALE = 2",
+    "own_package/numbers/scales.py": "from ..masks import mask\nX = 2",
     "own_package/other.py": "Y = 1",
     "own_helper.py": "import json, own_package.losses",
     "not_imported.py": "",

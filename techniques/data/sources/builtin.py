@@ -21,7 +21,13 @@ from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
-from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described, states_of_arguments
+from ringmaster.techniques.data.stored_source import (
+    StoredSource,
+    TextProgress,
+    described,
+    note_on_unread,
+    states_of_arguments,
+)
 from ringmaster.techniques.data.tokens import (
     LABEL_COLUMNS,
     TextOptions,
@@ -315,11 +321,13 @@ class HuggingFace(StoredSource):
                 content=content,
                 key=lambda content, _: str(content),
             )
-            prepared = write_text(folder, spec=spec, rows=rows, where=where, column=text_column)
-            return with_leaks_of_splits(prepared, splits, spec, columns=[column])
-        prepared = _write_columns(folder, splits, spec, text_column)
-        stored = arrow_files.open_split(folder, "training").column_names
-        read = [name for name in names if RENAMED.get(name, name) in stored]
+            prepared, read = write_text(folder, spec=spec, rows=rows, where=where, column=text_column), [column]
+        else:
+            prepared, masks = _write_columns(folder, splits, spec, text_column), []
+            stored = arrow_files.open_split(folder, "training").column_names
+            read = [name for name in names if RENAMED.get(name, name) in stored]
+        note = note_on_unread(names, read=[*read, *masks], spec=spec)
+        prepared = replace(prepared, notes=(*prepared.notes, *note))
         return with_leaks_of_splits(prepared, splits, spec, columns=read)
 
 

@@ -100,6 +100,7 @@ def test_images_become_pixels_with_labels(saved, tmp_path):
     spec = DataSpec(dataset=saved(rows, features), held_out=0.3)
     prepared = prepare(spec, cache_dir=tmp_path)
     assert (prepared.kind, prepared.num_labels, prepared.image_size, prepared.num_channels) == ("images", 2, 6, 3)
+    assert "columns that are not read: id" in prepared.notes
     training, held_out = open_data(spec, cache_dir=tmp_path)
     assert len(training) + len(held_out) == 20
     batch = fetch(training, range(len(training)))
