@@ -280,11 +280,6 @@ def constant_fault(labels: Iterable[str], *, num_rows: int, column: str) -> str:
     )
 
 
-def are_pairs_equal(folder: Path) -> bool:
-    """Returns whether both rows of tokens are equal in all samples to train on."""
-    return all((values == values[:, :1]).all() for values, _ in columns_in(split_file(folder, "training"), "input_ids"))
-
-
 def are_samples_equal(folder: Path) -> bool:
     """Returns whether all samples of tokens to train on are the same."""
     first: Array | None = None

@@ -360,6 +360,13 @@ class RowKind(StoredSource):
         """
         return None
 
+    def remark(self, row: Mapping[str, Any]) -> str | None:
+        """Returns what people should know of a row of which a sample is made; None where it is like most rows.
+
+        The rows of each remark are counted. row: as of `sample`.
+        """
+        return None
+
     def set_up_tokenizer(self, tokenizer: Any, *, options: Any) -> None:
         """Sets what the options say of a given tokenizer of transformers, before it is saved; by default nothing.
 

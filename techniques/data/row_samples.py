@@ -5,6 +5,7 @@ are put together.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -117,10 +118,14 @@ class RowSamples:
                 prepared,
                 num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
                 num_left_out=sum(map(_num_left_out, selected)),
-                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected), *self._notes_on_chats(selected)),
+                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected), *self._remarks(selected)),
             )
 
-    def _notes_on_chats(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
+    def _remarks(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
+        """Yields what people should know of some rows, with how many there are."""
+        given = (each.facts["remark"].filter(each.wanted).drop_null().to_pylist() for each in parts)
+        for remark, number in Counter(chain.from_iterable(given)).items():
+            yield f"{number:,} {'row' if number == 1 else 'rows'}: {remark}"
         if self._kind.reads_messages:
             remarks = np.concatenate([each.column("remarks")[each.wanted] for each in parts])
             yield from self._context.tokenizer.template.notes(remarks)
@@ -224,6 +229,7 @@ class RowSamples:
         is_written = np.zeros(len(rows), np.uint8)
         remarks = np.zeros(len(rows), np.uint8)
         faults: list[str | None] = [None] * len(rows)
+        odd: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
         for place, values in enumerate(by_role):
             num_cut_before, num_written_before = context.num_cut, context.num_written
@@ -243,7 +249,7 @@ class RowSamples:
             num_cut[place] = context.num_cut > num_cut_before
             is_written[place] = context.num_written > num_written_before
             has_sample[place] = True
-            remarks[place] = context.take_remarks()
+            remarks[place], odd[place] = context.take_remarks(), kind.remark(values)
         table, is_cut, is_learnt = self._table(made)
         content = self._content_facts(table, [by_role[place] for place in np.flatnonzero(has_sample)], has_sample)
         has_sample[has_sample] = is_learnt
@@ -255,6 +261,7 @@ class RowSamples:
             "remarks": remarks,
             "has_sample": has_sample.astype(np.uint8),
             **content,
+            "remark": arrow_files.texts_column(odd),
             "fault": arrow_files.texts_column(faults),
             "classes": arrow_files.column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
         }

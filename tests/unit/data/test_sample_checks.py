@@ -139,3 +139,49 @@ def test_a_text_that_the_library_encodes_otherwise_is_refused(tmp_path, bert_tok
     monkeypatch.setattr(RowTokenizer, "own_call", lambda self, text: {"input_ids": [2, 4, 4, 3]})
     with pytest.raises(ValueError, match=r"d\.jsonl, row 2: its input_ids are \[5\] from place 1 of 2 and the "):
         lines_of(tmp_path, bert_tokenizer, "one one", "one two")
+
+
+ANSWERS = [{"prompt": f"one {n} ", "chosen": "it is", "rejected": "no"} for n in range(8)]
+SAME = {"prompt": "two ", "chosen": "yes", "rejected": "yes"}
+QUESTION = [{"role": "user", "content": "three"}]
+SAME_TURNS = {
+    "prompt": QUESTION,
+    **{role: [{"role": "assistant", "content": "it is"}] for role in ("chosen", "rejected")},
+}
+TURNS = {**SAME_TURNS, "rejected": [{"role": "assistant", "content": "what"}]}
+
+
+@pytest.mark.parametrize(("same", "other"), [(SAME, ANSWERS[0]), (SAME_TURNS, TURNS)], ids=["texts", "messages"])
+@pytest.mark.parametrize(("num_same", "is_refused"), [(0, False), (2, False), (6, True), (8, True)])
+def test_equal_answers_are_counted_and_refused_where_most_are(
+    tmp_path, numbers_tokenizer, same, other, num_same, is_refused
+):
+    result = prepared_of(
+        tmp_path, [same] * num_same + [other] * (8 - num_same), kind="preference", tokenizer=numbers_tokenizer
+    )
+    notes = [each for each in result.notes if "as chosen and as rejected" in each]
+    assert [each.split(", such as")[0] for each in notes] == (
+        [f"{num_same} of 8 have one text as chosen and as rejected"] if num_same else []
+    )
+    assert any("as chosen and as rejected" in each for each in result.training_faults) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("preference", {"prompt": "what is it", "chosen": "what is it yes", "rejected": "what is it three"}),
+        ("completion", {"prompt": "what is it\n", "completion": " what is it yes"}),
+    ],
+)
+def test_answers_that_repeat_the_prompt_are_counted(tmp_path, numbers_tokenizer, kind, row):
+    other = {**row, "prompt": "two"}
+    notes = prepared_of(tmp_path, [row, row, other], kind=kind, tokenizer=numbers_tokenizer).notes
+    assert [each for each in notes if each.startswith("2 rows: the text of the prompt also begins what follows it")]
+    assert not any("the prompt also" in each for each in prepared_of(tmp_path, [other] * 2, kind=kind).notes)
+
+
+@pytest.mark.parametrize("label", [-100, -100.0, "-100"])
+def test_a_number_that_stands_for_no_label_elsewhere_is_counted(tmp_path, bert_tokenizer, label):
+    rows = [{"text": "one", "label": 0.5}, {"text": "two", "label": label}]
+    result = prepared_of(tmp_path, rows, kind="text-regression", tokenizer=bert_tokenizer)
+    assert "1 row: the label -100 is learnt as a number; remove the row where it stands for no label" in result.notes
