@@ -30,7 +30,7 @@ from ringmaster.techniques.data.row_kind import (
 )
 from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.samples import PaddedSamples
-from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_leaks_of_splits
+from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_facts_of_splits
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -103,12 +103,13 @@ class RowSource(RowKind):
         splits = load_splits(replace(spec, kwargs=others))
         columns = self.columns(spec, splits[0].column_names)
         if self.has_classes and not self.options(spec).labels:
-            labels = class_names(splits[0].features[columns.columns[LABEL]])
+            labels = class_names(splits[0].features.get(columns.columns[LABEL]))
             spec = replace(spec, options={**spec.options, "labels": labels})
         needed = [name for name in columns.needed if name in splits[0].column_names]
         rows = partial(rows_of_splits, splits, spec, needed, content=columns.content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
-        return with_leaks_of_splits(result, splits, spec, columns=columns.names)
+        read = [name for name in replace(columns, decisive={}, late={}).needed if name in needed]
+        return with_facts_of_splits(result, splits, spec, columns=read)
 
 
 def _class_names_of_files(spec: DataSpec, column: str) -> tuple[str, ...]:

@@ -61,7 +61,8 @@ def prepare_once(
     folder = cache_dir.absolute() / "data" / f"{slug}-{key}"
 
     def write_with_description(aside: Path) -> None:
-        described = replace(write(aside), name=name, source=location)
+        written = write(aside)
+        described = replace(written, name=name, source=written.source or location)
         (aside / DESCRIPTION).write_text(json.dumps(to_json(described), indent=1))
 
     publish_once(folder, write_with_description)

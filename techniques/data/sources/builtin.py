@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -328,16 +329,18 @@ class HuggingFace(StoredSource):
             read = [name for name in names if RENAMED.get(name, name) in stored]
         note = note_on_unread(names, read=[*read, *masks], spec=spec)
         prepared = replace(prepared, notes=(*prepared.notes, *note))
-        return with_leaks_of_splits(prepared, splits, spec, columns=read)
+        return with_facts_of_splits(prepared, splits, spec, columns=read)
 
 
-def with_leaks_of_splits(
+def with_facts_of_splits(
     prepared: data_source.PreparedData, splits: list[Any], spec: DataSpec, *, columns: Sequence[str]
 ) -> data_source.PreparedData:
     """Returns the description with what is wrong where rows of the split to train on are in that to evaluate on.
 
-    columns: those that are read. Some equal rows of a data set of the hub are no fault, as few people can change it.
+    Its source names the revision of a data set of the hub. columns: those that are read. Some equal rows of such a data
+    set are no fault, as few people can change it.
     """
+    prepared = _with_revision(prepared, splits[0], spec)
     if len(splits) < 2:
         return prepared
     leaks = SplitRows(_stored_rows(splits, spec, columns), identity=lambda row: row.content).leaks()
@@ -347,6 +350,25 @@ def with_leaks_of_splits(
     if leaks.are_all or Path(str(spec.dataset)).is_dir():
         return replace(prepared, training_faults=(*prepared.training_faults, f"{fault}. To fix: {remedy}"))
     return replace(prepared, notes=(*prepared.notes, fault))
+
+
+def _with_revision(prepared: data_source.PreparedData, split: Any, spec: DataSpec) -> data_source.PreparedData:
+    """The description of a data set of the hub with its commit, by which `datasets` names the folder of its files.
+
+    Without one, with the revision that is asked for, or with a note that there is none.
+    """
+    is_of_files = "data_files" in spec.kwargs and "/" not in str(spec.dataset)  # as of the name json
+    if Path(str(spec.dataset)).is_dir() or is_of_files:
+        return prepared
+    parts = (part for file in split.cache_files for part in Path(file["filename"]).parts)
+    revision = next(filter(_COMMIT.fullmatch, parts), None) or spec.kwargs.get("revision")
+    if revision is not None:
+        return replace(prepared, source=f"hf://{spec.dataset}@{revision}")
+    note = f"the revision of {spec.dataset} that was read is not known; set data.kwargs.revision to read the same again"
+    return replace(prepared, notes=(*prepared.notes, note))
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> Iterator[data_source.Row]:
