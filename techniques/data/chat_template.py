@@ -97,11 +97,18 @@ class ChatTemplate:
     @cached_property
     def roles(self) -> frozenset[str]:
         """The roles of messages that it tells apart by name."""
+        tests = _ROLE_TESTS.findall(self._source)
+        return frozenset(name for result in tests for name in re.findall(r"[\w-]+", " ".join(result)))
+
+    @cached_property
+    def _source(self) -> str:
+        """Its text; that of all, where a tokenizer has several."""
         template = self._tokenizer.chat_template or ""
-        text = " ".join(template.values()) if isinstance(template, dict) else template
-        return frozenset(
-            name for result in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(result))
-        )
+        return " ".join(template.values()) if isinstance(template, dict) else str(template)
+
+    def unread(self, keys: Collection[str]) -> list[str]:
+        """Returns those of some keys of messages that it does not name."""
+        return sorted(key for key in keys if key not in self._source)
 
     def marks_answers(self, tools: Any) -> bool:
         """Returns whether it marks what the assistant wrote, by {% generation %}."""

@@ -376,7 +376,7 @@ class RowKind(StoredSource):
         """
         return None
 
-    def remark(self, row: Mapping[str, Any]) -> str | None:
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
         """Returns what people should know of a row of which a sample is made; None where it is like most rows.
 
         The rows of each remark are counted. row: as of `sample`.

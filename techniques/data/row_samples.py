@@ -249,7 +249,7 @@ class RowSamples:
             num_cut[place] = context.num_cut > num_cut_before
             is_written[place] = context.num_written > num_written_before
             has_sample[place] = True
-            remarks[place], odd[place] = context.take_remarks(), kind.remark(values)
+            remarks[place], odd[place] = context.take_remarks(), kind.remark(values, context=context)
         table, is_cut, is_learnt = self._table(made)
         content = self._content_facts(table, [by_role[place] for place in np.flatnonzero(has_sample)], has_sample)
         has_sample[has_sample] = is_learnt

@@ -114,9 +114,9 @@ class Completion(chat.ConversationSource):
             result[place] = {**row, "prompt": prompt, "input": None, "system": None}
         return result
 
-    def remark(self, row: Mapping[str, Any]) -> str | None:
-        """Returns what to know of a completion that repeats the prompt."""
-        return REPEATED if _repeats_prompt(row, "completion") else None
+    def remark(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> str | None:
+        """Returns what to know of a completion that repeats the prompt, and of messages."""
+        return REPEATED if _repeats_prompt(row, "completion") else super().remark(row, context=context)
 
     def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
@@ -354,9 +354,10 @@ class Preference(chat.ConversationSource):
         known = [each for each in tokens if each is not None]
         return {"input_ids": filled(known, context.tokenizer.pad_id)} if len(known) == len(tokens) else None
 
-    def remark(self, row: Mapping[str, Any]) -> str | None:
-        """Returns what to know of answers that repeat the prompt."""
-        return REPEATED if all(_repeats_prompt(row, role) for role in ("chosen", "rejected")) else None
+    def remark(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> str | None:
+        """Returns what to know of answers that repeat the prompt, and of messages."""
+        are_repeated = all(_repeats_prompt(row, role) for role in ("chosen", "rejected"))
+        return REPEATED if are_repeated else super().remark(row, context=context)
 
 
 def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:

@@ -116,7 +116,7 @@ class TextRegression(TextClassification):
             )
         return {**encoded_texts(row, context), "labels": np.float32(number)}
 
-    def remark(self, row: Mapping[str, Any]) -> str | None:
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
         """Returns what to know of a number that stands for no label elsewhere."""
         return NUMBER_OF_NONE if read_number(row["label"]) == IGNORED else None
 
@@ -405,6 +405,12 @@ class Embedding(RowSource):
             "input_ids": filled(texts, tokenizer.pad_id),
             "attention_mask": filled([[1] * len(tokens) for tokens in texts], 0),
         }
+
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
+        """Returns what to know of a row that has one text twice."""
+        if row["positive"] in [text for role, text in row.items() if role.startswith(NEGATIVE)]:
+            return "the positive is also a negative, so that both are pulled towards the anchor and pushed away"
+        return "the anchor is its own positive" if row["anchor"] == row["positive"] else None
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no text can be told from another one."""

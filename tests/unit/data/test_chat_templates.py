@@ -277,7 +277,9 @@ def test_what_is_rendered_is_not_refused(tmp_path, messages):
     samples, prepared, tokenizer = opened(tmp_path, CHATML, [{"messages": messages}] * 2)
     whole = tokenizer.apply_chat_template(messages)["input_ids"]
     assert samples[0]["input_ids"].tolist() == whole
-    assert prepared.notes == ()
+    assert [
+        note for note in prepared.notes if "keys that the chat template does not read: id, timestamp" not in note
+    ] == []
 
 
 def test_reasoning_of_answers_that_are_not_learnt_may_be_left_out(tmp_path):

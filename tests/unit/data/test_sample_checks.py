@@ -11,7 +11,7 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sample_checks import compared_places
 from ringmaster.techniques.data.sources.text_rows import TextClassification
 from ringmaster.techniques.job import DataSpec
-from tests.unit.data.conftest import saved_tokenizer
+from tests.unit.data.conftest import CHAT_TEMPLATE, saved_tokenizer
 
 
 def prepared_of(tmp_path, rows, **spec):
@@ -185,3 +185,32 @@ def test_a_number_that_stands_for_no_label_elsewhere_is_counted(tmp_path, bert_t
     rows = [{"text": "one", "label": 0.5}, {"text": "two", "label": label}]
     result = prepared_of(tmp_path, rows, kind="text-regression", tokenizer=bert_tokenizer)
     assert "1 row: the label -100 is learnt as a number; remove the row where it stands for no label" in result.notes
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"anchor": "one", "positive": "two", "negative": "two"}, "1 row: the positive is also a negative"),
+        ({"anchor": "one", "positive": "one", "negative": "two"}, "1 row: the anchor is its own positive"),
+        ({"anchor": "one", "positive": "two", "negative": "three"}, None),
+    ],
+)
+def test_rows_with_one_text_twice_are_counted(tmp_path, bert_tokenizer, row, what):
+    rows = [row, {"anchor": "what", "positive": "is", "negative": "it"}]
+    notes = prepared_of(tmp_path, rows, kind="embedding", tokenizer=bert_tokenizer).notes
+    assert [note[: len(what or "")] for note in notes] == ([what] if what else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("chat", {"messages": [*QUESTION, {"role": "assistant", "content": "yes", "refusal": "no", "name": None}]}),
+        ("completion", {"prompt": QUESTION, "completion": [{"role": "assistant", "content": "yes", "refusal": "no"}]}),
+        ("prompt", {"prompt": [{**QUESTION[0], "refusal": "no"}]}),
+    ],
+)
+def test_keys_of_messages_that_are_not_read_are_named(tmp_path, chat_tokenizer, kind, row):
+    wanted = "2 rows: messages have keys that the chat template does not read: refusal"
+    assert wanted in prepared_of(tmp_path, [row] * 2, kind=kind, tokenizer=chat_tokenizer).notes
+    reads = saved_tokenizer(tmp_path / "reads", chat_template=f"{CHAT_TEMPLATE}{{# m.refusal #}}")
+    assert wanted not in prepared_of(tmp_path, [row] * 2, kind=kind, tokenizer=reads).notes

@@ -84,6 +84,7 @@ def test_rows_of_labels_are_packed(samples_of):
         ({"label": 1}, "has token ids and a column 'label', which a stream of tokens loses"),
         ({"label_ids": [NONE, 6, 7]}, "has token ids and a column 'label_ids', which seems to say what is learnt"),
         ({"response_mask": [0, 1, 1]}, "has token ids and a column 'response_mask', which seems to say what is learnt"),
+        ({"labels": [5, 6, 7], "seq_lengths": [1, 2]}, "has a value in 'seq_lengths', by which TRL says"),
         ({"labels": [5, 6, 7], "loss_weights": [0, 1, 1]}, "has a value in 'loss_weights', which seems to say what is"),
         ({"attention_mask": [1, 1]}, "has 3 token ids, and an attention_mask that is not as long"),
     ],
