@@ -18,7 +18,7 @@ from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data.text_encoder import VISIBLE
-from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
+from ringmaster.techniques.data_source import DataOptions, PreparedData, Row, shown
 from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -250,6 +250,11 @@ def text_of(row: Mapping[str, Any], role: str, *, may_be_blank: bool = False) ->
     may_be_blank: whether it may consist of blanks, as an answer may.
     """
     value = row[role]
+    if isinstance(value, Mapping):
+        raise ValueError(
+            f"the {role} is an object, not text. To fix: set {role}_column to COLUMN.KEY, with one of its keys "
+            f"{shown([*map(str, value)])}"
+        )
     if not isinstance(value, str):
         raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
     if not value or not (may_be_blank or VISIBLE.search(value)):

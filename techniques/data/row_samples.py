@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ringmaster.techniques.data.row_files import (
 )
 from ringmaster.techniques.data.row_kind import (
     LABEL,
+    NOTHING,
     Columns,
     RowKind,
     SampleContext,
@@ -36,7 +37,7 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer, complete_toke
 from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of, packed
 from ringmaster.techniques.data.stored_source import TextProgress, described, note_on_unread
 from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
-from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.data_source import PreparedData, Row, shown
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import num_positions
@@ -250,6 +251,7 @@ class RowSamples:
             is_written[place] = context.num_written > num_written_before
             has_sample[place] = True
             remarks[place], odd[place] = context.take_remarks(), kind.remark(values, context=context)
+            odd[place] = odd[place] or self._late_columns(rows[place])
         table, is_cut, is_learnt = self._table(made)
         content = self._content_facts(table, [by_role[place] for place in np.flatnonzero(has_sample)], has_sample)
         has_sample[has_sample] = is_learnt
@@ -266,6 +268,18 @@ class RowSamples:
             "classes": arrow_files.column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
         }
         return table if is_learnt.all() else table.filter(is_learnt), faults, facts
+
+    @cached_property
+    def _known_columns(self) -> frozenset[Any]:
+        """The columns that are read, or that a note or a message names where they are not."""
+        columns = self._columns
+        return frozenset((*columns.needed, *columns.unread, *self._options.ignored_columns, self._spec.time_column))
+
+    def _late_columns(self, row: Row) -> str | None:
+        """What people should know of a row with columns that the first row lacks, and that are not read."""
+        read = row.value if isinstance(row.value, Mapping) else {}
+        late = [name for name in read.keys() - self._known_columns if read[name] not in NOTHING]
+        return f"columns that the first row lacks are not read: {shown(sorted(late))}" if late else None
 
     def _content_facts(
         self, table: arrow_files.Table, sources: Sequence[Mapping[str, Any]], has_sample: NDArray[np.bool_]

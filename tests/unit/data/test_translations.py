@@ -187,6 +187,11 @@ def test_translations_in_objects_are_read_by_their_keys(tmp_path, form):
     spec = DataSpec(kind="seq2seq", tokenizer=tokenizer, held_out=0, options=options, **where)
     with pytest.raises(ValueError, match=r"no column for input_column, target_column; .*COLUMN\.KEY.*translation\.en"):
         prepare(spec, cache_dir=tmp_path / "cache")
+    whole = {**options, "input_column": "translation", "target_column": "translation"}
+    with pytest.raises(
+        ValueError, match=r"is an object, .*set input_column to COLUMN\.KEY, with one of its keys en, fr"
+    ):
+        prepare(replace(spec, options=whole), cache_dir=tmp_path / "cache")
     columns = {"input_column": "translation.en", "target_column": "translation.fr"}
     spec = replace(spec, options={**options, **columns})
     prepared = prepare(spec, cache_dir=tmp_path / "cache")
