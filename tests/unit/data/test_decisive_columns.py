@@ -232,3 +232,21 @@ def test_an_optional_column_that_the_first_row_lacks_is_read(tmp_path, prepared)
 def test_an_optional_column_of_all_rows_or_none_is_refused_where_it_is_late(prepared, bert_tokenizer, kind, row, late):
     with pytest.raises(ValueError, match=r"line 2 has a value in .*, which the first row lacks\. To fix: give all"):
         prepared(kind, [row, {**row, **late}], tokenizer=bert_tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("text-classification", {"text": "one", "label": 1}),
+        ("chat", {"messages": turns("what", "it is")}),
+        ("prompt", {"prompt": "what"}),
+    ],
+)
+def test_columns_that_only_later_rows_have_are_named(prepared, kind, row):
+    rows = [row, {**row, "label": 0} if "label" in row else row, {**row, "topic": "x"}, {**row, "topic": None}]
+    result, _ = prepared(kind, rows)
+    assert [each for each in result.notes if "columns" in each] == [
+        "1 row: columns that the first row lacks are not read: topic"
+    ]
+    result, _ = prepared(kind, rows, options={"ignored_columns": ["topic"]})
+    assert not [each for each in result.notes if "columns" in each]
