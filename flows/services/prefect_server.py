@@ -1,8 +1,8 @@
-"""Prefect's server behind a check of the Host header: `python -m ringmaster.flows.services.prefect_server --port PORT`.
+"""Prefect's server for its own pages alone: `python -m ringmaster.flows.services.prefect_server --port PORT`.
 
-Prefect by default answers requests for any host name, so a page whose name is made to point to this machine (DNS
-rebinding) may use its API. Everything else, including the services that schedule and trigger runs, is as in `prefect
-server start`.
+Prefect by default answers requests for any host name and of pages of any origin, so a page whose name is made to point
+to this machine (DNS rebinding) may use its API. Everything else, including the services that schedule and trigger
+runs, is as in `prefect server start`.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole
 from ringmaster.flows.services import serving
 from ringmaster.model_lineage.sqlite_files import alone_in
+from ringmaster.origins import OwnOrigin
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (file := serving.prefect_database()) is not None:
         asyncio.run(create_database(file))
     hosts = serving.hosts_of(os.environ.get(serving.ALLOWED_HOSTS, "")) or serving.LOOPBACK
-    app = serving.checked(create_app(final=True, ephemeral=requested.until_stdin_ends), hosts)
+    app = serving.checked(OwnOrigin(create_app(final=True, ephemeral=requested.until_stdin_ends)), hosts)
     log_level = get_current_settings().server.logging_level.lower()
     serving.serve(
         serving.server_of(app, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level)
