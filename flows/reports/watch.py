@@ -217,11 +217,12 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
     if fault is not None and not any(run.parent.name == batch for run in runs_below(folder, "*/*")):
         raise InputError([fault])
     if fault is None and (address := settings.pool()) is not None:
-        with closing(Database(address.database)) as database:
+        with open_database(address) as database:  # gives up where the database is away; what follows waits for it
             ids = [key for key, name, _ in Submissions(database).names() if batch in (key, name)] if batch else [None]
-            if ids:
+        if ids:
+            with closing(Database(address.database)) as database:
                 yield WatchTarget(TimelineReader(database, name="the pool", is_pool=True), is_pool=True, batch=ids[-1])
-                return
+            return
     folder = newest_run(folder, batch)
     with closing(Database(file_url(folder / "journal.db"))) as database:
         yield WatchTarget(TimelineReader(database, name=folder.parent.name), is_pool=False)

@@ -16,6 +16,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError, LedgerError, ServerStartError
 from ringmaster.flows import cli, settings
 from ringmaster.flows.batch import flow_runs
+from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import database_of, pool_address
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.pool_processes import ServiceState, ServiceStatus, SupervisorRecord
@@ -275,6 +276,14 @@ def test_status_says_that_the_pool_has_ended_and_what_it_left(home):
     assert done.exit_code == 1
     assert "it ended without `ringmaster down`" in done.stderr
     assert {row["job"]: row["status"] for row in json.loads(done.stdout)} == {"a": "interrupted", "b": "waiting"}
+
+
+def test_watch_gives_up_where_the_database_of_a_pool_is_away(home, monkeypatch):
+    monkeypatch.setattr(batch_requests, "DATABASE_TIMEOUT_S", 0.1)
+    home.name(replace(home.address, database=f"postgresql://ringmaster@127.0.0.1:{free_port()}/ringmaster"))
+    done = CliRunner().invoke(cli.app, ["watch", "--once"])
+    assert isinstance(done.exception, InputError)
+    assert "the pool's database does not answer" in str(done.exception)
 
 
 def test_down_of_a_pool_that_was_killed_is_harmless(home):
