@@ -410,15 +410,19 @@ def status(
     batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of the newest run of each batch, and of all runs on a pool."""
+    """Show the state of the newest run of each batch, and of all runs on a pool; exit 1 where the pool has ended."""
     from ringmaster.flows.reports.watch import runs_of, status_table
 
+    fault = settings.pool_fault()
+    print_lines(error_console(), [fault] if fault else settings.pool_lacks(), style="yellow")
     rows = [row for run in runs_of(batch) for row in run.rows]
     if as_json:
         print_json(rows)
-        return
-    output_console().print(status_table(rows), end="", soft_wrap=True)
-    if (pool := settings.pool()) is not None:
+    else:
+        output_console().print(status_table(rows), end="", soft_wrap=True)
+    if fault:
+        raise typer.Exit(1)
+    if not as_json and (pool := settings.recorded_pool()) is not None:
         from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
 
         with open_database(pool) as database:

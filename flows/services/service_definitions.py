@@ -26,6 +26,7 @@ from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
 from ringmaster.flows import settings
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole
+from ringmaster.flows.services.pool_processes import MLFLOW, PREFECT
 from ringmaster.flows.services.service_files import SHORTEST_PASSWORD
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_wildcard, names_of
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
@@ -37,7 +38,7 @@ from ringmaster.tasks.pool.engines import CONTROLLER, EngineOptions, Service
 if TYPE_CHECKING:
     import psycopg
 
-PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
+METRICS, DEPLOYMENTS = "metrics", "deployments"
 WORKER, FLOWS = "worker", "flows"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
 MLFLOW_SERVER = "ringmaster.model_lineage.mlflow_server"
