@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from prefect.settings import get_current_settings
 
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
-from ringmaster.flows.output import ProcessRole
+from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.services import serving
 from ringmaster.model_lineage.sqlite_files import alone_in
 from ringmaster.text import message_of
@@ -44,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as lock:
         if (file := serving.prefect_database()) is not None:
             lock.enter_context(alone_in(file.parent))
-        app = serving.checked(started_alone(app, lock), hosts)
+        served = serving.checked(started_alone(app, lock), hosts)
         serving.serve(
             serving.server_of(
-                app, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level
+                served, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level
             )
         )
 
@@ -70,7 +69,7 @@ def started_alone(app: ASGIApp, lock: ExitStack) -> ASGIApp:
         try:
             await app(scope, receive, release_and_send)
         except Exception as error:
-            sys.stderr.write(f"Prefect's server cannot start or end: {message_of(error)}\n")
+            report_faults([f"Prefect's server cannot start or end: {message_of(error)}"])
             raise
 
     return locked
