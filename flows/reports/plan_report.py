@@ -141,7 +141,7 @@ def interval_text(prediction: Prediction) -> str:
     Its middle is not shown: the makespan has one number, the planned one. Nor is an earliest end that says nothing.
     """
     text = f"{prediction.low_s:.1f} to {prediction.high_s:.1f} s in {100 * prediction.coverage:.0f} % of runs"
-    earliest = f"{prediction.earliest_s:.1f}"
+    earliest = f"{prediction.earliest_s or 0.0:.1f}"
     return text if float(earliest) == 0.0 else f"{text}, at the earliest {earliest} s by these runtimes"
 
 

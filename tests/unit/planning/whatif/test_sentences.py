@@ -65,7 +65,7 @@ def test_what_a_report_says():
     plan = solve(problem, work_s=LITTLE)
     lines = section(plan, problem, device="NVIDIA H200")
     assert lines[0].startswith("With one more device (NVIDIA H200) on n0 the last job would end ")
-    assert lines[0].endswith(" earlier.")
+    assert lines[0].endswith(" earlier, by these runtimes.")
     assert 1 < len(lines) <= 4
     assert all(line.startswith("Without ") for line in lines[1:])
     many = draw("scale-12x16")
