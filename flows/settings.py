@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 import urllib.request
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,7 @@ from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S, ENGINES
 from ringmaster.techniques.processes.caches import own_caches
+from ringmaster.text import enumerated, message_of
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -531,6 +532,32 @@ def check_folders(folder: Path) -> None:
         raise InputError(faults)
 
 
+PREFECT_FILES = (".env", "prefect.toml", "pyproject.toml")
+"""The files in the working folder from which Prefect takes settings, beside the environment and its profiles."""
+
+
+def _prefect_places() -> list[str]:
+    """Returns the files and variables with settings that the user has made for Prefect."""
+    texts = {name: Path(name).read_text(errors="replace") for name in PREFECT_FILES if os.access(name, os.R_OK)}
+    places = [name for name, text in texts.items() if "prefect" in f"{name} {text}".lower()]
+    return places + [name for name in os.environ if name.startswith("PREFECT_")]
+
+
+def _check_prefect_settings(places: Sequence[str]) -> None:
+    """Raises InputError where Prefect cannot read its settings, of which the user has made some in these places."""
+    try:
+        from prefect.settings import get_current_settings
+
+        get_current_settings()
+    except Exception as error:  # Prefect's validators raise whatever a value of another type makes them raise
+        raise InputError(
+            [
+                f"Prefect cannot read its settings: {message_of(error)}. "
+                f"To fix: correct or remove them in {enumerated(places)}"
+            ]
+        ) from error
+
+
 def embed(folder: Path) -> None:
     """Prepares the environment of a run that starts its own servers. Call it before prefect and mlflow are imported.
 
@@ -539,12 +566,12 @@ def embed(folder: Path) -> None:
     this process writes.
 
     Raises InputError where the home or the temporary folder cannot be written or is full, or where a cache of compiled
-    code is another user's.
+    code is another user's, or where Prefect's settings are wrong.
     """
     check_folders(folder)
     keep_to_owner(folder)
     report_bypass()
-    address = pool()
+    address, places = pool(), _prefect_places()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -567,6 +594,8 @@ def embed(folder: Path) -> None:
         os.environ.update(own_caches(folder))
     # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    if places:  # else Prefect is imported later, while its server starts
+        _check_prefect_settings(places)
 
 
 EXAMPLES = Path(__file__).absolute().parents[1] / "examples"

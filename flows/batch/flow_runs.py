@@ -258,17 +258,13 @@ def _ask_pool(url: str) -> None:
         )
 
 
-SETTINGS_FILES = (".env", "prefect.toml", "pyproject.toml")
-"""The files in the working folder from which Prefect takes settings, beside the environment and its profiles."""
-
-
 def _check_answer(url: str) -> None:
     """Raises ServerStartError where the server that the settings name does not answer."""
     with get_client(sync_client=True) as client:
         fault = client.api_healthcheck()
     if fault is None:
         return
-    files = [name for name in SETTINGS_FILES if Path(name).is_file() and url in Path(name).read_text()]
+    files = [name for name in settings.PREFECT_FILES if Path(name).is_file() and url in Path(name).read_text()]
     places = ["PREFECT_API_URL"] if os.environ.get("PREFECT_API_URL") else files or ["Prefect's profile"]
     raise ServerStartError(
         f"Prefect's server at {url}, which {' and '.join(places)} names, does not answer: {fault}. To fix: start it, "

@@ -268,7 +268,10 @@ def metrics_app(measure: Callable[[], Measurement], *, username: str, password: 
         if not _may_read(request.headers.get("Authorization", ""), username=username, password=password):
             asks = {"WWW-Authenticate": 'Basic realm="ringmaster", charset="UTF-8"'}
             return PlainTextResponse("the password of the pool is needed\n", status_code=401, headers=asks)
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        except (ValueError, TypeError):  # the header cannot be read: any form will do
+            encode, content_type = choose_encoder("")
         return Response(encode(registry), headers={"Content-Type": content_type, "Cache-Control": "no-store"})
 
     def health(_: Request) -> Response:
