@@ -296,6 +296,17 @@ class Models(registry.Families):
         jobs = [registry.record_of(model).origin.job for model in result]
         return sorted({job for job in jobs if job is not None})
 
+    def batches_of(self, name: str) -> set[str]:
+        """Returns the batches whose jobs have made the versions of a registered model; "" for what is no job's."""
+        result = set()
+        for version in paged(self.client.search_model_versions, filter_string=f"name = '{name}'"):
+            id = version.tags.get(registry.MODEL_ID) or version.model_id
+            model = None if id is None else self._logged_model(id)
+            made = "" if model is None else model.tags.get(registry.NAME, "")
+            job = None if model is None else registry.record_of(model).origin.job
+            result.add(made.removesuffix(f".{job}") if made.endswith(f".{job}") else "")
+        return result
+
     def _made_by(self, run_id: str, name: str) -> Any | None:
         """Returns the LoggedModel `name` that run `run_id` has already made, or None."""
         result = self.client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'")

@@ -24,6 +24,9 @@ SIGNED = "ringmaster.signature"  # the SHA-256 of the signature
 COMPONENT_OF = "ringmaster.component."  # followed by the component's id: a tag of each model that contains it
 CHILD = "ringmaster.child."  # followed by the child's id: a tag of the parent
 VERSIONS = "mlflow.modelVersions"
+CHALLENGER_OF = "ringmaster.challenger_of"
+"""A tag of a sweep's best model: the registered model whose challenger the sweep's file makes it, or NOBODY."""
+NOBODY = "-"
 CULPRIT = "ringmaster.culprit"  # the test by which a bisection found that a fault began with the model
 NOTE = "mlflow.note.content"  # the text on the page of a run or a model
 
