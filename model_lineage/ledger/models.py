@@ -87,6 +87,7 @@ class Models(registry.Families):
             registry.PARENTS: json.dumps([parent.model_id for parent in parent_records]),
             registry.DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
             registry.ORIGIN: registry.origin_text(origin),
+            **({registry.MAIN_METRIC: next(iter(metrics))} if metrics else {}),
         }
         if model is None:
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
@@ -398,7 +399,12 @@ class Models(registry.Families):
         batch_id = run.data.tags.get("mlflow.parentRunId")
         batch = (self.client.get_run(batch_id).info.run_name, batch_id) if batch_id else None
         return model_pages.card(
-            registry.record_of(model), text=text, parents=parents, run_name=run.info.run_name, batch=batch
+            registry.record_of(model),
+            text=text,
+            parents=parents,
+            run_name=run.info.run_name,
+            batch=batch,
+            metric=registry.metric_of(self.client.get_logged_model(model.model_id)),
         )
 
     def _write_hub_card(self, model: Any, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:

@@ -22,15 +22,22 @@ from ringmaster.model_lineage.ledger.registry import (
     unless_lost,
     unless_missing,
 )
-from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
+from ringmaster.model_lineage.ledger.registry import DECISION as TAG
+from ringmaster.model_lineage.records import (
+    CHALLENGER,
+    CHAMPION,
+    KEPT,
+    PREVIOUS,
+    PROMOTED,
+    ROLLED_BACK,
+    WAITING,
+)
 from ringmaster.tasks.alarms import Alarm, promotion_refused
 from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.storage.database import Database
 
-TAG = "ringmaster.decision"
 TABLE = "promotion/decisions.json"
-PROMOTED, KEPT, ROLLED_BACK, WAITING = "promoted", "kept", "rolled back", "waiting"
 TAG_CHARACTERS = 5000  # MLflow's limit for a tag of a version
 TRAINED = "retraining/trained.json"
 """The artifact of a model's MLflow run with the data that a retraining run trained it on."""

@@ -8,7 +8,8 @@ import pytest
 
 from ringmaster.errors import InputError, LedgerError, PromotionRefused
 from ringmaster.flows.sweep_form import Sweep, check_name
-from ringmaster.model_lineage import Ledger, Origin
+from ringmaster.model_lineage import Ledger, Origin, snapshot
+from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.model_lineage.snapshot import DAY_MS, Snapshot, collect, unreached
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.retraining import promotion
@@ -18,6 +19,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.sweeping.results import challenge
 
 NAME = "shop.prices"
+NO = PromotionDecision(promote=False, why="worse")
 YES = PromotionDecision(promote=True, why="better", reasons=("better: loss 1 against 2", "p 0.01"))
 
 
@@ -248,3 +250,20 @@ def form_of(name, **given):
 
 def standing(ledger):
     return promotion.standings(ledger, [NAME])[NAME]
+
+
+def test_pages_and_pictures_say_what_was_decided_about_a_version(ledger, versions, log, tmp_path):
+    for number, decision, champion in ((1, YES, None), (2, NO, 1), (3, YES, 1)):
+        promotion.apply(ledger, versions[number - 1], decision, log=log, champion=champion, who="rule")
+    promotion.roll_back(ledger, NAME, log=log, who="me")
+    shown = {1: "champion", 2: "rejected", 3: "rolled back"}
+    lineage = Snapshot.of(ledger, cache=tmp_path / "cache")
+    for number, state in shown.items():
+        record = versions[number - 1]
+        assert lineage.find(record.model_id).states == (state,)
+        assert f">{state}<" in ledger.read_text(record.run_id, family_path(record))
+        page = ledger.client.get_model_version(NAME, str(number)).description
+        assert page.count("- state: ") == 1 and f"\n- state: {state}\n" in page
+    *_, of_client = snapshot._read_client(ledger, tmp_path / "rows.json", is_fresh=True)
+    *_, of_file = snapshot.read_rows(ledger, cache=tmp_path)
+    assert of_client == of_file == {(NAME, 1): "promoted", (NAME, 2): "kept", (NAME, 3): "rolled back"}
