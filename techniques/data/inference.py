@@ -1,12 +1,12 @@
 """The kind of data that fits the columns of files and the model, where they leave no doubt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data.image_processors import has_processor, settings_of
+from ringmaster.techniques.data.image_processors import has_processor, normalisation_of, settings_of
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import HOW, ImageOptions, images_of
 from ringmaster.techniques.data.sources.text_rows import NEGATIVE
@@ -162,7 +162,8 @@ def with_processor_of(spec: DataSpec, model: ModelSpec) -> DataSpec:
     """Returns a spec whose images are read as a model takes them, unless it says how.
 
     They are read by the image processor of a pretrained model, or else in the size of the model's config; and as grey
-    ones where the model has one channel.
+    ones where the model has one channel. Where an option says a part of how they are read, such as their size alone,
+    a pretrained model's processor says the mean and std that none gives.
     """
     if spec.kind != "image-classification":
         return spec
@@ -175,9 +176,31 @@ def with_processor_of(spec: DataSpec, model: ModelSpec) -> DataSpec:
             size = size[0]
         if isinstance(size, int) and size != ImageOptions.image_size:
             kwargs["image_size"] = size
+    if not HOW.isdisjoint(given) and model.from_pretrained is not None and "processor" not in given:
+        kwargs |= _normalisation(model.from_pretrained, given)
     if config.get("num_channels") == 1 and "mode" not in given:
         kwargs["mode"] = "L"
     return replace(spec, kwargs={**spec.kwargs, **kwargs}) if kwargs else spec
+
+
+def _normalisation(name: str, given: Collection[str]) -> dict[str, Any]:
+    """The mean and std of a model's processor that options neither give nor have by default.
+
+    A processor that cannot be read is named beside the options, which the check of the data then refuses.
+    """
+    missing = {"mean": ImageOptions.mean, "std": ImageOptions.std}
+    missing = {key: usual for key, usual in missing.items() if key not in given}
+    if not missing or not has_processor(name):
+        return {}
+    try:
+        own = normalisation_of(name)
+    except ValueError:
+        return {"processor": name}
+    return {key: own[key] for key, usual in missing.items() if {*_listed(own[key])} != {usual}}
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def check_same_processor(spec: DataSpec, folders: Sequence[Path]) -> None:

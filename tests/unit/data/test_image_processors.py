@@ -222,6 +222,47 @@ def test_colours_that_are_lost_are_said(folder):
 # The size of images
 
 
+@pytest.mark.parametrize("are_options", [False, True])
+@pytest.mark.parametrize(
+    ("config", "kwargs", "added"),
+    [
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"image_size": 16},
+         {"mean": [0.4, 0.5, 0.6], "std": [0.2] * 3}),
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"image_size": 16, "std": 0.5},
+         {"mean": [0.4, 0.5, 0.6]}),
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"mean": 0.5}, {"std": [0.2] * 3}),
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"image_size": 16, "mean": 0, "std": 1}, {}),
+        ({"do_normalize": False}, {"image_size": 16}, {"mean": 0.0, "std": 1.0}),
+        ({"rescale_factor": 1 / 510, "image_mean": [0.1] * 3, "image_std": [0.2] * 3}, {"image_size": 16},
+         {"mean": [0.2] * 3, "std": [0.4] * 3}),
+        ({"image_processor_type": "NoImageProcessor"}, {"image_size": 16}, {"processor": "{base}"}),
+    ],
+)  # fmt: skip
+def test_a_size_alone_keeps_the_mean_and_std_of_the_models_processor(folder, config, kwargs, added, are_options):
+    base = base_of(folder, VIT | config)
+    spec = DataSpec(kind=KIND, path="images", **{"options" if are_options else "kwargs": kwargs})
+    result = with_processor_of(spec, ModelSpec(from_pretrained=base))
+    given = {**result.kwargs, **result.options}
+    wanted = {**kwargs, **added}
+    if "processor" in added:
+        assert given == {**kwargs, "processor": base}
+        with pytest.raises(ValueError, match="and processor both say"):
+            data_source_named(KIND).check(result)
+        return
+    assert given.keys() == wanted.keys()
+    for key, value in wanted.items():
+        np.testing.assert_allclose(given[key], value)
+
+
+def test_images_of_a_size_are_normalised_as_the_models_processor_does(folder):
+    base = base_of(folder, VIT | {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]})
+    theirs = AutoImageProcessor.from_pretrained(base, backend="pil", size={"height": 20, "width": 20})
+    spec = with_processor_of(spec_of(folder, image_size=20), ModelSpec(from_pretrained=base))
+    _, training = opened(spec, folder)
+    image = Image.open(sorted(folder.rglob("*.png"))[0]).convert("RGB")
+    np.testing.assert_allclose(training[0]["pixel_values"], theirs(image, return_tensors="pt")["pixel_values"][0])
+
+
 @pytest.mark.parametrize(
     ("model", "kwargs", "wanted"),
     [
