@@ -122,16 +122,18 @@ HARD_NEGATIVES = "hard_negatives"
 def with_hard_negatives(job: Job) -> Job:
     """Returns the job, whose loss compares the hard negatives of its data where it has some, unless it says how many.
 
-    What cannot be read is reported when the data is prepared.
+    The columns of files and of saved data sets are known here; the loss refuses the samples of others where they have
+    more sequences. What cannot be read is reported when the data is prepared.
     """
     spec, number = job.data, 0
     with suppress(ValueError):
         loss = class_of(job.loss)
         is_open = loss is not None and HARD_NEGATIVES in options_of(loss) and HARD_NEGATIVES not in job.loss_options
-        if is_open and spec.kind == "embedding" and spec.path is not None:
+        if is_open and spec.kind == "embedding" and (spec.path is not None or columns_of_saved(spec)):
+            there = None if spec.path is not None else columns_of_saved(spec)
             source, retriever = data_source_named(spec.kind), retriever_of(spec)
             assert isinstance(source, RowSource)
-            negatives = [role for role in source.columns(spec).columns if role.startswith(NEGATIVE)]
+            negatives = [role for role in source.columns(spec, there).columns if role.startswith(NEGATIVE)]
             number = len(negatives) + (0 if retriever is None else retriever.k)
     return replace(job, loss_options={**job.loss_options, HARD_NEGATIVES: number}) if number else job
 
@@ -153,7 +155,7 @@ def with_loss_of(job: Job, *folders: Path) -> Job:
         usual = source.usual_loss if isinstance(source, RowSource) else None
         return job if usual is None else with_hard_negatives(replace(job, loss=usual))
     options = dict(saved["loss_options"])
-    if job.data.path is not None:
+    if job.data.path is not None or columns_of_saved(job.data):
         options.pop(HARD_NEGATIVES, None)  # those of the data that is evaluated on count
     return with_hard_negatives(replace(job, loss=saved["loss"], loss_options=options))
 
