@@ -17,6 +17,8 @@ from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.events import NUM_ROWS
 from ringmaster.text import enumerated, markdown
 
+VARIED = {"model": "varied model"}
+"""Columns of varied keys of a job that the tables have another column for."""
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
 
 
@@ -128,7 +130,7 @@ def leaderboard(
             **{key: row[key] for key in ("rank", "job")},
             **{f"held-out {key}": row["metrics"].get(key) for key in metrics},
             "held-out rows": row["held-out rows"],
-            **{key: row["values"].get(key) for key in keys},
+            **{VARIED.get(key, key): row["values"].get(key) for key in keys},
             **{key: row[key] for key in ("status", "steps", "device seconds", "model")},
         }
         for row in rows
