@@ -1,12 +1,12 @@
 """The kind of data that fits the columns of files and the model, where they leave no doubt."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data.image_processors import has_processor, normalisation_of, settings_of
+from ringmaster.techniques.data.image_processors import has_processor, normalisation_of
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import HOW, ImageOptions, images_of
 from ringmaster.techniques.data.sources.text_rows import NEGATIVE
@@ -203,20 +203,6 @@ def _normalisation(name: str, given: Collection[str]) -> dict[str, Any]:
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def check_same_processor(spec: DataSpec, folders: Sequence[Path]) -> None:
-    """Raises ValueError where models that are to read the same rows have other image processors than the first one's.
-
-    spec: the rows, as the first model reads them. folders: of models, the first one first.
-    """
-    first, *others = map(str, folders)
-    for other in others if spec.kwargs.get("processor") == first else ():
-        if has_processor(other) and settings_of(other) != settings_of(first):
-            raise ValueError(
-                f"data: {first} and {other} have different image processors, and would read the same pixels. To fix: "
-                "evaluate each by itself"
-            )
 
 
 def _vision_config(model: ModelSpec) -> Mapping[str, Any]:

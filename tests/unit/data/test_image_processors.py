@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,10 +14,11 @@ from transformers.utils import is_torchvision_available
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.class_labels import ClassLabels
 from ringmaster.techniques.data.image_processors import PROCESSOR
-from ringmaster.techniques.data.inference import check_same_processor, with_processor_of
+from ringmaster.techniques.data.inference import with_processor_of
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data_source import data_source_named
 from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.scoring.scored_rows import read_alike, read_by
 
 KIND = "image-classification"
 SIDE = {"height": 16, "width": 16}
@@ -301,13 +303,29 @@ def test_images_are_of_the_size_of_the_model(tmp_path, model, kwargs, wanted, ar
     assert with_processor_of(text, ModelSpec(**filled(model))) == text
 
 
-def test_models_of_other_processors_do_not_read_the_same_pixels(folder):
+def test_models_of_other_processors_read_images_by_their_own(folder):
     first, same, other = (
-        base_of(folder, VIT | more, name) for name, more in (("a", {}), ("b", {}), ("c", {"resample": 3}))
+        Path(base_of(folder, VIT | more, name)) for name, more in (("a", {}), ("b", {}), ("c", {"resample": 3}))
     )
-    (folder.parent / "bare").mkdir()
-    spec = spec_of(folder, processor=first)
-    check_same_processor(spec, [first, same, folder.parent / "bare"])
-    check_same_processor(spec_of(folder, processor=other), [first, other])  # as its author wants it
-    with pytest.raises(ValueError, match=r"a and .*c have different image processors.*To fix: evaluate each by itself"):
-        check_same_processor(spec, [first, same, other])
+    bare = folder.parent / "bare"
+    bare.mkdir()
+    spec = with_processor_of(spec_of(folder), ModelSpec(from_pretrained=str(first)))
+    assert [read_alike(spec, first, each) for each in (first, same, bare, other)] == [True, True, True, False]
+    assert read_by(spec, other).kwargs["processor"] == str(other)
+    pixels = [opened(read_by(spec, each), folder)[1][0]["pixel_values"].numpy() for each in (first, same, other)]
+    np.testing.assert_array_equal(pixels[0], pixels[1])
+    assert not np.array_equal(pixels[0], pixels[2])
+
+
+def test_models_of_other_tokenizers_read_texts_by_their_own(tmp_path):
+    spec = DataSpec(kind="text-classification", path="x.csv")
+    for name, content in (("a", "{}"), ("b", "{}"), ("c", '{"other": 1}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(content)
+    (tmp_path / "d").mkdir()
+    first, same, other, without = (tmp_path / name for name in "abcd")
+    assert [read_alike(spec, first, each) for each in (same, other, without)] == [True, False, True]
+    (same / "chat_template.jinja").write_text("{{ messages }}")
+    assert not read_alike(spec, first, same)
+    assert read_by(spec, other).tokenizer == str(other)
+    assert read_alike(replace(spec, kind=None, path=None, source="digits"), first, other)
