@@ -16,8 +16,14 @@ LABELS = ("cat", "dog")
 def model_of(folder, mean):
     names = dict(enumerate(LABELS))
     config = ViTConfig(
-        **{"image_size": 8, "patch_size": 4, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
-        **{"num_attention_heads": 2, "id2label": names, "label2id": {name: i for i, name in names.items()}},
+        image_size=8,
+        patch_size=4,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        id2label=names,
+        label2id={name: i for i, name in names.items()},
     )
     ViTForImageClassification(config).save_pretrained(folder)
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}}
