@@ -296,11 +296,14 @@ def sweep(
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
     with working(f"reading {sweep_file}"):
-        from ringmaster.flows.sweep_form import load_sweep, spec_of
+        from ringmaster.flows.sweep_form import check_name, load_sweep, spec_of
 
         form = load_sweep(located(sweep_file))
         batch = spec_of(form).batch()
     if dry_run:
+        from ringmaster.flows.batch.context import ledger_of
+
+        check_name(form, ledger_of(settings.home()))
         raise typer.Exit(_plan_only(batch, profiles="predict", seed=form.seed, is_result=True, as_json=as_json))
     with training(batch, is_verbose=verbose, is_resumed=resume):
         from ringmaster.flows.batch.flow_runs import result_of

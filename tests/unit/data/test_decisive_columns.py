@@ -1,10 +1,12 @@
 """Columns that change what a row means are read, or rows with them are refused; all others are named in a note."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.inference import with_hard_negatives
@@ -124,6 +126,17 @@ def test_numbered_negatives_are_read_in_their_order(prepared, tmp_path, bert_tok
     spec = DataSpec(kind="embedding", path=str(tmp_path / "rows.jsonl"))
     job = Job(name="a", model=ModelSpec(architecture="BertModel"), data=spec, loss="contrastive", num_steps=1)
     assert with_hard_negatives(job).loss_options == {"hard_negatives": 2}
+
+
+@pytest.mark.parametrize("names", [(), ("negative",), ("negative_1", "negative_2")])
+def test_negatives_of_a_saved_data_set_are_counted_as_those_of_files_are(tmp_path, names):
+    columns = {name: [f"{name} {i}" for i in range(4)] for name in ("anchor", "positive", *names)}
+    Dataset.from_dict(columns).save_to_disk(tmp_path / "saved")
+    spec = DataSpec(kind="embedding", dataset=str(tmp_path / "saved"))
+    job = Job(name="a", model=ModelSpec(architecture="BertModel"), data=spec, loss="contrastive", num_steps=1)
+    assert with_hard_negatives(job).loss_options.get("hard_negatives", 0) == len(names)
+    given = replace(job, loss_options={"hard_negatives": 0})
+    assert with_hard_negatives(given) == given
 
 
 @pytest.mark.parametrize(
