@@ -11,6 +11,7 @@ atomically.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shlex
@@ -185,7 +186,7 @@ class Connection:
     def _open(self) -> RetryingClient:
         if self.file is not None:
             create_database(self.file)
-            if self._tensors is not None and self._artifact_root is not None:
+            if self._tensors is not None and self._artifact_root is not None and sqlite_files.is_writable(self.file):
                 _move_into_store(self.file, self._artifact_root)
         from mlflow import MlflowClient
 
@@ -206,7 +207,11 @@ def _access_files(tracking_uri: str, folder: Path, *, tensors: Path | None) -> N
     from ringmaster.model_lineage.tensors.artifacts import register
 
     if tensors is not None:
-        TensorStore(tensors).add_artifacts(folder)
+        try:
+            TensorStore(tensors).add_artifacts(folder)
+        except OSError as error:  # whoever may only read adds no references, either
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
     _served_folders[tracking_uri] = folder
     register()
     register("mlflow-artifacts", _served_repository)
@@ -265,9 +270,15 @@ def sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def create_database(file: Path) -> None:
-    """Creates an MLflow database at `file` unless there is one. Raises LedgerError."""
-    if fault := database_fault(file):
+    """Creates an MLflow database at `file` unless there is one. Raises LedgerError.
+
+    One that is there need not be writable: a user may read the records of others.
+    """
+    is_there = file.is_file() and file.stat().st_size > 0
+    if fault := database_fault(file, writes=not is_there or sqlite_files.is_writable(file)):
         raise LedgerError(fault)
+    if is_there:
+        return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with sqlite_files.alone_in(file.parent):
@@ -281,9 +292,12 @@ def create_database(file: Path) -> None:
         ) from error
 
 
-def database_fault(file: Path) -> str | None:
-    """Returns why an MLflow database cannot be used, with a remedy; None if it can, or if there is none yet."""
-    return sqlite_files.fault_of(file, contents="the records of earlier runs", versions=MIGRATIONS)
+def database_fault(file: Path, *, writes: bool = True) -> str | None:
+    """Returns why an MLflow database cannot be used, with a remedy; None if it can, or if there is none yet.
+
+    writes: whether it is to be written, too.
+    """
+    return sqlite_files.fault_of(file, contents="the records of earlier runs", versions=MIGRATIONS, writes=writes)
 
 
 def _write_database(file: Path) -> None:

@@ -37,12 +37,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from sqlalchemy.pool import NullPool
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
 from ringmaster.errors import DatabaseFileError
 from ringmaster.extras import missing_extra
-from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
-from ringmaster.tasks.storage.schema import METADATA, UNREADABLE, check_tables
+from ringmaster.model_lineage.sqlite_files import fault_of, is_writable, path_of, read_only, sqlite_url
+from ringmaster.tasks.storage.schema import METADATA, UNREADABLE, check_form, check_tables
 from ringmaster.text import storable
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class Database:
     lost is retried. Safe to use from several threads. Raises ReleaseMismatch if the database has tables of another
     release's form, DatabaseFileError if a SQLite file cannot be used.
 
+    A SQLite file that this user may not write can be read; `write` raises DatabaseFileError then.
+
     url: `sqlite:///FILE` or `postgresql://...`.
     timeout_s: seconds after which a transaction gives up and raises the last database error.
     synced: False lets SQLite lose its last transactions on a power failure; for tests.
@@ -75,17 +78,30 @@ class Database:
         self.url = url
         self._timeout_s = timeout_s
         self._closing = threading.Event()
-        self._engine = _sqlite(url, synced=synced) if url.startswith("sqlite:") else _postgresql(url)
+        file = Path(path_of(url)) if url.startswith("sqlite:") else None
+        self._read_only_file = file if file is not None and file.is_file() and not is_writable(file) else None
         try:
-            self.write(_prepare)
+            if self._read_only_file is not None:
+                self._engine = _sqlite_to_read(self._read_only_file)
+                self.read(check_form)
+            else:
+                self._engine = _sqlite(url, synced=synced) if file is not None else _postgresql(url)
+                self.write(_prepare)
         except DBAPIError as error:
-            file = path_of(url) if url.startswith("sqlite:") else ""
-            if fault := file and fault_of(Path(file), contents="what it says of runs"):
+            if fault := self._fault_of(file):
                 raise DatabaseFileError([fault]) from error
             raise
 
+    def _fault_of(self, file: Path | None, *, writes: bool | None = None) -> str | None:
+        if file is None:
+            return None
+        writes = self._read_only_file is None if writes is None else writes
+        return fault_of(file, contents="what it says of runs", writes=writes)
+
     def write(self, act: Callable[[Connection], T]) -> T:
         """Runs `act` in a write transaction and returns its result. Once this returns, the changes are durable."""
+        if self._read_only_file is not None:
+            raise DatabaseFileError([self._fault_of(self._read_only_file, writes=True)])
         return self._with_retries(act, writes=True)
 
     def read(self, act: Callable[[Connection], T]) -> T:
@@ -314,6 +330,16 @@ def _sqlite(url: str, *, synced: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _sqlite_to_read(file: Path) -> Engine:
+    """Returns an engine whose every transaction opens the file anew, as others may begin to write it meanwhile."""
+    return create_engine(
+        "sqlite://",
+        creator=lambda: read_only(file, check_same_thread=False),
+        poolclass=NullPool,
+        json_deserializer=json_value,
+    )
 
 
 def _postgresql(url: str) -> Engine:
