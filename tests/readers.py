@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,20 @@ def open_to_writers(home):
 def files_in(folder):
     """Returns everything below a folder."""
     return sorted(Path(folder).rglob("*"))
+
+
+@contextmanager
+def small_disk(folder, *, size):
+    """Mounts a disk of a size, such as "64k", at a new folder, which needs root."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk can be made only as root")
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be made: {mounted.stderr.decode()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)

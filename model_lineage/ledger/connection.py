@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import shlex
+import shutil
 import sqlite3
 import tempfile
 import threading
@@ -249,7 +250,8 @@ def _move_into_store(file: Path, folder: Path) -> None:
 
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
-_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/dev/shm")  # a container may give it 64 kB
+DRAFT_BYTES = 16 << 20  # for a new database of 1 MB, and what its migrations copy
 MIGRATIONS = "mlflow:store/db_migrations/versions"
 
 
@@ -279,12 +281,15 @@ def create_database(file: Path) -> None:
         raise LedgerError(fault)
     if is_there:
         return
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with sqlite_files.alone_in(file.parent):
             if not file.exists() or not file.stat().st_size:
                 _write_database(file)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+        error = getattr(error, "orig", error)  # without the statement
         raise LedgerError(
             f"the ledger {file} cannot be written: {error}. "
             "To fix: free space, give this user access, or choose another place.",
@@ -303,8 +308,9 @@ def database_fault(file: Path, *, writes: bool = True) -> str | None:
 def _write_database(file: Path) -> None:
     from mlflow import MlflowClient
 
-    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="mlflow-") as folder, _quiet_migrations():
+    has_room = os.access(_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(_MEMORY).free >= DRAFT_BYTES
+    place = _MEMORY if has_room else file.parent
+    with tempfile.TemporaryDirectory(dir=place, prefix=".mlflow-") as folder, _quiet_migrations():
         draft = Path(folder) / file.name
         MlflowClient(sqlite_files.sqlite_url(draft))
         write_atomically(file, draft.read_bytes())
