@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -289,6 +290,7 @@ def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> R
 T = TypeVar("T")
 
 TIMEOUT_S = 2.0  # with a database that is full or locked
+LEAST_FREE_BYTES = 1 << 18  # on the disk of a run, which less of it stops
 MOST_NAMED = 4  # devices whose numbers are shown
 MOST_IN_CELL = 500  # characters of a message; --json has all of it
 STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", "message", "trained with")
@@ -319,6 +321,17 @@ def runs_of(batch: str | None, *, has_figures: bool = True) -> list[StatusRun]:
     return runs
 
 
+def _waiting(records: list[journal.JobRecord], folder: Path) -> list[journal.JobRecord]:
+    """Returns records with the cause for which running jobs wait: the disk of their run is full.
+
+    The run itself cannot write that down there.
+    """
+    if not _is_running(records) or shutil.disk_usage(folder).free >= LEAST_FREE_BYTES:
+        return records
+    message = f"waits: the disk of {folder} is full. To fix: free space there"
+    return [replace(each, message=each.message or message) if _is_running([each]) else each for each in records]
+
+
 def faults_of(runs: Iterable[StatusRun]) -> list[str]:
     """Returns why runs have no rows, each reason once."""
     return list(dict.fromkeys(run.fault for run in runs if run.fault))
@@ -335,7 +348,7 @@ def _runs_here(*, has_figures: bool) -> Iterator[StatusRun]:
             records = journal.jobs_of_file(file)
             options = _options(journal.segments_of_file(file)) if has_figures else {}
             lines = _lines_here(file, batch) if has_figures and _is_running(records) else {}
-            rows = _rows(records, batch, folder.name, options=options, lines=lines)
+            rows = _rows(_waiting(records, folder), batch, folder.name, options=options, lines=lines)
             yield StatusRun(batch=batch, folder=folder, rows=rows)
         except DatabaseFileError as error:  # the other batches are shown
             yield StatusRun(batch=batch, folder=parent, rows=[], fault=str(error))

@@ -47,6 +47,7 @@ QUIET_ENVIRONMENT = {
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """By which MLflow opens an experiment with its runs and curves, and not with the evaluation runs of its GenAI view."""
 PROFILES = "-profiles"  # ends the name of the experiment of the profiles
+LOGGER = "mlflow.store.db.utils"
 _PAGE = 1000
 _served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
 
@@ -191,11 +192,18 @@ class Connection:
                 _move_into_store(self.file, self._artifact_root)
         from mlflow import MlflowClient
 
+        # MLflow logs each with its traceback; the error that is raised says the cause.
+        logging.getLogger(LOGGER).addFilter(_is_no_database_error)
         guard = RetryingClient(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
         if self._artifact_root is not None:
             _access_files(self.tracking_uri, self._artifact_root, tensors=self._tensors)
         return RetryingClient(client, tracking_uri=self.tracking_uri, waiting=self._waiting)
+
+
+def _is_no_database_error(record: logging.LogRecord) -> bool:
+    """Whether a record of MLflow is another one than that of an error, which it raises as well."""
+    return not record.exc_info
 
 
 def _access_files(tracking_uri: str, folder: Path, *, tensors: Path | None) -> None:
@@ -323,7 +331,7 @@ def _quiet_migrations() -> Iterator[None]:
     def is_warning(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING
 
-    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")]
+    loggers = [logging.getLogger(name) for name in (LOGGER, "alembic.runtime.migration")]
     for logger in loggers:
         logger.addFilter(is_warning)
     try:

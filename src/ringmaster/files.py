@@ -27,6 +27,15 @@ STORAGE_ERRORS = (*FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 """The numbers of errors of a disk, or of the rights on it, which are no fault of a program."""
 
 
+WRITE_PATIENCE = "RINGMASTER_WRITE_PATIENCE_S"
+"""Environment variable for the seconds for which a run waits for a disk or store that takes nothing."""
+
+
+def write_patience_s() -> float:
+    """Returns the seconds for which a run waits for a disk or store that takes nothing, until it fails."""
+    return float(os.environ.get(WRITE_PATIENCE, 1800.0))
+
+
 def storage_fault(error: OSError) -> str | None:
     """Returns the disk or the right that an error is about, with a remedy; None for an error of another kind."""
     if error.errno not in STORAGE_ERRORS:

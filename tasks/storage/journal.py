@@ -94,9 +94,9 @@ class Journal:
         self._clocks: dict[int, SteadyClock] = {}  # of the segments that run
 
     @classmethod
-    def of_file(cls, file: Path) -> Self:
-        """Returns the journal of a batch that runs on this machine alone."""
-        return cls(Database(file_url(file)), batch="")
+    def of_file(cls, file: Path, **options: Any) -> Self:
+        """Returns the journal of a batch that runs on this machine alone. options: those of `Database`."""
+        return cls(Database(file_url(file), **options), batch="")
 
     def close(self) -> None:
         """Closes the database."""

@@ -1,6 +1,8 @@
 """`ringmaster status` of a home with many batches: it only reads, and one damaged journal hides no other batch."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -65,3 +67,14 @@ def test_a_damaged_journal_hides_no_other_batch(home):
     result = status(exit_code=1)
     assert "good" in result.stdout
     assert "journal.db is damaged" in result.stderr
+
+
+def test_a_running_job_on_a_full_disk_says_why_it_waits(home, monkeypatch):
+    file = journal_of(home, "night", jobs=("a",))
+    written = Journal.of_file(file)
+    written.write_job("b", status=JobStatus.RUNNING, step=3)
+    written.close()
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=4096))
+    done, runs = json.loads(status("--json").stdout)
+    assert done["message"] == ""
+    assert runs["message"] == f"waits: the disk of {file.parent} is full. To fix: free space there"
