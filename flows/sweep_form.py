@@ -9,15 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
-from ringmaster.errors import BatchFileError
+from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
+from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Fault, document, load_batch
 from ringmaster.tasks.batch.document import FileKind, Place, as_mapping, got, parsed_place, place_text
 from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
+from ringmaster.tasks.sweeping.results import name_fault
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
@@ -247,6 +249,12 @@ def spec_of(form: Sweep) -> SweepSpec:
     if faults:
         raise BatchFileError(faults)
     return spec
+
+
+def check_name(form: Sweep, ledger: Ledger) -> None:
+    """Raises InputError where the best trial would challenge a registered model that the form does not name."""
+    if not form.challenger_of and (fault := name_fault(ledger, form.name)):
+        raise InputError([fault])
 
 
 def load_sweep(path: Path) -> Sweep:

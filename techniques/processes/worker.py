@@ -16,8 +16,8 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import RankFailed, RankResult
-from ringmaster.techniques.processes.failures import failure_kind
+from ringmaster.techniques.processes.events import OutcomeStatus, RankFailed, RankResult
+from ringmaster.techniques.processes.failures import failure_kind, is_of_code
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join, show_gpus
 from ringmaster.techniques.processes.reporter import RankLog, Reporter
@@ -45,7 +45,11 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - reported to the supervisor, with its kind; the trace goes to the log
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
-        reporter.send(RankFailed(kind=failure_kind(error), message=f"{type(error).__name__}: {message_of(error)}"))
+        kind, of_code = failure_kind(error), is_of_code(error)
+        if kind == OutcomeStatus.CRASHED and of_code and rank == 0 and not (reporter.has_stepped or order.known_step):
+            kind = OutcomeStatus.INVALID  # nothing has been trained, and nothing will be different
+        message = f"{type(error).__name__}: {message_of(error)}"
+        reporter.send(RankFailed(kind=kind, message=message, is_of_code=of_code))
         _leave(1)
 
 
@@ -54,6 +58,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     for folder, url in order.model_urls.items():
         fetch_model(url, Path(folder))
     technique = registry.load(order.technique)
+    reporter.has_stepped = isinstance(technique, BlackBox)  # a program of its own, which does not say what it has done
     if rank == 0 and order.purpose == TRAIN and not (isinstance(technique, BlackBox) and technique.prints_itself):
         reporter.log = RankLog()
     if isinstance(technique, BlackBox):
