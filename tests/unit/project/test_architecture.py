@@ -273,6 +273,64 @@ def test_the_base_layer_imports_none_of_the_packages():
         assert [each for each in found if each.of(*PACKAGES)] == []
 
 
+# What the modules of a feature may import of the packages, by their kind: see `ringmaster.features`.
+OF_FEATURES = {
+    "job": ("techniques",),
+    "trainer": ("techniques",),
+    "plan": ("techniques", "tasks"),
+    "execute": ("techniques", "tasks"),
+    "commands": PACKAGES,
+    "pages": PACKAGES,
+}
+FEATURES = f"src/{IMPORT_ROOT}/features"
+
+
+def is_foreign_to_its_feature(found: Import) -> bool:
+    """Whether a module of a feature imports another feature, or a package that its kind of module may not import."""
+    *_, feature, name = found.file.with_suffix("").parts
+    is_own = found.of(f"features.{feature}")
+    allowed = OF_FEATURES.get(name, ())
+    return (found.of("features") and not is_own) or (found.of(*PACKAGES) and not found.of(*allowed))
+
+
+def names_a_feature(found: Import) -> bool:
+    """Whether a module outside of features imports one of them, and not what finds them alone."""
+    target = found.module.removeprefix(f"{IMPORT_ROOT}.").split(".")
+    return target[0] == "features" and (ROOT / FEATURES / target[1] if target[1:] else ROOT / "none").is_dir()
+
+
+def test_features_import_no_other_feature_and_what_their_kind_of_module_may():
+    found = [each for each in imports(ROOT, (FEATURES,)) if each.file.parent.name != "features"]
+    assert found and [f"{i.file}:{i.line} {i.module}" for i in found if is_foreign_to_its_feature(i)] == []
+
+
+def test_the_packages_name_no_feature():
+    assert [f"{i.file}:{i.line} {i.module}" for i in imports_here() if names_a_feature(i)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("a/trainer.py", "from ringmaster.features.b.trainer import Part"),
+        ("a/trainer.py", "def f():\n    from ringmaster.tasks.cluster import Device"),
+        ("a/plan.py", "from ringmaster.flows import cli"),
+    ],
+)
+def test_a_feature_that_imports_too_much_is_found(file: str, source: str, tmp_path: Path):
+    path = tmp_path / FEATURES / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    (told,) = imports(tmp_path, (FEATURES,))
+    assert is_foreign_to_its_feature(told)
+
+
+def test_a_package_that_names_a_feature_is_found(tmp_path: Path):
+    (tmp_path / "tasks").mkdir()
+    lines = ("from ringmaster import features", "from ringmaster.features import modules")
+    (tmp_path / "tasks" / "a.py").write_text("\n".join((*lines, "import ringmaster.features.kernels.trainer")))
+    assert [names_a_feature(each) for each in imports(tmp_path)] == [False, False, True]
+
+
 def without_root(found: Iterable[Import]) -> list[str]:
     """Imports of our packages from the top of the import path, which would load a module twice under two names."""
     return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]

@@ -1,0 +1,1 @@
+"""`numerics`: kernels of a step that change its last digits, where a job permits it."""

@@ -1,0 +1,1 @@
+"""`quantize_base`: adapters on a frozen base in 4 bits."""
