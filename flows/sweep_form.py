@@ -11,10 +11,11 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJso
 
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file, path_in
+from ringmaster.findings import Place, as_mapping, got
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
 from ringmaster.tasks.batch import Fault, document, load_batch
-from ringmaster.tasks.batch.document import FileKind, Place, as_mapping, got, parsed_place, place_text
+from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.extras import missing_extra
-from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
+from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder, is_name
 from ringmaster.tasks.batch.schema import STORE
 from ringmaster.techniques.job import (
@@ -32,7 +32,6 @@ from ringmaster.techniques.models.architectures import architecture_in, with_con
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
 
-Raw = Mapping[str, Any]
 Edge = tuple[str, str]
 """(a job's name, the name of one of its parents)."""
 MOST_CIRCLES = 100

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.findings import Finding, Place, as_list, findings_where, got
 from ringmaster.tasks.batch import document, grid, ludwig, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
-from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, findings_where, got, place_text
+from ringmaster.tasks.batch.document import Fault, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.batch.shared_components import component_findings, with_composites

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ringmaster.tasks.batch.document import Finding, Place, as_mapping, got
+from ringmaster.findings import Finding, Place, as_mapping, got
 from ringmaster.tasks.batch.references import MOST_WHOLE
 from ringmaster.tasks.batch.schema import section_at
 from ringmaster.techniques import Job

@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.files import is_file, path_in
-from ringmaster.tasks.batch.document import as_list, got
+from ringmaster.findings import as_list, got
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job, registry
 from ringmaster.techniques.checkpoints.storage import is_url

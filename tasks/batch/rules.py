@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.extras import missing_extra
+from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
-from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.references import closest, is_name, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
@@ -40,7 +40,6 @@ from ringmaster.techniques.local import Local
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
-Raw = Mapping[str, Any]
 SIZES = frozenset(
     (
         *("hidden_size", "embedding_size", "d_model", "n_embd", "head_dim", "intermediate_size", "vocab_size"),

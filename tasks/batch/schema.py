@@ -12,8 +12,8 @@ from typing import Annotated, Any, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.functional_validators import AfterValidator
 
+from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.document import Place
 from ringmaster.tasks.batch.references import (
     METHODS,
     MOST_AT_ONCE,

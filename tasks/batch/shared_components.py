@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where
+from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.rules import PlacedJob, Raw
+from ringmaster.tasks.batch.rules import PlacedJob
 from ringmaster.tasks.batch.schema import SharedComponentSection
 from ringmaster.techniques.job import (
     COMPOSED,

@@ -21,8 +21,9 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
+from ringmaster.findings import Finding, Place, as_list, findings_where
 from ringmaster.tasks.batch import Batch, document, parse_batch
-from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
+from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 from ringmaster.tasks.batch.references import Distinct, Name, Positive, is_name, wrong
 from ringmaster.tasks.batch.schema import Section

@@ -21,7 +21,10 @@ from ringmaster.techniques.training.trainer import weights_digest
 
 FROZEN = json.loads(Path(__file__).with_name("frozen_jobs.json").read_text())
 DATA = {
-    **{"kind": "tokens", "seq_len": 24, "vocab_size": 300, "num_held_out": 9000},
+    "kind": "tokens",
+    "seq_len": 24,
+    "vocab_size": 300,
+    "num_held_out": 9000,
     **dict.fromkeys(("num_labels", "image_size", "num_channels")),
 }
 
