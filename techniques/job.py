@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, TypeVar
 
-from ringmaster.codec import SINCE_LATER, stored_flat
+from ringmaster.codec import SINCE_LATER, part_items, set_fields, stored_flat, stored_parts
+from ringmaster.techniques.job_parts import Effect, JobPart, part_kind
 
+PartT = TypeVar("PartT", bound=JobPart)
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
 PADDINGS = ("longest", "max_length")
@@ -127,36 +129,20 @@ OF_SAMPLES = frozenset(
     )
 )
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
-OF_TRUST = frozenset({"allow_untrusted", "verify_share", "verify_steps"})
-"""The fields of a job that say who may train it."""
-BESIDE_ONE_STEP = OF_TRUST | frozenset(
+_SAME_STEP = frozenset(
     {
         *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
         *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
     }
 )
-"""The fields of a job on which neither what a step needs nor what it costs depends."""
-BESIDE_MODEL_AND_LOSS = (
-    OF_SAMPLES
-    | BESIDE_ONE_STEP
-    | {
-        *("techniques", "num_devices", "components", "optimizer", "clip_grad_norm", "global_batch_size"),
-        *(
-            "communication",
-            "compile",
-            "exact",
-            "exact_chunk",
-            "local_updates",
-            "numerics",
-            "adapter",
-            "freeze",
-            "adaptation",
-            "evaluation.max_batches",
-            "evaluation.max_rows",
-        ),
-    }
-)
-"""The fields of a job on which one forward and backward of its model, without an adapter, does not depend."""
+_SAME_TIME = OF_SAMPLES | _SAME_STEP | {"techniques", "num_devices", "components"}
+_SAME_MODEL = _SAME_TIME | {
+    *("optimizer", "clip_grad_norm", "global_batch_size", "communication", "compile", "exact", "exact_chunk"),
+    *("local_updates", "adapter", "freeze", "adaptation", "evaluation.max_batches", "evaluation.max_rows"),
+}
+SAME: Mapping[Effect, frozenset[str]] = {Effect.STEP: _SAME_STEP, Effect.TIME: _SAME_TIME, Effect.MODEL: _SAME_MODEL}
+"""The fields of a job, but those of its parts, that have no such effect; every other field is counted, also one that is
+added later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -684,16 +670,6 @@ class LocalUpdates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics:
-    """What may differ from a plain step, so that other kernels may compute it: see `training.kernels`.
-
-    tolerance: the largest relative difference of the loss and of each gradient.
-    """
-
-    tolerance: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Job:
     """One model to train.
 
@@ -722,7 +698,6 @@ class Job:
             a power of two of them. None until it is chosen in the preflight.
         local_updates: steps that workers take on their own between exchanges; None for an exchange at each step. Such
             a job has the same bits on any number of devices, as an exact one.
-        numerics: lets the search choose other kernels, whose steps are compared with plain ones; None for plain ones.
         adaptation: how the model is derived from other models besides training; None for plain training.
         store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
@@ -735,9 +710,7 @@ class Job:
         target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
         may_vary: what may be chosen on the way to the target; nothing else is.
         phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
-        allow_untrusted: whether segments may run on untrusted nodes, whose work trusted nodes verify by samples.
-        verify_share: the probability with which a segment of an untrusted node is repeated on a trusted one.
-        verify_steps: the most steps of a segment on an untrusted node.
+        parts: those of optional features (`ringmaster.features`), one of each kind, in the order of their keys.
     """
 
     name: str
@@ -771,11 +744,34 @@ class Job:
     may_vary: Variables = field(default=Variables(), metadata=SINCE_LATER)
     phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
     local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
-    numerics: Numerics | None = field(default=None, metadata=SINCE_LATER)
-    allow_untrusted: bool = field(default=False, metadata=SINCE_LATER)
-    verify_share: float = field(default=0.1, metadata=SINCE_LATER)
-    verify_steps: int = field(default=100, metadata=SINCE_LATER)
     store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
+    parts: tuple[JobPart, ...] = stored_parts(part_kind)
+
+    def __post_init__(self) -> None:
+        parts = sorted(filter(part_items, self.parts), key=lambda part: part.job_keys())
+        object.__setattr__(self, "parts", tuple(parts))
+        assert len({type(part) for part in parts}) == len(parts), f"job {self.name} has two parts of one kind"
+
+    def part(self, kind: type[PartT]) -> PartT | None:
+        """Returns the job's part of a kind; None where it has none, or one that is not active."""
+        return next((part for part in self.parts if isinstance(part, kind) and part.is_active), None)
+
+    def with_parts(self, *parts: JobPart) -> "Job":
+        """Returns the job with these parts, in place of its own of the same kinds."""
+        others = self.without(*map(type, parts)).parts
+        return replace(self, parts=(*others, *parts))
+
+    def without(self, *kinds: type[JobPart]) -> "Job":
+        """Returns the job without its parts of these kinds."""
+        return replace(self, parts=tuple(part for part in self.parts if type(part) not in kinds))
+
+    def unaffected(self, effect: Effect) -> frozenset[str]:
+        """Returns the keys of its parts that have no such effect."""
+        return frozenset(key for part in self.parts if effect not in part.effects for key in part.job_keys())
+
+    def fields_with(self, effect: Effect, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Returns the JSON form of the fields that have an effect, but those with their defaults and those in `but`."""
+        return set_fields(self, but=SAME[effect] | self.unaffected(effect) | but)
 
     @property
     def is_exact(self) -> bool:

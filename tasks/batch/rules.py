@@ -15,8 +15,9 @@ from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
 from ringmaster.tasks.batch.grid import MAX_JOBS
+from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import closest, is_name, loss_parts
-from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
@@ -36,6 +37,7 @@ from ringmaster.techniques.job import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from ringmaster.techniques.job_parts import part_kinds
 from ringmaster.techniques.local import Local
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
@@ -542,16 +544,10 @@ def _exact(job: Raw) -> Iterator[Finding]:
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
 
 
-def _untrusted(job: Raw) -> Iterator[Finding]:
-    """Yields why segments of a job cannot be repeated and compared; places are relative to the job."""
-    if job.get("allow_untrusted") is not True:
-        return
-    place, remedy = ("allow_untrusted",), "leave one of the two out"
-    yield from findings_where(
-        (_has_command(job), place, "does not go with a command, whose states nobody else can repeat", remedy),
-        (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
-        (adaptation_rules.is_store(job), place, "is for training, and a store trains nothing", remedy),
-    )
+def _parts(job: Raw) -> Iterator[Finding]:
+    """Yields the faults that optional features find; places are relative to the job."""
+    for kind in dict.fromkeys(part_kinds().values()):
+        yield from kind.findings(job)
 
 
 def _local_updates(job: Raw) -> Iterator[Finding]:
@@ -576,12 +572,6 @@ def _local_updates(job: Raw) -> Iterator[Finding]:
             ("local_updates", "warmup_steps"),
             f"is {warmup}, and the job has {num_steps} steps",
             "give fewer, or leave local_updates out",
-        ),
-        (
-            job.get("numerics") is not None and (bool(local) or job.get("exact") is True),
-            ("numerics",),
-            "does not go with the same bits everywhere",
-            "leave one of the two out",
         ),
         (
             bool(local) and _has_command(job),
@@ -760,7 +750,7 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _config_sizes,
     _exact,
     _local_updates,
-    _untrusted,
+    _parts,
     _text,
     training_findings,
     _loss,

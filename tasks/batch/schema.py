@@ -1,19 +1,21 @@
 """Pydantic models of the batch file: the keys and the type of each value.
 
-The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them. A
-field's description completes the sentence "To fix: give ..."; editors show it too.
+The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them; those of
+optional features are built from the features' dataclasses (`part_sections`). A field's description completes the
+sentence "To fix: give ..."; editors show it too.
 """
 
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import UnionType
-from typing import Annotated, Any, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, create_model, model_validator
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
+from ringmaster.tasks.batch.part_sections import Section, part_keys
 from ringmaster.tasks.batch.references import (
     METHODS,
     MOST_AT_ONCE,
@@ -48,12 +50,6 @@ from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
-
-
-class Section(BaseModel):
-    """Base of all sections of a batch file: unknown keys are refused, and types are not coerced."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, title=None)
 
 
 class Window(Section):
@@ -482,14 +478,6 @@ class LocalUpdatesSection(Section):
     )
 
 
-class NumericsSection(Section):
-    """How far a step may be from a plain one, so that the search may choose its kernels."""
-
-    tolerance: Annotated[float, Field(gt=0, le=0.1)] = Field(
-        description="the largest relative difference of loss and gradients, such as 1e-5"
-    )
-
-
 class StoreSection(Section):
     """The index of a job of kind store, and how its passages are encoded."""
 
@@ -529,7 +517,7 @@ class NegativesSection(Section):
     store: StoreSection = Field(default=StoreSection(), description="the index of the passages, such as {index: ivf}")
 
 
-class JobEntry(Section):
+class _JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
@@ -632,20 +620,6 @@ class JobEntry(Section):
         description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
         "the key out: at each step",
     )
-    numerics: NumericsSection | None = Field(
-        default=None,
-        description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
-    )
-    allow_untrusted: bool = Field(
-        default=job.Job.allow_untrusted, description="true where untrusted nodes of a pool may train it, else false"
-    )
-    verify_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=job.Job.verify_share,
-        description="the share of the segments of untrusted nodes that trusted ones repeat, such as 0.1",
-    )
-    verify_steps: Whole = Field(
-        default=job.Job.verify_steps, description="the most steps of a segment on an untrusted node, such as 100"
-    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )
@@ -656,6 +630,12 @@ class JobEntry(Section):
         default=None,
         description="whose job it is, for `objective: fairness` and `users`, such as ana; default: its own",
     )
+
+
+if TYPE_CHECKING:
+    JobEntry = _JobEntry
+else:
+    JobEntry = create_model("JobEntry", __base__=_JobEntry, __doc__=_JobEntry.__doc__, **part_keys())
 
 
 class GridEntry(Section):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import FLASH_PACKAGE, IMPLEMENTATIONS
@@ -39,7 +40,7 @@ def kernel_choices(job: Job, *, device_kind: str) -> dict[str, str]:
 
     device_kind: "cpu" or "gpu".
     """
-    if job.numerics is None or not job.trains or job.model.command is not None:
+    if job.part(Numerics) is None or not job.trains or job.model.command is not None:
         return {}
     loss = loss_function_of(job.loss, job.loss_options)
     if loss is not None and loss.generation is not None:

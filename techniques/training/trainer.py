@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointNotFound
+from ringmaster.features.kernels.job import Numerics
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
 from ringmaster.techniques.checkpoints.checkpoint import (
     Checkpoint,
@@ -46,7 +48,8 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.job import OF_TRUST, Job, TrainingPhase, WarmStart
+from ringmaster.techniques.job import Job, TrainingPhase, WarmStart
+from ringmaster.techniques.job_parts import Effect
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
 from ringmaster.techniques.models.build import build_model
@@ -503,7 +506,8 @@ class Trainer(JobTrainingState):
 
     def _take_kernels(self, name: str, build: Callable[..., torch.optim.Optimizer]) -> str:
         """Has steps computed by the kernels `name` if they agree with plain ones; returns why they do not, or ""."""
-        assert self.job.numerics is not None, "only such jobs have kernels to choose from"
+        numerics = self.job.part(Numerics)
+        assert numerics is not None, "only such jobs have kernels to choose from"
         arguments = optimizer_kernels(name, self.job)
         plain = other = self._sample_step
         if arguments is not None:
@@ -514,7 +518,7 @@ class Trainer(JobTrainingState):
             plain=plain,
             use=partial(use_kernels, self._technique.unwrap(self.model), name, device_type=self.ranks.device.type),
             other=other,
-            tolerance=self.job.numerics.tolerance,
+            tolerance=numerics.tolerance,
             agree=self.ranks.max,
         )
         if arguments is not None and not refused:
@@ -715,7 +719,7 @@ class Trainer(JobTrainingState):
 
     def digest_step(self) -> None:
         """Adds the present state to the chain of states, on rank 0, where the job may run on untrusted nodes."""
-        if self._chain is not None and self.job.allow_untrusted:
+        if self._chain is not None and self.job.part(Untrusted) is not None:
             self._chain.digest_step(self.next_step, self._own_tensors())
 
     def _own_tensors(self) -> Iterator[Tensor]:
@@ -882,10 +886,11 @@ class _TrainerWork:
 
 def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
-    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES, *OF_TRUST)
+    others = {"name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES}
+    same = others | job.unaffected(Effect.WEIGHTS)
     if job.phases:  # they are compared by themselves
         job = replace(job, num_steps=job.phases[0].num_steps, local_updates=None)
-    fields = {key: value for key, value in to_json(job).items() if key not in others}
+    fields = {key: value for key, value in to_json(job).items() if key not in same}
     return digest({**fields, "data_digest": data_digest})
 
 

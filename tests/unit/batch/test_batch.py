@@ -15,6 +15,7 @@ from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
 from ringmaster.techniques.job import OPTIMIZERS, StoreSettings, Target, Variables
+from ringmaster.techniques.job_parts import part_kinds
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -57,9 +58,10 @@ def test_where_the_file_is_silent_the_defaults_are_those_of_job():
 @pytest.mark.parametrize(("section", "dataclass"), PAIRS.items(), ids=lambda cls: cls.__name__)
 def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
-    for name in ("loss_options", "phases"):  # `loss` has them; a run makes the others
+    for name in ("loss_options", "phases", "parts"):  # `loss` has them; a run makes the phases; parts have keys
         fields.pop(name, None)
-    others = {*schema.PLANNER_KEYS, "kind", "ludwig", "negatives"} if section is schema.JobEntry else set()
+    of_job = {*schema.PLANNER_KEYS, "kind", "ludwig", "negatives", *part_kinds()}
+    others = of_job if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
         others = {option.name for kind in kinds for option in dataclasses.fields(kind)}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.batch import json_schema, parse_batch
 from ringmaster.tasks.profiling.preflight import inspection_key
 from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import Job
 from ringmaster.techniques.estimates.measured_steps import _measurable
-from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, BESIDE_ONE_STEP
+from ringmaster.techniques.job_parts import Effect
 from ringmaster.techniques.training.trainer import weights_digest
 
 FROZEN = json.loads(Path(__file__).with_name("frozen_jobs.json").read_text())
@@ -37,8 +37,8 @@ def state(job):
         "weights": weights_digest(job, data_digest="d"),
         "speed": speed_key(job, DATA),
         "inspection": inspection_key(job, weights={}),
-        "step": digest(set_fields(_measurable(job), but=BESIDE_ONE_STEP)),
-        "model_and_loss": digest(set_fields(job, but=BESIDE_MODEL_AND_LOSS)),
+        "step": digest(_measurable(job).fields_with(Effect.STEP)),
+        "model_and_loss": digest(job.fields_with(Effect.MODEL)),
         "parents": list(job.parents),
         "renamed": digest(job.renamed("new", "new-{}".format)),
         "made": made,

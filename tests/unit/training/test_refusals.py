@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import StepError
+from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup
+from ringmaster.techniques.job import LocalUpdates, ParameterGroup
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.technique import KERNELS, GangShape, training_state_bytes
@@ -70,7 +71,7 @@ def test_kernels_are_searched_for_jobs_with_numerics_and_those_that_are_not_ther
 
     assert kernels(preflight(job, folder, "ddp")) == {None}
     monkeypatch.setattr("shutil.which", lambda name: None)
-    found = preflight(replace(job, numerics=Numerics(tolerance=1e-5)), folder, "ddp")
+    found = preflight(job.with_parts(Numerics(tolerance=1e-5)), folder, "ddp")
     assert kernels(found) == {None, "attention:eager", "optimizer:foreach"}
     (refusal,) = found.refusals
     assert refusal.config == {KERNELS: "compile:default"}

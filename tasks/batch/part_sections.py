@@ -1,0 +1,77 @@
+"""Sections of batch files for the optional parts of a job, built from the annotations of the parts' fields."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import reduce
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from ringmaster.tasks.batch.references import OneOf
+from ringmaster.techniques.job_parts import Choices, Description, Format, JobPart, Limits, part_kinds
+
+FORMATS: Mapping[str, Any] = {}
+"""The types of values by the names of their formats."""
+
+
+class Section(BaseModel):
+    """Base of all sections of a batch file: unknown keys are refused, and types are not coerced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, title=None)
+
+
+def part_keys() -> dict[str, Any]:
+    """Returns the keys of a job that its optional parts have, as the fields of a Pydantic model."""
+    result: dict[str, Any] = {}
+    for kind in dict.fromkeys(part_kinds().values()):
+        if not kind.key:
+            result |= _fields(kind)
+            continue
+        name, title = kind.__name__, (kind.__doc__ or "").partition("\n")[0]
+        section = create_model(f"{name}Section", __base__=Section, __doc__=title, **_fields(kind))
+        result[kind.key] = (section | None, Field(default=None, description=kind.description))
+    return result
+
+
+def _fields(kind: type[JobPart]) -> dict[str, Any]:
+    """Returns the fields of a dataclass that are keys of files."""
+    hints, result = get_type_hints(kind, include_extras=True), {}
+    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint = hints[each.name]
+        for item in getattr(hint, "__metadata__", ()):
+            if isinstance(item, Description):
+                default = ... if each.default is dataclasses.MISSING else _in_file(each.default)
+                result[each.name] = (_type_of(hint), Field(default=default, description=item.text))
+    return result
+
+
+def _type_of(hint: Any) -> Any:
+    """Returns the type of a value in a file for that of a field: lists for tuples, and checks for annotations."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        checks = (check for item in arguments[1:] if (check := _check(item)) is not None)
+        return reduce(lambda checked, check: Annotated[checked, check], checks, _type_of(arguments[0]))
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_type_of, arguments))]  # noqa: UP007
+    if origin is tuple:
+        return list[_type_of(arguments[0])]  # type: ignore[misc]
+    if origin is Mapping:
+        return dict[tuple(map(_type_of, arguments))]  # type: ignore[misc]
+    return hint
+
+
+def _check(annotation: Any) -> Any:
+    """Returns what Pydantic has for an annotation of a part; None for one that checks nothing."""
+    match annotation:
+        case Limits():
+            return Field(**{name: limit for name, limit in vars(annotation).items() if limit is not None})
+        case Choices(names):
+            return OneOf(names)
+        case Format(name):
+            return FORMATS[name]
+    return None
+
+
+def _in_file(default: Any) -> Any:
+    return list(default) if isinstance(default, tuple) else default

@@ -1,0 +1,111 @@
+"""Optional parts of a job, which features bring: their values, their keys in files, rules, and what they change.
+
+A part is a frozen dataclass. The annotations of its fields say what values files may give, and a batch file's sections
+are built from them. Its JSON form lies beside the job's other fields: under its `key`, or field by field.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Flag, auto
+from functools import cache
+from typing import Annotated, ClassVar
+
+from ringmaster.features import modules
+from ringmaster.findings import Finding, Raw
+
+MOST_WHOLE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a key of a file may have: the text completes the sentence "To fix: give ...". Fields without are no keys."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of a number: at least, more than, at most, less than."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The names of which a text is one."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Format:
+    """The name of a check of values, such as "folder": see `tasks.batch.part_sections`."""
+
+    name: str
+
+
+Whole = Annotated[int, Limits(ge=1, le=MOST_WHOLE)]
+Positive = Annotated[float, Limits(gt=0)]
+
+
+class Effect(Flag):
+    """What may differ between jobs that differ in a part.
+
+    WEIGHTS: the trained weights. STEP: what a step needs and does. TIME: how long a step takes. MODEL: one forward and
+    backward of the model without an adapter.
+    """
+
+    WEIGHTS = auto()
+    STEP = auto()
+    TIME = auto()
+    MODEL = auto()
+
+
+class JobPart:
+    """The values of an optional feature in a job, the base of frozen dataclasses.
+
+    The first line of a subclass's docstring is shown in the reference of batch files.
+
+    Attributes:
+        key: the key of the mapping with its fields; "" where its fields are keys of the job itself.
+        description: what the key may have, as in `Description`.
+        effects: what may differ between jobs that differ in the part.
+    """
+
+    key: ClassVar[str] = ""
+    description: ClassVar[str] = ""
+    effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job has the feature, rather than settings alone with which it would have it."""
+        return True
+
+    @classmethod
+    def job_keys(cls) -> tuple[str, ...]:
+        """Returns its keys in the JSON form of a job; the first one is that of which the others are settings."""
+        return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def findings(cls, job: Raw) -> Iterator[Finding]:
+        """Yields the faults between its values and others of a job; places are relative to the job."""
+        yield from ()
+
+
+@cache
+def part_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobPart]]:
+    """Returns the classes of all parts by their keys in the JSON form of a job, built-in ones first."""
+    kinds: dict[str, type[JobPart]] = {}
+    for module in modules("job", only_builtin=only_builtin):
+        for kind in module.PARTS:
+            kinds |= {key: kind for key in kind.job_keys() if key not in kinds}
+    return kinds
+
+
+def part_kind(key: str) -> type[JobPart] | None:
+    """Returns the class of the part with a key in the JSON form of a job; None where no feature has the key."""
+    # Installed features are searched for other keys only: that takes a tenth of a second, in each rank.
+    return part_kinds(only_builtin=True).get(key) or part_kinds().get(key)
