@@ -702,8 +702,6 @@ class Job:
         store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
             "vision_model"}. The lineage recognizes them in every model that contains them.
-        quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
-            arXiv:2305.14314); for jobs with an adapter.
         warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
@@ -737,7 +735,6 @@ class Job:
     components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
-    quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
     warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
     target: Target | None = field(default=None, metadata=SINCE_LATER)
@@ -772,6 +769,11 @@ class Job:
     def fields_with(self, effect: Effect, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
         """Returns the JSON form of the fields that have an effect, but those with their defaults and those in `but`."""
         return set_fields(self, but=SAME[effect] | self.unaffected(effect) | but)
+
+    @property
+    def base_format(self) -> str | None:
+        """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
+        return next((name for part in self.parts if (name := part.base_format) is not None), None)
 
     @property
     def is_exact(self) -> bool:

@@ -80,6 +80,11 @@ class JobPart:
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
 
     @property
+    def base_format(self) -> str | None:
+        """The format in which the frozen weights below an adapter are held; None for the weights as they are."""
+        return None
+
+    @property
     def is_active(self) -> bool:
         """Whether the job has the feature, rather than settings alone with which it would have it."""
         return True

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder, is_name
 from ringmaster.tasks.batch.schema import STORE
@@ -28,6 +27,7 @@ from ringmaster.techniques.job import (
     Adapter,
     Job,
 )
+from ringmaster.techniques.job_parts import Effect, part_kinds
 from ringmaster.techniques.models.architectures import architecture_in, with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
@@ -529,11 +529,10 @@ def _continued_findings(job: Raw, of_base: Raw, jobs: Mapping[str, Raw]) -> Iter
     problem = f"is not that of {base}, whose adapter is continued"
     yield from findings_where(
         (model != model_of_base and is_same_class, ("model",), problem, f"take the model of {base}"),
-        (
-            job.get("quantize_base") != of_base.get("quantize_base"),
-            ("quantize_base",),
-            problem,
-            f"take that of {base}",
+        *(
+            (job.get(key) != of_base.get(key), (key,), problem, f"take that of {base}")
+            for key, kind in part_kinds().items()
+            if Effect.MODEL in kind.effects
         ),
     )
     for key, default in DEFAULTS.items():
@@ -553,7 +552,6 @@ def _as_set(value: Any) -> Any:
 def adapter_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the adapter of one job; places are relative to the job."""
     adapter = job.get("adapter")
-    yield from _quantized_base(job, adapter)
     if not isinstance(adapter, Mapping):
         return
     kind, is_new = str(adapter.get("kind", Adapter.kind)), adapter.get("from_pretrained") is None
@@ -566,34 +564,6 @@ def adapter_findings(job: Raw) -> Iterator[Finding]:
     if job.get("adaptation") is not None:
         remedy = "train the adapter in a job of its own, and adapt its result"
         yield Finding(("adapter",), "stands beside an adaptation", remedy)
-
-
-def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
-    if job.get("quantize_base") is None:
-        return
-    place, has_adapter = ("quantize_base",), isinstance(adapter, Mapping)
-    problem, _, remedy = (missing_extra("quantization", feature="a base in 4 bits") or "").partition(". To fix: ")
-    yield from findings_where(
-        (
-            not has_adapter,
-            place,
-            "is for a base that stays frozen below an adapter",
-            "give an adapter, or leave it out",
-        ),
-        (
-            has_adapter and adapter.get("initialization") not in (None, "default"),
-            ("adapter", "initialization"),
-            "subtracts from the base's weights, which are in 4 bits",
-            "leave it out",
-        ),
-        (
-            job.get("compile"),
-            ("compile",),
-            "compiles layers, and those of 4 bits are not compiled",
-            "leave it out",
-        ),
-        (problem, place, problem, remedy),
-    )
 
 
 def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:

@@ -545,9 +545,6 @@ class _JobEntry(Section):
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
     )
-    quantize_base: Annotated[str, OneOf((job.NF4,))] | None = Field(
-        default=None, description="nf4, for the base of an adapter in 4 bits, or leave the key out"
-    )
     warm_start: WarmStartSection | None = Field(
         default=None,
         description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",

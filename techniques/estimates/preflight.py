@@ -96,7 +96,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     if is_narrowed and (folder := order.weights.get(job.name)) and (larger := model_of_folder(Path(folder))):
         with explained("adaptation: it does not suit the base", "correct model.config"):
             tensor_sources(skeleton(larger, data), skeleton(job.model, data))
-    in_4_bits = job.quantize_base is not None
+    in_4_bits = job.base_format is not None
     facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=in_4_bits)
     if tried is not None:
         facts = with_probe(facts, tried, job)
@@ -262,7 +262,7 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         return (
             f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
         )
-    if job.quantize_base is not None and not technique.takes_4_bits:
+    if job.base_format is not None and not technique.takes_4_bits:
         return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
     if job.adapter is not None and job.adapter.dora and not technique.whole_layers:
         return f"a DoRA needs the lengths of whole weights, which {technique.name} divides"

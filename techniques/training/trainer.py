@@ -302,7 +302,7 @@ class Trainer(JobTrainingState):
         self._base = str(weights) if weights else self.job.model.from_pretrained
         if model is None:
             model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
-        if self.job.quantize_base is not None and self._adapter is not None:
+        if self.job.base_format is not None and self._adapter is not None:
             quantize_base(model, self._adapter)
         if order.purpose == TRAIN:  # a trial may stand for other jobs, with other components
             check_components(self.job, model)
@@ -783,7 +783,7 @@ class Trainer(JobTrainingState):
                 adapter, state = without_subtraction(self._adapter, state, self._subtracted)
                 export_adapter(
                     folder, adapter=adapter, spec=spec, base=base, state=state, prepared=prepared,
-                    quantize_base=self.job.quantize_base, job=self.job,
+                    quantize_base=self.job.base_format, job=self.job,
                 )  # fmt: skip
             else:
                 export_model(

@@ -21,7 +21,11 @@ from types import ModuleType
 from ringmaster.registry import installed
 
 GROUP = "ringmaster.features"
-BUILTIN = ("ringmaster.features.kernels", "ringmaster.features.untrusted")
+BUILTIN = (
+    "ringmaster.features.kernels",
+    "ringmaster.features.quantized_base",
+    "ringmaster.features.untrusted",
+)
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 
 

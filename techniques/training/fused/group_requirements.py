@@ -64,7 +64,7 @@ def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int 
     for job in jobs[1:]:
         if (job.model, job.base) != (first.model, first.base):
             return f"{job.name} has another base than {first.name}"
-        if job.quantize_base != first.quantize_base or (job.quantize_base and _whole(job) != _whole(first)):
+        if job.base_format != first.base_format or (job.base_format and _whole(job) != _whole(first)):
             return f"{job.name} has its base in another format than {first.name}"
         if job.precision != first.precision:
             return f"{job.name} is computed in another precision than {first.name}"

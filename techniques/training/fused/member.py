@@ -330,7 +330,7 @@ class GroupMember(JobTrainingState):
                 base=self.order.weights_from or self.job.model.from_pretrained,
                 state=self.trained_weights(self.root),
                 prepared=self.prepared,
-                quantize_base=self.job.quantize_base,
+                quantize_base=self.job.base_format,
                 job=self.job,
             )
             if self.order.model_url is not None:

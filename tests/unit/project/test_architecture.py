@@ -150,6 +150,7 @@ NAMING_FEATURES = {
     "flows/pool/profiling.py",
     "tasks/execution/referee.py",
     "tasks/execution/starter.py",
+    "techniques/models/rewriting.py",
     "techniques/training/kernels.py",
     "techniques/training/trainer.py",
 }

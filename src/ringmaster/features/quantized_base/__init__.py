@@ -1,0 +1,1 @@
+"""Bases in 4 bits below adapters (QLoRA)."""
