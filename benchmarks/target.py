@@ -179,8 +179,7 @@ class Run:
         """Trains up to a step; yields the step and the loss of each evaluation on the way."""
         while self.trainer.next_step < last_step:
             report = self.trainer.step()
-            if report.noise is not None:
-                self.noise.append(report.noise)
+            self.noise += report.measurements
             if self.job.is_evaluated(self.trainer.next_step) or self.trainer.next_step == last_step:
                 yield self.trainer.next_step, self.trainer.evaluate()["loss"]
 

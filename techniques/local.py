@@ -8,6 +8,7 @@ Sources: Douillard et al., DiLoCo (arXiv:2311.08105); McMahan et al., Federated 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.job import Job
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class Local(Single):
     """Holds one or several of the job's workers on each device, which exchange weights at the ends of rounds only.
 
-    The harness takes the workers' steps: see `training.local_updates`.
+    The harness takes the workers' steps: see `ringmaster.features.local_updates`.
     """
 
     name = "local"
@@ -41,6 +42,10 @@ class Local(Single):
     takes_kernels = False
     measures_noise = False
     updates_locally = True
+
+    def trained_job(self, job: Job) -> Job:
+        """Returns the job with the local updates of its last phase."""
+        return replace(job, local_updates=job.phases[-1].local_updates) if job.phases else job
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires that each device has equally many workers, and a batch that they may divide."""

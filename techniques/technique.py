@@ -30,8 +30,9 @@ Config = Mapping[str, Any]
 # The activations that a layer recomputes in backward, the quickest mode first: see `training.recomputation`.
 RECOMPUTE = ("none", "selective", "full")
 
-# The config key of the kernels that compute a step, of jobs with `numerics`: see `training.kernels`.
-KERNELS = "kernels"
+# The config key of the kernels that compute a step, of jobs with `numerics`, and the first word of those of attention:
+# see `ringmaster.features.kernels`.
+KERNELS, ATTENTION = "kernels", "attention"
 
 # How ranks take the chunks of an exact job: see `Technique.takes_chunks`.
 RUN, TURN = "run", "turn"
@@ -64,7 +65,7 @@ class StepWork(Protocol):
         """The number of forward passes that the share is divided into; at least one."""
 
     is_measured: bool
-    """Whether the gradients of the first micro-batch are measured by themselves (`training.noise_scale`)."""
+    """Whether the ranks exchange the gradients of their first micro-batches by themselves."""
 
     def measure_part(self, count: float) -> None:
         """Measures the gradients of the first micro-batch, which all ranks have exchanged. count: of its loss here."""
@@ -128,7 +129,7 @@ class Technique(ABC):
     measures_noise: ClassVar[bool] = False
     # Whether it trains jobs with local updates, and only these.
     updates_locally: ClassVar[bool] = False
-    # Whether the kernels of a job with `numerics` may be chosen: see `training.kernels`.
+    # Whether the kernels of a job with `numerics` may be chosen: see `ringmaster.features.kernels`.
     takes_kernels: ClassVar[bool] = False
     # The job's precisions of computation and of communication between ranks, set by the harness before `parallelize`.
     precision: str = "fp32"
@@ -149,6 +150,10 @@ class Technique(ABC):
     @abstractmethod
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Returns the model, laid out over the mesh (None for a single process). Parameters keep their names."""
+
+    def trained_job(self, job: Job) -> Job:
+        """Returns a job as the technique trains it now."""
+        return job
 
     def updates_on_host(self, config: Config) -> bool:
         """Returns whether weights and optimizer stay in host memory, and are copied to the device for each use."""

@@ -343,7 +343,7 @@ class TargetScheduler:
             return
         decided_after = int(DECIDED_AFTER * _probe(self.jobs[name]))
         with self._lock:
-            self._noise[source] |= {each.step: each for each in event.noise if each.step < decided_after}
+            self._noise[source] |= {each.step: each for each in event.measurements if each.step < decided_after}
             self._keep()
         # A gang that may train on is told so before it stops. One that is to change stops at the end of its probe.
         if source == name and event.step >= decided_after and not self._choice(name).phases(self.jobs[name]):

@@ -73,7 +73,7 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             rewards = enumerate(event.rewards, start=event.first_step + 1)
             losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
             losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-            for block in noise_blocks(event.noise, most=1):  # of one report: a mean over many is near the truth
+            for block in noise_blocks(event.measurements, most=1):  # of one report: a mean over many is near the truth
                 losses.append(MetricPoint("train/noise_scale", block.scale, event.step, now_ms))
             return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in _speed(event).items()]
         case EvaluationReported():

@@ -61,8 +61,8 @@ class CheckpointedState(Protocol):
     def checkpoint_meta(self) -> dict[str, Any]:
         """Returns the metadata of the job that a checkpoint stores."""
 
-    def extend_chain(self, step: int, *, always: bool) -> None:
-        """Adds the published checkpoint of `step` to the chain of the job's states. Called on rank 0."""
+    def after_publish(self, step: int, *, is_last: bool) -> None:
+        """Follows the publication of the checkpoint of `step`. Called on rank 0."""
 
 
 def takes_nothing(fault: OSError | None) -> bool:
@@ -186,7 +186,7 @@ class Saver:
 
     def _publish(self, step: int, meta: Mapping[str, Any], *, is_last: bool) -> None:
         self._store.publish(step, meta)
-        self._saved.extend_chain(step, always=is_last)
+        self._saved.after_publish(step, is_last=is_last)
 
     def follow(self, sums: SaveVotes) -> None:
         """Processes the sums over all ranks at a step: advances the save in progress, or completes it."""

@@ -19,8 +19,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -51,9 +51,12 @@ from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
-from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.batch_loader import BatchRequest
 from ringmaster.techniques.training.generation import num_expected
+from ringmaster.techniques.training.job_state import LONGEST, WIDTH_MULTIPLE
+from ringmaster.techniques.training.parts import Share, TrainedModel, TrainerPart
+from ringmaster.techniques.training.rank_batches import RankBatches
+from ringmaster.techniques.training.trainer import Trainer
 
 VERSION = 3
 MOST_SLOTS = 8  # slots that are measured at the same time
@@ -122,7 +125,7 @@ def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
     last = min(len(held_out), job.max_evaluated_rows)
     kept = [range(first, min(first + size, last)) for first in range(0, last, size)]
     written = _mean_written(job, held_out, kept[:WRITTEN_BATCHES])
-    if job.data.padding != trainers.LONGEST or job.compile:
+    if job.data.padding != LONGEST or job.compile:
         return Widths(written=written)
     num_batches = min(max(SAMPLED_ROWS // size, 1), SAMPLED_BATCHES)
     drawn: list[Any] = []
@@ -146,7 +149,7 @@ def _mean_written(job: Job, held_out: Dataset, batches: Sequence[Any]) -> float 
 
 
 def _mean_width(dataset: Dataset, batches: Sequence[Any]) -> float | None:
-    widths = [width_of(dataset, batch, multiple_of=trainers.WIDTH_MULTIPLE) for batch in batches]
+    widths = [width_of(dataset, batch, multiple_of=WIDTH_MULTIPLE) for batch in batches]
     known = [width for width in widths if width]  # images have none
     return fmean(known) if known else None
 
@@ -207,16 +210,16 @@ def _measured(
         cache_dir=str(cache_dir),
         data=to_json(data),
     )
-    trainer = _TimedTrainer(order, model=few, width=width, device=device)
+    steps = _TimedSteps(order, model=few, width=width, device=device)
     more = {kind: number - kinds_of_few.count(kind) for kind, number in kinds.items()}
-    small, large = trainer.times(kinds_of_few, more=more)
+    small, large = steps.times(kinds_of_few, more=more)
     row_s = max((large.total_s - small.total_s) / (large.num_rows - small.num_rows), 0.0)
     launch_s = 0.0 if small.waits_for_host else max(large.total_s - large.num_rows * row_s, 0.0)
     row_s = (large.total_s - launch_s) / large.num_rows
-    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in steps.trainer.model.parameters() if p.requires_grad)
     times = StepTimes(
         launch_s=launch_s,
-        row_s=row_s * (1.0 if trainer.width is None or width is None else width / trainer.width),
+        row_s=row_s * (1.0 if steps.width is None or width is None else width / steps.width),
         update_s=min(small.update_s, large.update_s) * facts.num_updated / max(trained, 1),
         forward_share=large.forward_s / large.total_s,
         layers_share=large.layers_s / large.total_s,
@@ -271,64 +274,142 @@ class _MicroBatch:
         return replace(self, total_s=self.total_s + self.load_s, host_s=self.host_s + self.load_s, load_s=0.0)
 
 
-class _TimedTrainer(trainers.Trainer):
-    """A trainer on one device that notes when its parts begin and end, and chooses the rows of a step itself."""
+class _StepTimer(TrainerPart):
+    """Notes when the parts of a trainer's step begin and end."""
 
-    def __init__(self, order: GangOrder, *, model: nn.Module, width: float | None, device: torch.device) -> None:
-        super().__init__(order, registry.load(order.technique), alone(device), beat=lambda: None, model=model)
+    def __init__(self, device: torch.device) -> None:
         self._clock = _CudaClock() if device.type == "cuda" else _CpuClock()
-        multiple = trainers.WIDTH_MULTIPLE
-        own = self._training.width if isinstance(self._training, PaddedDataset) else None
-        self.width = None if width is None or own is None else min(-(-int(width + 0.999) // multiple) * multiple, own)
-        self._chosen: list[int] = []
         self._begun: dict[str, Any] = {}
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
-        reference = self.adaptation.reference
-        for watched in (self._plain, None if reference is None else reference.model):
-            if watched is not None:
-                self._watch(watched, _layers(watched))
 
-    def _watch(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
-        model.register_forward_pre_hook(lambda *_: self._begin("forward"))
-        model.register_forward_hook(lambda *_: self._end("forward"))
-        for i, layer in enumerate(layers):
+    def watch(self, model: nn.Module) -> None:
+        """Notes the forward of a model, and the forward and backward of each of its layers."""
+        model.register_forward_pre_hook(lambda *_: self.begin("forward"))
+        model.register_forward_hook(lambda *_: self.end("forward"))
+        for i, layer in enumerate(_layers(model)):
             layer.register_forward_pre_hook(lambda _, args, kwargs, i=i: self._enter(i, args, kwargs), with_kwargs=True)
             layer.register_forward_hook(lambda _, args, out, i=i: self._leave(i, out))
+
+    def observe_gradients(self, sums: Sequence[float], *, step: int, count: float, to_mean: float) -> None:
+        """Ends the micro-batch, and begins the update."""
+        self.end("step")
+        self.begin("update")
+
+    def after_step(self, trainer: TrainedModel) -> None:
+        """Ends the update."""
+        self.end("update")
+
+    def restart(self) -> None:
+        """Begins a step, without the times of those before."""
+        self._spans.clear()
+        self.begin("step")
+
+    def begin(self, name: str) -> None:
+        """Begins a part of a step."""
+        self._begun[name] = self._clock.now()
+
+    def end(self, name: str) -> None:
+        """Ends a part of a step, if it has begun."""
+        if name in self._begun:
+            self._spans.setdefault(name, []).append((self._begun.pop(name), self._clock.now()))
+
+    def seconds(self, name: str) -> float:
+        """Returns all seconds of a part; 0 of one that was not run, as no gradient arrives in frozen layers."""
+        return sum(max(self._clock.seconds(*span), 0.0) for span in self._spans.get(name, ()))
+
+    def host_s(self, name: str) -> float:
+        """Returns all seconds in which the host launched a part."""
+        return sum(max(self._clock.host_s(*span), 0.0) for span in self._spans.get(name, ()))
+
+    def _enter(self, i: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        on_gradient([*args, *kwargs.values()], lambda: self.end(f"back {i}"))
+        self.begin(f"ahead {i}")
+
+    def _leave(self, i: int, out: Any) -> None:
+        self.end(f"ahead {i}")
+        on_gradient(out, lambda: self.begin(f"back {i}"))
+
+
+@dataclass(kw_only=True)
+class _ChosenRows(RankBatches):
+    """Steps of one micro-batch of chosen rows, whose loading is timed."""
+
+    timer: _StepTimer
+    rows: Sequence[int] = ()
+    row_width: int | None = None
+
+    def samples(self, step: int) -> tuple[Indices, int | None]:
+        """Returns the chosen rows."""
+        return self.rows, self.row_width
+
+    def places(self, step: int, share: Share) -> list[range]:
+        """Returns all places."""
+        return [range(len(self.rows))]
+
+    def begin_step(self, steps: range, shares: Sequence[Share]) -> None:
+        """Loads nothing ahead by itself, so that what loading takes is measured."""
+        self.loader.begin_step(iter(()))
+
+    def load(self, request: BatchRequest, **seeds: Callable[..., object]) -> dict[str, torch.Tensor]:
+        """Loads the rows, as the loader's thread does without seeds."""
+        self.timer.begin("load")
+        batch = self.loader.batch(request)
+        self.timer.end("load")
+        return batch
+
+
+class _TimedSteps:
+    """The steps of a trainer on one device, with micro-batches of several sizes.
+
+    width: that of the padded batches; None where they have none.
+    """
+
+    def __init__(self, order: GangOrder, *, model: nn.Module, width: float | None, device: torch.device) -> None:
+        self._timer = _StepTimer(device)
+        technique = registry.load(order.technique)
+        self.trainer = Trainer(order, technique, alone(device), beat=lambda: None, model=model, parts=[self._timer])
+        self._job, training = order.job, self.trainer.batches.training
+        own = training.width if isinstance(training, PaddedDataset) else None
+        multiple = WIDTH_MULTIPLE
+        self.width = None if width is None or own is None else min(-(-int(width + 0.999) // multiple) * multiple, own)
+        given = {field.name: getattr(self.trainer.batches, field.name) for field in fields(self.trainer.batches)}
+        self._batches = self.trainer.batches = _ChosenRows(**given, timer=self._timer, row_width=self.width)
+        self._timer.watch(self.trainer.unwrapped)
+        if self.trainer.reference is not None and self.trainer.reference.model is not None:
+            self._timer.watch(self.trainer.reference.model)
 
     def times(self, kinds: Sequence[str], *, more: Mapping[str, int]) -> tuple[_MicroBatch, _MicroBatch]:
         """Returns the times of a small and a larger micro-batch of the whole model.
 
         kinds: of the layers that this model has. more: how many more of each kind the whole model has.
         """
-        least = min(2, self.job.global_batch_size)  # batch normalisation refuses one row
+        least = min(2, self._job.global_batch_size)  # batch normalisation refuses one row
         small = self._time(least, kinds, more)
-        most = min(max(self.job.global_batch_size, least + 1), MOST_ROWS)
+        most = min(max(self._job.global_batch_size, least + 1), MOST_ROWS)
         num_rows = least
         while 2 * num_rows <= most and num_rows * small.total_s / least < LARGE_S:
             num_rows *= 2
         large = self._time(max(num_rows, least + 1), kinds, more)
-        while large.waits_for_host and 2 * large.num_rows <= self.job.global_batch_size:
+        while large.waits_for_host and 2 * large.num_rows <= self._job.global_batch_size:
             large = self._time(2 * large.num_rows, kinds, more)  # else a row seems to take no time
         # Whether loads are slow may turn out between the two: both have them or neither.
-        return (small, large) if self._loader.is_ahead else (small.with_load(), large.with_load())
+        return (small, large) if self._batches.loader.is_ahead else (small.with_load(), large.with_load())
 
     def _time(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
-        self._chosen = [*islice(cycle(self._fitting()), num_rows)]
-        self._micro_batch = num_rows
-        self.step()
+        self._batches.rows = [*islice(cycle(self._fitting()), num_rows)]
+        self.trainer.step()
         rounds: list[_MicroBatch] = []
         started_s = time.perf_counter()
         while _goes_on(len(rounds), time.perf_counter() - started_s):
-            self._spans.clear()
-            self._begin("step")
-            self.step()
+            self._timer.restart()
+            self.trainer.step()
             rounds.append(self._micro_batch_of(num_rows, kinds, more))
         fields = ("total_s", "forward_s", "layers_s", "update_s", "host_s", "load_s")
         return _MicroBatch(num_rows=num_rows, **{name: min(getattr(one, name) for one in rounds) for name in fields})
 
     def _fitting(self) -> list[int]:
         """Returns samples that are no longer than the width of the measured batches, the longest ones first."""
-        training = self._training
+        training = self._batches.training
         number = min(len(training), SAMPLED_ROWS)
         if self.width is None or not isinstance(training, PaddedDataset):
             return [*range(number)]
@@ -337,17 +418,17 @@ class _TimedTrainer(trainers.Trainer):
         return [row for _, row in fitting] or [min(lengths)[1]]
 
     def _micro_batch_of(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
-        load_s = self._host_s("load")
-        total_s, host_s = self._seconds("step") - load_s, self._host_s("step") - load_s
-        forward_s = self._seconds("forward")
-        layers_s = sum(self._seconds(f"ahead {i}") for i in range(len(kinds)))
+        load_s = self._timer.host_s("load")
+        total_s, host_s = self._timer.seconds("step") - load_s, self._timer.host_s("step") - load_s
+        forward_s = self._timer.seconds("forward")
+        layers_s = sum(self._timer.seconds(f"ahead {i}") for i in range(len(kinds)))
         for kind, number in more.items():
             # The first layer's backward has no end where nothing before it is trained.
             alike = [i for i, each in enumerate(kinds) if each == kind]
             seen = [i for i in alike if i > 0] or alike
-            ahead_s = fmean(self._seconds(f"ahead {i}") for i in seen)
-            total_s += number * (ahead_s + fmean(self._seconds(f"back {i}") for i in seen))
-            host_s += number * fmean(self._host_s(f"ahead {i}") + self._host_s(f"back {i}") for i in seen)
+            ahead_s = fmean(self._timer.seconds(f"ahead {i}") for i in seen)
+            total_s += number * (ahead_s + fmean(self._timer.seconds(f"back {i}") for i in seen))
+            host_s += number * fmean(self._timer.host_s(f"ahead {i}") + self._timer.host_s(f"back {i}") for i in seen)
             forward_s += number * ahead_s
             layers_s += number * ahead_s
         return _MicroBatch(
@@ -355,54 +436,10 @@ class _TimedTrainer(trainers.Trainer):
             total_s=total_s,
             forward_s=forward_s,
             layers_s=min(layers_s, forward_s),
-            update_s=self._seconds("update"),
+            update_s=self._timer.seconds("update"),
             host_s=host_s,
             load_s=load_s,
         )
-
-    def _begin(self, name: str) -> None:
-        self._begun[name] = self._clock.now()
-
-    def _end(self, name: str) -> None:
-        if name in self._begun:
-            self._spans.setdefault(name, []).append((self._begun.pop(name), self._clock.now()))
-
-    def _seconds(self, name: str) -> float:
-        """All seconds of a part in this step; 0 of one that was not run, as no gradient arrives in frozen layers."""
-        return sum(max(self._clock.seconds(*span), 0.0) for span in self._spans.get(name, ()))
-
-    def _host_s(self, name: str) -> float:
-        """All seconds in which the host launched a part of this step."""
-        return sum(max(self._clock.host_s(*span), 0.0) for span in self._spans.get(name, ()))
-
-    def _enter(self, i: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        on_gradient([*args, *kwargs.values()], lambda: self._end(f"back {i}"))
-        self._begin(f"ahead {i}")
-
-    def _leave(self, i: int, out: Any) -> None:
-        self._end(f"ahead {i}")
-        on_gradient(out, lambda: self._begin(f"back {i}"))
-
-    def _global_batch(self, step: int) -> tuple[Indices, int | None]:
-        return self._chosen, self.width
-
-    def _places(self, step: int, index: int, num_shares: int) -> list[range]:
-        return [range(len(self._chosen))]
-
-    def _following(self) -> Iterator[BatchRequest]:
-        return iter(())  # what loading takes by itself is measured
-
-    def _load(self, request: BatchRequest, **seeds: Callable[..., object]) -> dict[str, torch.Tensor]:
-        self._begin("load")
-        batch = super()._load(request)  # as in the thread, without seeds
-        self._end("load")
-        return batch
-
-    def _update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
-        self._end("step")
-        self._begin("update")
-        super()._update(optimizer, count)
-        self._end("update")
 
 
 def _goes_on(num_rounds: int, seconds: float) -> bool:

@@ -29,6 +29,7 @@ from ringmaster.techniques.job import COMPOSED, PRUNED, EvaluationSpec, Job, Sch
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import FP32_BYTES, model_facts
+from ringmaster.techniques.models.model_folders import teacher_model
 from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
 from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
@@ -345,8 +346,6 @@ def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
     adaptation = job.adaptation
     if adaptation is None or not job.trains or adaptation.kind == COMPOSED:
         return 0
-    from ringmaster.techniques.training.adaptation import teacher_model
-
     student = model_facts(job.model, data=data)
     if adaptation.kind == PRUNED:
         return student.num_parameters * MASK_BYTES

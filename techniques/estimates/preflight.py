@@ -35,15 +35,14 @@ from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.ranks import show_gpus
 from ringmaster.techniques.technique import (
-    KERNELS,
     GangShape,
     Technique,
     choose_chunk,
     why_no_optimizer,
     why_not_exact,
 )
-from ringmaster.techniques.training.kernels import kernel_choices
 from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
+from ringmaster.techniques.training.parts import further_configs
 from ringmaster.text import message_of
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
@@ -140,10 +139,9 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
                     )
                 )
             refusals += [refusal for refusal, _ in too_large]
-            choices = kernel_choices(job, device_kind=shape.kind) if technique.takes_kernels else {}
             refusals += [
-                Refusal(technique=name, num_devices=shape.num_devices, reason=why, config={KERNELS: kernels})
-                for kernels, why in choices.items()
+                Refusal(technique=name, num_devices=shape.num_devices, reason=why, config=further)
+                for further, why in further_configs(job, technique, device_kind=shape.kind)
                 if why
             ]
         candidates += [candidate for group in listed.values() for candidate in group]

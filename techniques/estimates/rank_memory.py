@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from ringmaster import features
 from ringmaster.codec import from_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
@@ -37,12 +38,12 @@ from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing import known_draws
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.technique import KERNELS, GangShape, Technique
+from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape, Technique
+from ringmaster.techniques.training import job_state
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 from ringmaster.techniques.training.gradients import local
-from ringmaster.techniques.training.kernels import ATTENTION
-from ringmaster.techniques.training.trainer import WIDTH_MULTIPLE
+from ringmaster.techniques.training.job_state import WIDTH_MULTIPLE
 
 SETTING_UP = "setting up"
 
@@ -380,14 +381,15 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
             "kept",
             lambda keys, shape, p, device: torch.empty(len(keys), *shape, dtype=torch.bool, device=device),
         ),
-        (trainers, "why_kernels_differ", lambda name, *, use, **_: use() and ""),
-        (trainers, "prepare", lambda *_, pinned, **__: pinned),
+        (job_state, "prepare", lambda *_, pinned, **__: pinned),
         (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
     ]
     if prepared.tensors or prepared.kind in ("tokens", "images"):
         samples = _Samples(prepared)
-        replaced.append((trainers, "open_data", lambda *_, **__: (samples, samples)))
+        replaced.append((job_state, "open_data", lambda *_, **__: (samples, samples)))
+    for module in features.modules("trainer"):
+        replaced += [(module, name, value) for name, value in getattr(module, "WITHOUT_VALUES", {}).items()]
     return replaced
 
 

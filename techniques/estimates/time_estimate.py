@@ -31,11 +31,11 @@ from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.models.model_folders import teacher_model
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.technique import KERNELS, WEIGHT_BYTES, Config, GangShape, Technique
-from ringmaster.techniques.training.adaptation import teacher_model
-from ringmaster.techniques.training.kernels import kernel_choices
+from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
+from ringmaster.techniques.training.parts import further_configs
 
 FORWARD_SHARE = 1 / 3  # of a micro-batch, where it was not measured: backward has twice as many operations
 RECOMPUTED = 0.03  # the part of a micro-batch that selective recomputation computes again
@@ -285,11 +285,11 @@ class Estimator:
         Those with other kernels follow them; layers are recomputed by the plain ones only.
         """
         plain = list(technique.configs(self._job, shape, self._facts))
-        choices = kernel_choices(self._job, device_kind=shape.kind) if technique.takes_kernels else {}
+        choices = further_configs(self._job, technique, device_kind=shape.kind)
         others = [
-            {**config, KERNELS: name}
+            {**config, **further}
             for config in plain
-            for name, reason in choices.items()
+            for further, reason in choices
             if not reason and config.get("recompute") == "none"
         ]
         for config in (*plain, *others):

@@ -27,7 +27,7 @@ from ringmaster.techniques.external.protocol import (
 from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.training.trainer import weights_digest
+from ringmaster.techniques.training.job_state import weights_digest
 
 START_TIMEOUT_S = 600.0  # for a new interpreter, its imports, its data, its model
 TIMEOUT_STEPS, LEAST_TIMEOUT_S = 20.0, 300.0  # a command need not report that it saves or evaluates

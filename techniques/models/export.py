@@ -293,7 +293,6 @@ def export_adapter(
     base: str | None,
     state: Mapping[str, Tensor],
     prepared: PreparedData,
-    quantize_base: str | None = None,
     job: Job | None = None,
 ) -> None:
     """Writes an adapter to `folder`: first to a temporary folder, which is then renamed.
@@ -301,8 +300,7 @@ def export_adapter(
     spec: the model that the adapter is on.
     base: the folder or hub name with that model's weights, if any.
     state: the adapter's whole tensors, under the model's names.
-    quantize_base: the format of the base that it was trained on, which the metadata of the weights' file keep.
-    job: as of `export_model`.
+    job: as of `export_model`; the metadata of the weights' file keep the format of its base in 4 bits.
     """
     from safetensors.torch import save_file
 
@@ -321,8 +319,8 @@ def export_adapter(
     with publish(folder) as aside:
         _save_loss(aside, job)
         (aside / peft_format.ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
-        metadata = {"format": "pt"} | ({peft_format.QUANTIZED_BASE: quantize_base} if quantize_base else {})
-        save_file(tensors, aside / peft_format.ADAPTER_WEIGHTS, metadata=metadata)
+        in_4_bits = {peft_format.QUANTIZED_BASE: job.base_format} if job is not None and job.base_format else {}
+        save_file(tensors, aside / peft_format.ADAPTER_WEIGHTS, metadata={"format": "pt"} | in_4_bits)
         _copy_description(aside, model, prepared=prepared, base=base)
 
 

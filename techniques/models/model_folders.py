@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job import Job, ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -34,6 +34,18 @@ def model_of_folder(folder: Path) -> ModelSpec | None:
     if "factory" in content:
         return ModelSpec(factory=content["factory"], kwargs=content.get("kwargs", {}))
     return ModelSpec(from_pretrained=str(folder)) if (folder / CONFIG).is_file() else None
+
+
+def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
+    """Returns the model of a job's teacher. Raises ValueError where neither the job nor the folder describes it."""
+    assert job.adaptation is not None
+    model = job.adaptation.teacher_model or (model_of_folder(folder) if folder is not None else None)
+    if model is None:
+        raise ValueError(
+            f"distillation: the teacher {job.adaptation.teacher} does not say what model it is. "
+            f"To fix: give adaptation.teacher_model"
+        )
+    return model
 
 
 @dataclass(frozen=True, kw_only=True)

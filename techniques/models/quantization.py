@@ -179,6 +179,15 @@ def is_quantized(model: nn.Module) -> bool:
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
+def check_trainable(model: nn.Module) -> None:
+    """Raises ValueError for a model with 8-bit layers."""
+    if is_quantized(model):
+        raise ValueError(
+            "the model is quantized, and a quantized model is not trained further. "
+            "To fix: train what it was quantized from, and quantize the result"
+        )
+
+
 def load_quantized(model: nn.Module, folder: Path, quantization: Mapping[str, Any]) -> nn.Module:
     """Fills a fresh, plain `model` with the quantized weights in `folder`.
 

@@ -40,6 +40,7 @@ from ringmaster.techniques.models.export import export_model, export_quantized
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, resolved
+from ringmaster.techniques.models.pruning import prune
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.models.structured_pruning import narrow
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
@@ -47,8 +48,8 @@ from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import Config, GangShape, Technique
-from ringmaster.techniques.training.adaptation import prune
-from ringmaster.techniques.training.trainer import Trainer, prepared_data
+from ringmaster.techniques.training.job_state import prepared_data
+from ringmaster.techniques.training.trainer import Trainer
 
 TECHNIQUE = "single"
 

@@ -43,7 +43,6 @@ from ringmaster.techniques.probing.faults import (
 )
 from ringmaster.techniques.probing.rows import check_longest, why_not_causal, why_reads_padding
 from ringmaster.techniques.probing.tiny import LONGEST, cropped, made_up, ragged, rows_of, tiny_config
-from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
 from ringmaster.techniques.training.generation import (
     answer_writer_of,
@@ -60,6 +59,7 @@ from ringmaster.techniques.training.losses import (
     with_made_up_reference,
 )
 from ringmaster.techniques.training.metrics import MetricTotals, outputs_of, sums_of
+from ringmaster.techniques.training.reference_model import ReferenceModel
 
 MOST_NEW_TOKENS = 8
 

@@ -252,7 +252,7 @@ class Steps(JobEvent):
     losses, seconds: of each step; the losses are empty where only the progress is stored.
     rewards: the mean reward of each step's completions; empty for losses that generate none.
     wall_s: the time of the report in seconds since the epoch.
-    noise: what some of the steps have measured of the gradient's noise.
+    measurements: what some of the steps have measured of the gradients.
     num_samples, num_tokens: of these steps on all ranks; tokens without padding, 0 where the samples have none.
     peak_bytes: the most memory that the device of rank 0 (its process, on CPU slots) has held so far; 0 if unknown.
     """
@@ -266,7 +266,7 @@ class Steps(JobEvent):
     num_samples: int = field(default=0, metadata=SINCE_LATER)
     num_tokens: int = field(default=0, metadata=SINCE_LATER)
     peak_bytes: int = field(default=0, metadata=SINCE_LATER)
-    noise: tuple[GradientNoise, ...] = field(default=(), metadata=SINCE_LATER)
+    measurements: tuple[GradientNoise, ...] = field(default=(), metadata={"key": "noise", **SINCE_LATER})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -290,7 +290,7 @@ class Steps(JobEvent):
             seconds=self.seconds[num_left_out:],
             losses=self.losses[num_left_out:],
             rewards=(),
-            noise=(),
+            measurements=(),
             num_samples=round(self.num_samples * share),
             num_tokens=round(self.num_tokens * share),
         )
@@ -444,7 +444,7 @@ _CLASSES: Mapping[str, type[Event]] = {
         *(RowsScored, ScoringProgress, ModelFailed),
     )
 }
-_KEYS = {cls: frozenset(f.name for f in fields(cls)) for cls in _CLASSES.values()}
+_KEYS = {cls: frozenset(f.metadata.get("key", f.name) for f in fields(cls)) for cls in _CLASSES.values()}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:

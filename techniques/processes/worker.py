@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ringmaster import features
 from ringmaster.codec import from_json
 from ringmaster.errors import PERMANENT_ERRORS, ChannelClosed
 from ringmaster.techniques import registry
@@ -26,6 +27,8 @@ from ringmaster.techniques.training import segment_loop
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
 from ringmaster.techniques.training.trainer import Trainer
 from ringmaster.text import message_of
+
+features.modules("trainer")  # loaded by a fork server once, and not by each of its children
 
 # Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")

@@ -35,7 +35,8 @@ from ringmaster.techniques.retrieval.knowledge_store import (
 )
 from ringmaster.techniques.retrieval.passage_encoder import ENCODER_FILES, Vectors
 from ringmaster.techniques.training import segment_loop
-from ringmaster.techniques.training.trainer import JobTrainingState, Root, StepReport, prepared_data
+from ringmaster.techniques.training.job_state import JobTrainingState, Root, prepared_data
+from ringmaster.techniques.training.trainer import StepReport
 
 VECTORS = "vectors"
 """The tensor of a checkpoint: [passages that are encoded, features], in the order of the steps."""
@@ -43,8 +44,6 @@ VECTORS = "vectors"
 
 class StoreBuilder(JobTrainingState):
     """The state of a store's job on one rank: the vectors of the steps so far, which all ranks have."""
-
-    kernels_refused = ""
 
     def __init__(self, order: GangOrder, ranks: Ranks, *, encoder: Path, beat: Callable[[], None]) -> None:
         super().__init__(order, ranks)
@@ -95,9 +94,6 @@ class StoreBuilder(JobTrainingState):
         if not self._vectors.shape[1]:
             self._vectors = np.zeros((len(self._tokens), vectors.shape[1]), np.float32)
         self._vectors[rows] = vectors
-
-    def digest_step(self) -> None:
-        """Does nothing: untrusted nodes make no stores."""
 
     def save(self, root: Root) -> float:
         """Checkpoints the vectors; returns the seconds."""

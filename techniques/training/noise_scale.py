@@ -18,13 +18,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import LEARNING_RATE_RULES
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
 
 PROBE_SHARE, LEAST_PROBE_STEPS = 0.1, 20
 """Of a job's steps, in which the noise scale is measured in each step before a batch size is chosen."""
@@ -150,34 +145,3 @@ def learning_rate_factor(blocks: Sequence[NoiseBlock], *, size: int, new_size: i
         return math.sqrt(new_size / size)
     signal, noise = sum(block.signal for block in blocks), sum(block.noise for block in blocks)
     return (noise / size + signal) / (noise / new_size + signal) if signal or noise else 1.0
-
-
-class PreconditionedNorm:
-    """Measures the squared length of the gradients that parameters have, as their optimizer scales them."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, *, device: Any) -> None:
-        self._parameters, self._optimizer, self._device = parameters, optimizer, device
-
-    def squared(self) -> Tensor:
-        """Returns |P g|^2, a scalar that is equal on every rank of the gradients' meshes.
-
-        P is 1 for an optimizer without second moments, and before its first step. On sharded parameters the root mean
-        square in P is that of the rank's part: any P that a step does not change serves.
-        """
-        from ringmaster.techniques.training.gradients import local, squared_norm
-
-        beta2 = {
-            id(p): group.get("betas", (0.0, 0.0))[1] for group in self._optimizer.param_groups for p in group["params"]
-        }
-
-        def scaled(parameter: nn.Parameter) -> Tensor:
-            assert parameter.grad is not None
-            gradient, state = local(parameter.grad), self._optimizer.state.get(parameter, {})
-            if "exp_avg_sq" not in state or not gradient.numel():
-                return gradient
-            corrected = 1 - beta2[id(parameter)] ** float(state["step"])
-            root = (local(state["exp_avg_sq"]) / corrected).sqrt_()
-            scaled_gradient: Tensor = gradient / root.add_(DAMPING * root.square().mean().sqrt())
-            return scaled_gradient
-
-        return squared_norm(self._parameters, scaled=scaled, device=self._device)

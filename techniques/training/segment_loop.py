@@ -4,25 +4,21 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from ringmaster.codec import to_json
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.checkpoints.saving import CheckpointedState, Saver, SaveVotes, WriteRetries, takes_nothing
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
-from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
 from ringmaster.techniques.processes.events import (
     NUM_ROWS,
-    REACHED,
-    CheckpointFailed,
     EvaluationReported,
+    JobEvent,
     JobReady,
-    KernelsRefused,
     OutcomeStatus,
     Steps,
     TrialMeasured,
@@ -30,12 +26,13 @@ from ringmaster.techniques.processes.events import (
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
+from ringmaster.techniques.training.job_state import Root
+from ringmaster.techniques.training.parts import TrainerPart, TrainingState
 from ringmaster.techniques.training.trainer import (
     ENOUGH_S,
     LEAST_STEPS,
     USUAL_STEPS,
     WARM_UP_STEPS,
-    Root,
     StepReport,
     Trainer,
 )
@@ -69,26 +66,25 @@ class TrialSubject(Protocol):
         """Returns the number of global batches of one evaluation."""
 
 
-class SegmentSubject(TrialSubject, CheckpointedState, Protocol):
+class SegmentSubject(TrialSubject, CheckpointedState, TrainingState, Protocol):
     """What a segment brings to its last step: a trainer, or the encoding of a knowledge store.
 
-    passed_over, kernels_refused: as in `Trainer`.
+    parts: as of `JobTrainingState`.
     """
 
-    passed_over: tuple[str, ...]
-    kernels_refused: str
+    parts: tuple[TrainerPart, ...]
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps."""
 
-    def begin_chain(self, root: Root) -> None:
-        """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
+    def begin_segment(self, root: Root) -> None:
+        """Begins a segment after the checkpoint that was restored, if any."""
+
+    def first_events(self) -> Iterator[JobEvent]:
+        """Yields the events that a segment reports at its beginning."""
 
     def num_evaluated_rows(self) -> int:
         """Returns the number of held-out rows of one evaluation."""
-
-    def digest_step(self) -> None:
-        """Adds the present state to the chain of states, where the job may run on untrusted nodes."""
 
     def store(self, root: Root) -> CheckpointStore:
         """Returns the checkpoints under `root`."""
@@ -113,8 +109,8 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
         _, (stop, measure) = _timed_step(trainer, reporter)
         if measure and not seconds:
             seconds = _measure(trainer, reporter)
-            exchange_s = trainer.exchange_s() if isinstance(trainer, Trainer) else 0.0
-            median_s = statistics.median(seconds) + exchange_s
+            further_s = trainer.rule.unmeasured_s(trainer) if isinstance(trainer, Trainer) else 0.0
+            median_s = statistics.median(seconds) + further_s
             # The first steps are slower; their excess over the median counts as start-up time.
             startup_s = ready_s - len(warm_up) * median_s
             measured = {
@@ -125,7 +121,7 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
                 "peak_bytes": int(trainer.ranks.max(trainer.ranks.peak_bytes())),  # of the rank that held most
             }
             profile = {**measured, **_measure_saving(trainer, order)}
-            reporter.send(TrialMeasured(profile=profile, mean_step_s=statistics.fmean(seconds) + exchange_s))
+            reporter.send(TrialMeasured(profile=profile, mean_step_s=statistics.fmean(seconds) + further_s))
     reporter.send(time_on_ranks(trainer.ranks))
     return {"status": "done"}
 
@@ -199,17 +195,17 @@ def train_segment(trainer: SegmentSubject, order: GangOrder, reporter: Reporter)
     root = order.checkpoint_dir
     reporter.phase("restoring", timeout_s=SAVE_TIMEOUT_S)
     first_step = trainer.restore(root, known_step=order.known_step)
-    trainer.begin_chain(root)
+    trainer.begin_segment(root)
     startup_s = time.monotonic() - order.ordered_at_s
     reporter.send(JobReady(step=first_step, startup_s=startup_s))
-    tell_passed_over(trainer.passed_over, reporter, step=first_step)
-    if trainer.kernels_refused:
-        reporter.send(KernelsRefused(message=trainer.kernels_refused))
+    for event in trainer.first_events():
+        reporter.send(event)
     saver = Saver(trainer, trainer.store(root), reporter, ranks=trainer.ranks)
     stopped, reached = False, None
-    if order.job.is_evaluated(first_step) and (order.job.target is not None or first_step >= order.last_step):
+    may_end = any(part.may_end_job for part in trainer.parts)
+    if order.job.is_evaluated(first_step) and (may_end or first_step >= order.last_step):
         # The gang that trained up to this step may have died before it reported the metrics.
-        reached = _evaluate(trainer, order, reporter)
+        reached = _evaluate(trainer, reporter)
     if reached is None:
         stopped, reached = _steps(trainer, order, reporter, saver)
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
@@ -223,15 +219,15 @@ def train_segment(trainer: SegmentSubject, order: GangOrder, reporter: Reporter)
         started_s = time.perf_counter()
         result["metrics"] = reached or trainer.evaluate()
         result |= {NUM_ROWS: trainer.num_evaluated_rows(), "evaluate_s": time.perf_counter() - started_s}
-        if (target := order.job.target) is not None:
-            result[REACHED] = target.is_reached(result["metrics"])
+        for part in trainer.parts:
+            result |= part.final_values(result["metrics"])
         reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
         started_s = time.perf_counter()
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}
         result["export_s"] = time.perf_counter() - started_s
-        if order.job.adaptation is not None and isinstance(trainer, Trainer):
-            result["compared"] = _compared(trainer, order, reporter)
+        for part in trainer.parts:
+            result |= part.after_export(trainer, reporter)
     return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
 
 
@@ -258,37 +254,21 @@ def _exported(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> 
             return False
 
 
-def tell_passed_over(folders: Sequence[str], sender: Reporter, *, step: int) -> None:
-    """Reports the damaged newer checkpoints, where training continues from `step`."""
-    for folder in folders:
-        message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {step}"
-        sender.send(CheckpointFailed(step=step, message=message))
-
-
-def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
-    """Returns the comparison of the finished model with its parents. Rank 0 measures them; the other ranks wait."""
-    if trainer.ranks.rank == 0:
-        trainer.adaptation.verify(Path(order.model_dir or ""))
-        return to_json(compare(order, trainer.ranks, reporter, folder=Path(order.model_dir or "")))
-    reporter.phase("waiting for the comparison", timeout_s=(1 + len(order.parents)) * COMPARING_TIMEOUT_S)
-    return None
-
-
-def _evaluate(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, float] | None:
-    """Evaluates and reports the present state; returns the metrics if they have reached the job's target."""
+def _evaluate(trainer: SegmentSubject, reporter: Reporter) -> dict[str, float] | None:
+    """Evaluates and reports the present state; returns the metrics if they end the job."""
     reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
-    metrics, target = trainer.evaluate(), order.job.target
+    metrics = trainer.evaluate()
     num_rows = trainer.num_evaluated_rows()
     reporter.send(EvaluationReported(step=trainer.next_step, metrics=metrics, wall_s=time.time(), num_rows=num_rows))
-    return metrics if target is not None and target.is_reached(metrics) else None
+    return metrics if any(part.ends_job(metrics) for part in trainer.parts) else None
 
 
 def _steps(
     trainer: SegmentSubject, order: GangOrder, reporter: Reporter, saver: Saver
 ) -> tuple[bool, dict[str, float] | None]:
-    """Trains the steps of the segment, until an evaluation has reached the job's target.
+    """Trains the steps of the segment, until an evaluation ends the job.
 
-    Returns whether a command stopped it early, and the metrics that have reached the target.
+    Returns whether a command stopped it early, and the metrics that have ended the job.
     """
     progress = StepProgress(reporter, trainer.ranks)
     timeout = StepTimeout(reporter)
@@ -303,7 +283,6 @@ def _steps(
         if not math.isfinite(report.loss):
             saver.finish()  # the state being saved is valid, and all ranks reach this line
             raise ValueError(lost_loss(report.loss, step=report.step))
-        trainer.digest_step()
         progress.add(report)
         timeout.learn(report.seconds)
         stop, save = (total > 0 for total in report.requests[:2])
@@ -326,7 +305,7 @@ def _steps(
             timeout.announce()
         if order.job.is_evaluated(trainer.next_step):
             progress.flush()
-            if (reached := _evaluate(trainer, order, reporter)) is not None:
+            if (reached := _evaluate(trainer, reporter)) is not None:
                 return False, reached
             timeout.announce()
     progress.flush()
@@ -365,7 +344,7 @@ class StepProgress:
                     num_samples=sum(report.num_samples for report in self._steps),
                     num_tokens=sum(report.num_tokens for report in self._steps),
                     peak_bytes=self._ranks.peak_bytes(),
-                    noise=tuple(report.noise for report in self._steps if report.noise is not None),
+                    measurements=tuple(each for report in self._steps for each in report.measurements),
                 )
             )
         self._steps, self._sent_s = [], time.monotonic()

@@ -22,8 +22,12 @@ from ringmaster.registry import installed
 
 GROUP = "ringmaster.features"
 BUILTIN = (
-    "ringmaster.features.kernels",
     "ringmaster.features.quantized_base",
+    "ringmaster.features.composition",
+    "ringmaster.features.adaptation",
+    "ringmaster.features.local_updates",
+    "ringmaster.features.kernels",  # before what reads the state of the optimizer, which kernels may replace
+    "ringmaster.features.target",
     "ringmaster.features.untrusted",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""

@@ -33,10 +33,11 @@ from ringmaster.techniques.training.fused.group_requirements import grouping_obs
 from ringmaster.techniques.training.fused.member import GroupMember, ParameterRow, lay_below, sum_gradients
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase, shard
 from ringmaster.techniques.training.fused.packed_attention import packed_attention
+from ringmaster.techniques.training.job_state import Root, prepared_data
 from ringmaster.techniques.training.losses import Batch
 from ringmaster.techniques.training.metrics import MetricTotals
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, trial
-from ringmaster.techniques.training.trainer import Root, StepReport, prepared_data
+from ringmaster.techniques.training.trainer import StepReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -366,9 +366,10 @@ class MemberSession:
     def ready(self, *, startup_s: float) -> None:
         """Reports that the member is about to take its first step, and which damaged checkpoints were skipped."""
         self._seconds["startup_s"] = startup_s
-        self.member.begin_chain(self.member.root)
+        self.member.begin_segment(self.member.root)
         self._sender.send(JobReady(step=self.first_step, startup_s=startup_s))
-        segment_loop.tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
+        for event in self.member.first_events():
+            self._sender.send(event)
 
     def stepped(self, report: MemberReport, *, seconds: float) -> None:
         """Reports a step. seconds: the duration of the gang's step."""

@@ -27,9 +27,9 @@ from ringmaster.techniques.training.batch_loader import BatchRequest
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
+from ringmaster.techniques.training.job_state import JobTrainingState, batch_width
 from ringmaster.techniques.training.losses import Loss, loss_of
 from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
-from ringmaster.techniques.training.trainer import JobTrainingState, batch_width
 
 ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector
 
@@ -330,7 +330,6 @@ class GroupMember(JobTrainingState):
                 base=self.order.weights_from or self.job.model.from_pretrained,
                 state=self.trained_weights(self.root),
                 prepared=self.prepared,
-                quantize_base=self.job.base_format,
                 job=self.job,
             )
             if self.order.model_url is not None:

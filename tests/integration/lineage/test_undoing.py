@@ -22,7 +22,7 @@ from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.job import WarmStart
-from ringmaster.techniques.training.trainer import weights_digest
+from ringmaster.techniques.training.job_state import weights_digest
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, is_bit_equal, weights_in

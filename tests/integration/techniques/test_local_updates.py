@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ringmaster.features.local_updates.trainer import WORKERS
 from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec, registry
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.job import LocalUpdates, WarmStart
 from ringmaster.techniques.processes.events import Steps
-from ringmaster.techniques.training.local_updates import WORKERS
 from tests.integration.workbench import (
     ADAMW,
     GPT2_WITH_DROPOUT,

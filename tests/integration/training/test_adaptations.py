@@ -7,8 +7,8 @@ import torch
 
 from ringmaster.techniques import AdaptationSpec, Job, registry
 from ringmaster.techniques.estimates.preflight import why_no_adaptation
+from ringmaster.techniques.models.pruning import is_two_of_four
 from ringmaster.techniques.processes.events import TrialMeasured
-from ringmaster.techniques.training.adaptation import is_two_of_four
 from tests.integration.workbench import (
     ADAMW,
     LLAMA,

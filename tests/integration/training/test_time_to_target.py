@@ -138,7 +138,7 @@ def test_the_noise_is_measured_alike_in_every_layout(bench, tmp_path, layout):
     config = {"micro_batch": 2} if layout == SINGLE else {"micro_batch": 4 // 2}
 
     trained = bench.train(job, replace(layout, config={**layout.config, **config}), tmp_path)
-    noise = [each for event in trained.events if isinstance(event, Steps) for each in event.noise]
+    noise = [each for event in trained.events if isinstance(event, Steps) for each in event.measurements]
 
     other = bench.reference(job)  # in one micro-batch, which is divided for the measurement
     assert [each.step for each in noise] == [1, 2, 3, 4, 5]
@@ -150,7 +150,7 @@ def test_the_noise_is_measured_alike_in_every_layout(bench, tmp_path, layout):
 
 def test_a_job_that_may_not_vary_measures_nothing(bench):
     assert not [
-        each for event in bench.reference(bench.job()).events if isinstance(event, Steps) for each in event.noise
+        each for event in bench.reference(bench.job()).events if isinstance(event, Steps) for each in event.measurements
     ]
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ringmaster.features.adaptation.trainer import Teacher, distilled_loss, softened_divergence
 from ringmaster.techniques import AdaptationSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.adaptation import Teacher, distilled_loss, softened_divergence
 from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
 
 NEXT_TOKEN = Loss(compute=next_token_loss, inputs=frozenset({"input_ids"}), shifted=True)

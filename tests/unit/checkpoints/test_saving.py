@@ -54,8 +54,8 @@ class Trained:
     def checkpoint_meta(self):
         return {"job": "a"}
 
-    def extend_chain(self, step, *, always):
-        self.linked.append((step, always))
+    def after_publish(self, step, *, is_last):
+        self.linked.append((step, is_last))
 
     def pieces(self, *, copies):
         value = {"w": torch.full((1,), float(self.next_step))}

@@ -12,8 +12,7 @@ from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates import rank_memory
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankScenario, estimate_rank
-from ringmaster.techniques.technique import KERNELS, GangShape
-from ringmaster.techniques.training.kernels import ATTENTION
+from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape
 from tests.integration.workbench import GPT2_WITH_DROPOUT, LLAMA
 
 TOKENS = PreparedData(

@@ -11,16 +11,16 @@ from transformers.models.gpt2 import GPT2Config
 from transformers.models.llama import LlamaConfig
 from transformers.models.vit import ViTConfig
 
+from ringmaster.features.kernels import trainer as module
 from ringmaster.features.kernels.job import Numerics
-from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
-from ringmaster.techniques.training import kernels as module
-from ringmaster.techniques.training.kernels import (
+from ringmaster.features.kernels.trainer import (
     kernel_choices,
     optimizer_kernels,
     sampled_updates,
     use_kernels,
     why_kernels_differ,
 )
+from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.training.optimizers import build_optimizer
 from tests.matrix import matrix
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from ringmaster.features.target.trainer import PreconditionedNorm
 from ringmaster.techniques.training.noise_scale import (
     DAMPING,
     FORMULA_ERROR,
@@ -16,7 +17,6 @@ from ringmaster.techniques.training.noise_scale import (
     TWO_SIDED_90,
     GradientNoise,
     NoiseBlock,
-    PreconditionedNorm,
     learning_rate_factor,
     noise_blocks,
     probe_steps,

@@ -1,1 +1,1 @@
-"""Kernels that change the last digits of a step, for jobs that permit it."""
+"""`numerics`: kernels of a step that change its last digits, where a job permits it."""

@@ -1,1 +1,1 @@
-"""Bases in 4 bits below adapters (QLoRA)."""
+"""`quantize_base`: adapters on a frozen base in 4 bits."""

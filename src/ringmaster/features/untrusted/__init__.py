@@ -1,1 +1,1 @@
-"""Nodes that are not trusted: their work is repeated and compared by samples."""
+"""`allow_untrusted`: the chain of a job's states, by which the work of untrusted nodes is verified."""

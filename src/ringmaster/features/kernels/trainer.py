@@ -4,8 +4,10 @@ Before they are used, a step of theirs is compared with a plain one, on the devi
 job. A config names them under the key `technique.KERNELS`: "compile:default", "attention:eager", "optimizer:foreach".
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -17,9 +19,13 @@ from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import FLASH_PACKAGE, IMPLEMENTATIONS
+from ringmaster.techniques.processes.events import KernelsRefused
+from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.technique import ATTENTION, KERNELS, Config, Technique
+from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
 from ringmaster.techniques.training.recomputation import compile_layers, why_not_compiled
 
-COMPILE, ATTENTION, OPTIMIZER = "compile", "attention", "optimizer"
+COMPILE, OPTIMIZER = "compile", "optimizer"
 COMPILE_MODES = {"cpu": ("default",), "gpu": ("default", "max-autotune-no-cudagraphs")}
 OF_OPTIMIZERS: Mapping[str, Mapping[str, Mapping[str, bool]]] = {
     "adamw": {"foreach": {"foreach": True}},
@@ -33,6 +39,61 @@ SMALL = 0.001
 
 StepSample = tuple[float, Sequence[Tensor]]
 """The loss of a step and what it computes for each parameter: gradients, or updates."""
+
+
+class KernelsPart(TrainerPart):
+    """Has the steps of a job computed by the kernels of its config, if they agree with plain ones."""
+
+    def __init__(self, state: TrainingState) -> None:
+        super().__init__(state)
+        self._name: str = state.order.config[KERNELS]
+        self._refusal = ""
+
+    @classmethod
+    def is_for(cls, state: TrainingState) -> bool:
+        """Returns whether the config names kernels."""
+        return state.technique is not None and state.order.config.get(KERNELS) is not None
+
+    @classmethod
+    def further_configs(cls, job: Job, technique: Technique, *, device_kind: str) -> Iterator[tuple[Config, str]]:
+        """Yields the kernels that the job may use."""
+        if technique.takes_kernels:
+            for name, reason in kernel_choices(job, device_kind=device_kind).items():
+                yield {KERNELS: name}, reason
+
+    def before_training(self, trainer: TrainedModel) -> None:
+        """Compares the kernels with plain ones. Raises ValueError in a trial where they differ."""
+        numerics = trainer.job.part(Numerics)
+        assert numerics is not None, "only such jobs have kernels to choose from"
+        arguments = optimizer_kernels(self._name, trainer.job)
+        plain = other = partial(_sampled_step, trainer)
+        if arguments is not None:
+            plain, other = (
+                partial(sampled_updates, trainer.updated_parameters, build, lr=trainer.job.optimizer.lr)
+                for build in (trainer.build_optimizer, partial(trainer.build_optimizer, kernels=arguments))
+            )
+        self._refusal = why_kernels_differ(
+            self._name,
+            plain=plain,
+            use=partial(use_kernels, trainer.unwrapped, self._name, device_type=trainer.ranks.device.type),
+            other=other,
+            tolerance=numerics.tolerance,
+            agree=trainer.ranks.max,
+        )
+        if self._refusal and trainer.order.purpose == TRIAL:
+            raise ValueError(self._refusal)
+        if arguments is not None and not self._refusal:
+            trainer.optimizer = trainer.build_optimizer(kernels=arguments)
+
+    def events(self) -> Iterator[KernelsRefused]:
+        """Yields why the kernels are left out, if they are."""
+        if self._refusal:
+            yield KernelsRefused(message=self._refusal)
+
+
+PARTS = (KernelsPart,)
+WITHOUT_VALUES: Mapping[str, Callable[..., Any]] = {"why_kernels_differ": lambda name, *, use, **_: use() and ""}
+"""What takes the place of functions of this module in estimates on tensors that have no values."""
 
 
 def kernel_choices(job: Job, *, device_kind: str) -> dict[str, str]:
@@ -143,7 +204,7 @@ def relative_difference(plain: StepSample, other: StepSample) -> float:
 
 @torch.no_grad()
 def sampled_updates(
-    parameters: Sequence[nn.Parameter], build: Callable[[], torch.optim.Optimizer], *, seed: int, lr: float
+    parameters: Sequence[nn.Parameter], build: Callable[[], torch.optim.Optimizer], seed: int, *, lr: float
 ) -> StepSample:
     """Returns what two steps of a new optimizer make of drawn gradients and values; the parameters stay as they are.
 
@@ -162,3 +223,20 @@ def sampled_updates(
         parameter.copy_(value)
         parameter.grad = None
     return 0.0, updated
+
+
+def _sampled_step(trainer: TrainedModel, step: int) -> StepSample:
+    """Returns the loss and the gradients of a step, after which the job is as before."""
+    buffers = [buffer.clone() for buffer in trainer.model.buffers()]
+    trainer.next_step, before = step, trainer.next_step
+    share, _ = trainer.compute_share(trainer.own_share)
+    trainer.next_step = before
+    loss_sum, count, *_ = trainer.ranks.sum([*share])
+    gradients = [parameter.grad.clone() for parameter in trainer.parameters if parameter.grad is not None]
+    for parameter in trainer.parameters:
+        parameter.grad = None
+    with torch.no_grad():
+        for buffer, value in zip(trainer.model.buffers(), buffers, strict=True):
+            buffer.copy_(value)
+    trainer.beat()
+    return loss_sum / max(count, 1.0), gradients

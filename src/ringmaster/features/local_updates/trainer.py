@@ -4,22 +4,127 @@ What is exchanged is added in the order of the workers, so that its bits do not 
 ring, a rank sends each other rank its part of the summands, adds the part that is its own, and gathers the sums.
 """
 
+from __future__ import annotations
+
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
 from ringmaster.techniques.checkpoints.state import Reader
-from ringmaster.techniques.job import LocalUpdates
+from ringmaster.techniques.job import Job, LocalUpdates
+from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.training.exact_sums import all_gather
+from ringmaster.techniques.training.parts import ShareSums, TrainedModel, UpdateRule
 
 PIECE = 1 << 20
 """Elements that are exchanged at once: a rank shows between pieces that it is alive, however slow its link is."""
 WORKERS, OUTER = "workers/", "outer/"
 """Prefixes of tensors in checkpoints: `workers/<worker>/...`, and `outer/<parameter>/<state>`."""
+
+
+class LocalUpdateRule(UpdateRule):
+    """Each worker takes an optimizer step on its share of the batch; in the warm-up all take one together."""
+
+    def __init__(self, trainer: TrainedModel) -> None:
+        super().__init__(trainer)
+        spec, ranks = trainer.job.local_updates, trainer.ranks
+        assert spec is not None
+        num_own = spec.workers // ranks.num_ranks
+        own = range(ranks.rank * num_own, (ranks.rank + 1) * num_own)
+        self._spec, self.shares = spec, [(number, spec.workers) for number in own]
+        names = {parameter: name for name, parameter in trainer.unwrapped.named_parameters()}
+        self._workers = LocalWorkers(
+            # A trial measures the steps inside a round, and `unmeasured_s` what is exchanged.
+            replace(spec, warmup_steps=0, sync_every=sys.maxsize) if trainer.order.purpose == TRIAL else spec,
+            num_steps=trainer.job.total_steps,
+            parameters={names[parameter]: parameter for parameter in trainer.parameters},
+            optimizer=trainer.optimizer,
+            build=trainer.build_optimizer,
+            own=own,
+            group=None if ranks.mesh is None else ranks.mesh.get_group(),
+            beat=trainer.beat,
+        )
+
+    @classmethod
+    def is_for(cls, job: Job) -> bool:
+        """Returns whether the job has local updates."""
+        return job.local_updates is not None
+
+    @classmethod
+    def refuse(cls, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
+        """Raises ValueError where a checkpoint has workers, or the job has them from now on."""
+        job, step = trainer.job, checkpoint.manifest.step
+        if reader.names_under(WORKERS):
+            raise ValueError(
+                f"{checkpoint.location} has a state for each worker of local updates. To fix: give job "
+                f"{job.name} the local_updates of the job that wrote it"
+            )
+        if job.phase(step).local_updates is not None and step < trainer.order.last_step:
+            assert trainer.technique is not None
+            raise ValueError(
+                f"job {job.name} has local updates from step {job.phase(step).first_step}, of which "
+                f"{trainer.technique.name} knows nothing. To fix: train it on with the technique local"
+            )
+
+    def compute(self, trainer: TrainedModel) -> tuple[ShareSums, None]:
+        """Takes a step of each of the rank's workers, or in the warm-up their common gradient."""
+        sums = ShareSums(0.0, 0.0, 0)
+        for share, (_, optimizer) in zip(self.shares, self._workers.each(trainer.next_step), strict=True):
+            own, _ = trainer.compute_share(share)
+            if self._workers.warms_up(trainer.next_step):
+                self._workers.take_gradients()
+            else:  # the gradients of a share without labels are zeros
+                trainer.update(optimizer, own.loss_count or 1.0)
+            sums = ShareSums(*(total + value for total, value in zip(sums, own, strict=True)))
+        return sums, None
+
+    def is_common(self, step: int) -> bool:
+        """Returns whether the step belongs to the warm-up."""
+        return self._workers.warms_up(step)
+
+    def after_update(self, step: int) -> None:
+        """Takes the outer step where a round ends."""
+        self._workers.end_step(step)
+
+    def before_evaluation(self) -> None:
+        """Gives the model the weights of the last outer step."""
+        self._workers.load_anchor()
+
+    def written(self, trainer: TrainedModel) -> dict[str, Tensor] | None:
+        """Returns, from the first round on, the state of the rank's workers, and on rank 0 what all share."""
+        if not self._workers.has_begun:
+            return None
+        shared = {**trainer.model_state(), **self._workers.shared_state()}
+        return (shared if trainer.ranks.rank == 0 else {}) | self._workers.own_state(trainer.next_step)
+
+    def restore(self, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
+        """Loads the workers' states."""
+        self._workers.restore(reader, checkpoint.manifest.step)
+
+    def unmarked_chunk(self, trainer: TrainedModel) -> int:
+        """Returns the job's own: a checkpoint that names no chunk is of a plain job (`warm_start`)."""
+        return trainer.micro_batch
+
+    def unmeasured_s(self, trainer: TrainedModel) -> float:
+        """Returns the seconds that exchanges between workers add to a step on average."""
+        ranks = trainer.ranks
+        ranks.agree(True)
+        started_s = time.perf_counter()
+        self._workers.synchronize()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = ranks.max(time.perf_counter() - started_s)
+        return seconds * self._spec.exchanges_a_step(num_steps=trainer.job.total_steps)
+
+
+UPDATE_RULES = (LocalUpdateRule,)
 
 
 @dataclass(frozen=True, kw_only=True)

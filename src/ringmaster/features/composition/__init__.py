@@ -1,0 +1,1 @@
+"""`components`: named parts of a model, which the lineage recognizes."""

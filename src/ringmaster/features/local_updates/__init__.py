@@ -1,0 +1,1 @@
+"""`local_updates`: workers that take optimizer steps on their own between exchanges."""

@@ -1,0 +1,264 @@
+"""What an optional feature does in the training of a job: its `TrainerPart`s, and its `UpdateRule`.
+
+A part adds something, such as masks of weights, a measurement or events. A job has any number of them. An update rule
+decides how the gradients of a step change the weights. A job has exactly one.
+
+The module `trainer` of a feature lists its parts in `PARTS` and its rules in `UPDATE_RULES`. The hooks of parts are
+called in the order of `ringmaster.features.packages`. Hooks that read what other parts change have a name of their own
+and are called before: `observe_gradients` before `change_gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from ringmaster import features
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
+    from ringmaster.techniques.checkpoints.state import Reader
+    from ringmaster.techniques.data_source import PreparedData
+    from ringmaster.techniques.job import Adapter, Job
+    from ringmaster.techniques.processes.events import JobEvent
+    from ringmaster.techniques.processes.order import GangOrder
+    from ringmaster.techniques.processes.ranks import Ranks
+    from ringmaster.techniques.processes.reporter import Reporter
+    from ringmaster.techniques.technique import Config, Technique
+    from ringmaster.techniques.training.losses import Loss
+
+Share = tuple[int, int]
+"""A share of a global batch: its number, and how many there are."""
+
+
+class ShareSums(NamedTuple):
+    """Sums over the samples of a share: of the loss, of its count, and of the tokens."""
+
+    loss: float
+    loss_count: float
+    num_tokens: float
+
+
+class TrainingState(Protocol):
+    """A job on a rank, as its parts see it: trained alone or in a group, or encoded for a knowledge store.
+
+    job: that of the order, as it is trained now.
+    technique: of a job that is trained alone; None otherwise.
+    """
+
+    order: GangOrder
+    job: Job
+    ranks: Ranks
+    prepared: PreparedData
+    technique: Technique | None
+    next_step: int
+
+
+class TrainedModel(TrainingState, Protocol):
+    """A job that is trained alone, with its model.
+
+    model: as the technique has laid it out. unwrapped: with the names of the model as it was built.
+    parameters: those that are trained. updated_parameters: those that this rank's optimizer updates.
+    optimizer: a part may replace it by another one of `build_optimizer`, before the first step.
+    own_share: of the global batch. micro_batch: the rows of a forward pass.
+    """
+
+    model: nn.Module
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    build_optimizer: Callable[..., torch.optim.Optimizer]
+    own_share: Share
+    micro_batch: int
+    beat: Callable[[], None]
+
+    @property
+    def unwrapped(self) -> nn.Module:
+        """See above."""
+
+    @property
+    def updated_parameters(self) -> list[nn.Parameter]:
+        """See above."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Returns the autocast context of the job's precision."""
+
+    def compute_share(self, share: Share) -> tuple[ShareSums, float | None]:
+        """Computes the gradients of a share of the next step's batch; returns its sums and the mean reward."""
+
+    def update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
+        """Takes an optimizer step with the gradients of a loss of the given count."""
+
+    def model_state(self) -> dict[str, Tensor]:
+        """Returns the tensors of the model that checkpoints store."""
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """Yields what this rank holds of parameters and optimizer state, in one order."""
+
+
+class TrainerPart:
+    """The part of a feature in the training of one job on one rank. By default a hook does nothing.
+
+    may_end_job: whether an evaluation may end the job before its last step.
+    """
+
+    may_end_job: ClassVar[bool] = False
+
+    def __init__(self, state: TrainingState) -> None:
+        """Creates the part before the model is built."""
+
+    @classmethod
+    def is_for(cls, state: TrainingState) -> bool:
+        """Returns whether the job has the feature. All ranks of a gang must agree."""
+        raise NotImplementedError
+
+    @classmethod
+    def further_configs(cls, job: Job, technique: Technique, *, device_kind: str) -> Iterator[tuple[Config, str]]:
+        """Yields keys to add to a plain config for the search, each with the reason why it cannot be; "" if it can."""
+        yield from ()
+
+    # -- construction, in this order -----------------------------------------------------------------------------------
+
+    def change_base(self, model: nn.Module, adapter: Adapter | None) -> None:
+        """Changes the model in place before an adapter is attached."""
+
+    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: Loss) -> Loss:
+        """Changes the model in place after parameters were frozen, and before its layout; returns the loss to train."""
+        return loss
+
+    def after_layout(self, model: nn.Module) -> None:
+        """Follows the layout of the model. model: what the technique unwraps."""
+
+    def before_training(self, trainer: TrainedModel) -> None:
+        """Follows the construction of the optimizer and of the update rule."""
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def splits_first(self, step: int) -> bool:
+        """Returns whether the ranks exchange the gradients of their first micro-batches by themselves in a step."""
+        return False
+
+    def observe_first(self, *, count: float, num_samples: int) -> None:
+        """Reads the gradients of the first micro-batches. count: of the loss, here. num_samples: on all ranks."""
+
+    def summed_values(self) -> tuple[float, ...]:
+        """Returns values that are summed over the ranks with the loss, always equally many."""
+        return ()
+
+    def observe_gradients(self, sums: Sequence[float], *, step: int, count: float, to_mean: float) -> Any:
+        """Reads the gradients that all ranks have exchanged; returns a measurement to report, or None.
+
+        sums: of `summed_values`. count: of the loss, on all ranks. to_mean: the factor of the mean's gradients.
+        """
+
+    def change_gradients(self) -> None:
+        """Changes the gradients in place before they are clipped."""
+
+    def after_step(self, trainer: TrainedModel) -> None:
+        """Follows a step."""
+
+    # -- a segment -----------------------------------------------------------------------------------------------------
+
+    def begin_segment(self, state: TrainingState, root: str | Path) -> None:
+        """Begins a segment after the checkpoint under `root` that was restored, if any."""
+
+    def events(self) -> Iterator[JobEvent]:
+        """Yields the events that the segment reports at its beginning."""
+        yield from ()
+
+    def after_publish(self, step: int, *, is_last: bool) -> None:
+        """Follows the publication of the checkpoint of `step`. Called on rank 0."""
+
+    def ends_job(self, metrics: Mapping[str, float]) -> bool:
+        """Returns whether the job ends with these metrics, before its last step."""
+        return False
+
+    def final_values(self, metrics: Mapping[str, float]) -> Mapping[str, Any]:
+        """Returns values to add to the result of a job that ends with these metrics."""
+        return {}
+
+    def after_export(self, state: TrainingState, reporter: Reporter) -> Mapping[str, Any]:
+        """Follows the export of the finished model; returns values to add to the result."""
+        return {}
+
+
+class UpdateRule:
+    """How gradients change the weights: by default, by an optimizer step with their sum over all ranks.
+
+    shares: the shares of each global batch that this rank computes.
+    """
+
+    shares: Sequence[Share]
+
+    def __init__(self, trainer: TrainedModel) -> None:
+        self.shares = (trainer.own_share,)
+
+    @classmethod
+    def is_for(cls, job: Job) -> bool:
+        """Returns whether a job has the rule."""
+        return True
+
+    @classmethod
+    def refuse(cls, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
+        """Raises ValueError where a checkpoint, or the rest of the job, needs this rule and the job has another."""
+
+    def compute(self, trainer: TrainedModel) -> tuple[ShareSums, float | None]:
+        """Computes the gradients of the rank's shares of the next step; returns their sums and the mean reward."""
+        return trainer.compute_share(trainer.own_share)
+
+    def is_common(self, step: int) -> bool:
+        """Returns whether all ranks take the optimizer step together, with the gradients that they have exchanged."""
+        return True
+
+    def after_update(self, step: int) -> None:
+        """Follows the update of the last of `step` steps."""
+
+    def before_evaluation(self) -> None:
+        """Gives the model the weights that are evaluated."""
+
+    def written(self, trainer: TrainedModel) -> dict[str, Tensor] | None:
+        """Returns the tensors that this rank writes into a checkpoint; None for those of model and optimizer."""
+        return None
+
+    def restore(self, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
+        """Loads the rule's state. The model and the optimizer are restored before."""
+        for rule in _rules():
+            rule.refuse(trainer, reader, checkpoint)
+
+    def unmarked_chunk(self, trainer: TrainedModel) -> int:
+        """Returns the chunk of an exact job whose checkpoint names none: earlier releases did not divide the batch."""
+        return trainer.job.global_batch_size
+
+    def unmeasured_s(self, trainer: TrainedModel) -> float:
+        """Returns the seconds of a step, on average, that a trial's steps do not contain. The state is lost."""
+        return 0.0
+
+
+def part_classes() -> Iterator[type[TrainerPart]]:
+    """Yields the parts of all features, in the order in which their hooks are called."""
+    for module in features.modules("trainer"):
+        yield from getattr(module, "PARTS", ())
+
+
+def further_configs(job: Job, technique: Technique, *, device_kind: str) -> list[tuple[Config, str]]:
+    """Returns keys that features add to a plain config in the search, each with why it cannot be used; "" if it can."""
+    return [each for part in part_classes() for each in part.further_configs(job, technique, device_kind=device_kind)]
+
+
+def parts_of(state: TrainingState) -> tuple[TrainerPart, ...]:
+    """Returns the parts of a job, in the order in which their hooks are called."""
+    return tuple(part(state) for part in part_classes() if part.is_for(state))
+
+
+def rule_of(trainer: TrainedModel) -> UpdateRule:
+    """Returns the update rule of a job."""
+    return next((rule for rule in _rules() if rule.is_for(trainer.job)), UpdateRule)(trainer)
+
+
+def _rules() -> Iterator[type[UpdateRule]]:
+    for module in features.modules("trainer"):
+        yield from getattr(module, "UPDATE_RULES", ())
