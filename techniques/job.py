@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, product
-from typing import Any, TypeVar
+from typing import Any
 
 from ringmaster.codec import SINCE_LATER, part_items, set_fields, stored_flat, stored_parts
-from ringmaster.techniques.job_parts import Effect, JobPart, part_kind
+from ringmaster.techniques.job_parts import Effect, JobPart, PartT, part_in, part_kind
 
-PartT = TypeVar("PartT", bound=JobPart)
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
 PADDINGS = ("longest", "max_length")
@@ -135,10 +134,10 @@ _SAME_STEP = frozenset(
         *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
     }
 )
-_SAME_TIME = OF_SAMPLES | _SAME_STEP | {"techniques", "num_devices", "components"}
+_SAME_TIME = OF_SAMPLES | _SAME_STEP | {"techniques", "num_devices"}
 _SAME_MODEL = _SAME_TIME | {
     *("optimizer", "clip_grad_norm", "global_batch_size", "communication", "compile", "exact", "exact_chunk"),
-    *("local_updates", "adapter", "freeze", "adaptation", "evaluation.max_batches", "evaluation.max_rows"),
+    *("adapter", "freeze", "adaptation", "evaluation.max_batches", "evaluation.max_rows"),
 }
 SAME: Mapping[Effect, frozenset[str]] = {Effect.STEP: _SAME_STEP, Effect.TIME: _SAME_TIME, Effect.MODEL: _SAME_MODEL}
 """The fields of a job, but those of its parts, that have no such effect; every other field is counted, also one that is
@@ -619,7 +618,7 @@ class TrainingPhase:
         global_batch_size, precision: of its steps.
         lr_factor: the factor of the learning rate.
         num_steps: the number of the job's steps if this phase is the last one.
-        local_updates: of its steps, which begin a round; None for an exchange at each step.
+        parts: those that only its steps have, such as exchanges every few steps, which begin a round.
     """
 
     first_step: int
@@ -627,46 +626,22 @@ class TrainingPhase:
     precision: str
     lr_factor: float
     num_steps: int
-    local_updates: "LocalUpdates | None" = field(default=None, metadata=SINCE_LATER)
+    parts: tuple[JobPart, ...] = stored_parts(part_kind)
 
     @property
     def variant(self) -> Variant:
         """Batch size, precision, and the steps between two exchanges."""
-        return self.global_batch_size, self.precision, self.local_updates.sync_every if self.local_updates else 1
+        every = max((part.exchange_every for part in self.parts), default=1)
+        return self.global_batch_size, self.precision, every
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalUpdates:
-    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them.
-
-    A worker trains on its share of each global batch with its own optimizer. With a the weights at the start of a
-    round, w_k those of worker k at its end, d = a - mean(w_k), mu the outer momentum and eta the outer learning rate:
-
-        u <- mu u + d;    a <- a - eta (d + mu u)
-
-    With eta = 1 and mu = 0 it is averaging. Source: Douillard et al., DiLoCo (arXiv:2311.08105).
-
-    Attributes:
-        workers: their number, which the gang's number of devices must divide.
-        sync_every: the steps of a round. The last round ends with the job.
-        outer_lr, outer_momentum: eta and mu.
-        warmup_steps: the job's first steps, in which the gradient is averaged over all workers at each step.
-    """
-
-    workers: int
-    sync_every: int
-    outer_lr: float = 1.0
-    outer_momentum: float = 0.0
-    warmup_steps: int = 0
-
-    def ends_round(self, step: int, *, num_steps: int) -> bool:
-        """Returns whether the weights of all workers agree after `step` of `num_steps` steps."""
-        return step <= self.warmup_steps or step == num_steps or (step - self.warmup_steps) % self.sync_every == 0
-
-    def exchanges_a_step(self, *, num_steps: int) -> float:
-        """Returns how many exchanges of all trained weights there are for each of `num_steps` steps, on average."""
-        num_local = max(num_steps - self.warmup_steps, 0)
-        return (num_steps - num_local + math.ceil(num_local / self.sync_every)) / max(num_steps, 1)
+def exchanging(every: int, *, workers: int | None, **settings: Any) -> tuple[JobPart, ...]:
+    """Returns the part of a job in which workers exchange weights every few steps; none for an exchange a step."""
+    if every == 1:
+        return ()
+    kind = part_kind("local_updates")
+    assert kind is not None, "a built-in feature has the key"
+    return (kind(**{"workers": workers or 1, "sync_every": every, **settings}),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -696,12 +671,8 @@ class Job:
             order (`training.exact_sums`).
         exact_chunk: the samples of one forward and backward of an exact job, which decide its bits; the global batch is
             a power of two of them. None until it is chosen in the preflight.
-        local_updates: steps that workers take on their own between exchanges; None for an exchange at each step. Such
-            a job has the same bits on any number of devices, as an exact one.
         adaptation: how the model is derived from other models besides training; None for plain training.
         store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
-        components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
-            "vision_model"}. The lineage recognizes them in every model that contains them.
         warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
@@ -732,7 +703,6 @@ class Job:
     num_devices: tuple[int, ...] | None = None
     exact: bool = False
     adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
-    components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
@@ -740,7 +710,6 @@ class Job:
     target: Target | None = field(default=None, metadata=SINCE_LATER)
     may_vary: Variables = field(default=Variables(), metadata=SINCE_LATER)
     phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
-    local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
     store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
     parts: tuple[JobPart, ...] = stored_parts(part_kind)
 
@@ -751,7 +720,7 @@ class Job:
 
     def part(self, kind: type[PartT]) -> PartT | None:
         """Returns the job's part of a kind; None where it has none, or one that is not active."""
-        return next((part for part in self.parts if isinstance(part, kind) and part.is_active), None)
+        return part_in(self.parts, kind)
 
     def with_parts(self, *parts: JobPart) -> "Job":
         """Returns the job with these parts, in place of its own of the same kinds."""
@@ -778,12 +747,24 @@ class Job:
     @property
     def is_exact(self) -> bool:
         """Whether the job's result has the same bits on any number of devices."""
-        return self.exact or self.local_updates is not None
+        return self.exact or any(part.is_exact for part in self.parts)
 
     @property
     def synchronous(self) -> "Job":
         """The job with one optimizer for all devices."""
-        return self if self.local_updates is None else replace(self, local_updates=None, exact=True)
+        if self.num_workers is None:
+            return self
+        return replace(self, parts=tuple(part for part in self.parts if part.num_workers is None), exact=True)
+
+    @property
+    def num_workers(self) -> int | None:
+        """The workers that have an optimizer each; None where all devices have one together."""
+        return next((number for part in self.parts if (number := part.num_workers) is not None), None)
+
+    @property
+    def components(self) -> Mapping[str, str]:
+        """The prefixes of parameters by the names of components of the model."""
+        return {name: prefix for part in self.parts for name, prefix in part.named_components.items()}
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -862,11 +843,11 @@ class Job:
         jobs = {}
         for variant in self.may_vary.choices(self)[1:] if self.varies else ():
             size, precision, sync_every = variant
-            local = LocalUpdates(workers=self.may_vary.workers or 1, sync_every=sync_every) if sync_every > 1 else None
+            local = exchanging(sync_every, workers=self.may_vary.workers)
             name = f"{self.name}.{size}.{precision}" + (f".{sync_every}" if local else "")
             jobs[variant] = replace(
-                self, name=name, global_batch_size=size, precision=precision, local_updates=local, may_vary=Variables()
-            )
+                self, name=name, global_batch_size=size, precision=precision, may_vary=Variables()
+            ).with_parts(*local)
         return jobs
 
     @property

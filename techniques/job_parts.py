@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
 from functools import cache
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 from ringmaster.features import modules
-from ringmaster.findings import Finding, Raw
+from ringmaster.findings import Finding, Raw, as_mapping
 
 MOST_WHOLE = 2**31 - 1
 
@@ -73,11 +73,34 @@ class JobPart:
         key: the key of the mapping with its fields; "" where its fields are keys of the job itself.
         description: what the key may have, as in `Description`.
         effects: what may differ between jobs that differ in the part.
+        is_exact: whether a job with the part has the same bits on any number of devices.
+        group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
     """
 
     key: ClassVar[str] = ""
     description: ClassVar[str] = ""
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
+    is_exact: ClassVar[bool] = False
+    group_obstacle: ClassVar[str] = ""
+
+    @property
+    def num_workers(self) -> int | None:
+        """The workers that have an optimizer each; None where all devices have one together."""
+        return None
+
+    @property
+    def exchange_every(self) -> int:
+        """The steps from one exchange of gradients or weights to the next."""
+        return 1
+
+    def exchanges_a_step(self, *, num_steps: int) -> float:
+        """Returns how many exchanges there are for each of `num_steps` steps, on average."""
+        return 1.0
+
+    @property
+    def named_components(self) -> Mapping[str, str]:
+        """The prefixes of parameters by the names of components of the model."""
+        return {}
 
     @property
     def base_format(self) -> str | None:
@@ -98,6 +121,19 @@ class JobPart:
     def findings(cls, job: Raw) -> Iterator[Finding]:
         """Yields the faults between its values and others of a job; places are relative to the job."""
         yield from ()
+
+
+PartT = TypeVar("PartT", bound=JobPart)
+
+
+def part_in(parts: Sequence[JobPart], kind: type[PartT]) -> PartT | None:
+    """Returns the part of a kind among others; None where there is none, or one that is not active."""
+    return next((part for part in parts if isinstance(part, kind) and part.is_active), None)
+
+
+def has_command(job: Raw) -> bool:
+    """Whether the plain values of a job name a command that trains it."""
+    return as_mapping(job.get("model")).get("command") is not None
 
 
 @cache

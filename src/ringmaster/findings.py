@@ -37,6 +37,11 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def are_counts(*values: Any) -> bool:
+    """Whether all values are whole numbers of at least 1."""
+    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
+
+
 def got(value: object) -> str:
     """Returns the part of a message that quotes the value found."""
     match value:

@@ -10,9 +10,9 @@ from decimal import Decimal
 from typing import Any
 
 from ringmaster.findings import Finding, Place, as_mapping, got
-from ringmaster.tasks.batch.references import MOST_WHOLE
 from ringmaster.tasks.batch.schema import section_at
 from ringmaster.techniques import Job
+from ringmaster.techniques.job_parts import MOST_WHOLE
 
 MAX_JOBS = 10_000
 """The most jobs of a batch, including those of its grids; more are a mistake that would fill the memory."""
@@ -178,7 +178,7 @@ def in_rows(raw: Mapping[str, Any], *, template: Mapping[str, Any] | None = None
     ):
         return raw
     left = {key: value for key, value in spec.items() if key != "max_batches"}
-    return {**raw, "evaluation": {**left, "max_rows": min(most * size, MOST_WHOLE)}}
+    return {**raw, "evaluation": {**left, "max_rows": min(most * size)}}
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:

@@ -6,13 +6,16 @@ from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from ringmaster.tasks.batch.references import OneOf
+from ringmaster.tasks.batch.references import MODULE_PATTERN, NAME_PATTERN, OneOf
 from ringmaster.techniques.job_parts import Choices, Description, Format, JobPart, Limits, part_kinds
 
-FORMATS: Mapping[str, Any] = {}
-"""The types of values by the names of their formats."""
+FORMATS: Mapping[str, Any] = {
+    "module": StringConstraints(pattern=MODULE_PATTERN),
+    "name": StringConstraints(pattern=NAME_PATTERN),
+}
+"""What Pydantic has for the names of formats."""
 
 
 class Section(BaseModel):

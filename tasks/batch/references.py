@@ -35,6 +35,7 @@ from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.job_parts import MOST_WHOLE
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
@@ -408,7 +409,7 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
 
 
-MOST_WHOLE = 2**31 - 1
+MODULE_PATTERN = r"^\w+(\.\w+)*$"
 MOST_AT_ONCE = 2**24
 """The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
 MOST_EPOCHS = 10**6
@@ -430,7 +431,7 @@ Command = Annotated[
 DataKind = Annotated[
     str, AfterValidator(data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
 ]
-ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$")]
+ModuleName = Annotated[str, StringConstraints(pattern=MODULE_PATTERN)]
 Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
 FreezePattern = Annotated[str, StringConstraints(pattern=r"^!?[^!\s]\S*$")]
 METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in methods)

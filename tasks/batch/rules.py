@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.extras import missing_extra
-from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
+from ringmaster.findings import Finding, Place, Raw, are_counts, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
 from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.part_sections import Section
@@ -32,12 +32,11 @@ from ringmaster.techniques.job import (
     SCHEDULES,
     EvaluationSpec,
     Job,
-    LocalUpdates,
     ModelSpec,
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job_parts import part_kinds
+from ringmaster.techniques.job_parts import has_command, part_kinds
 from ringmaster.techniques.local import Local
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
@@ -116,15 +115,15 @@ def _negatives(job: Raw) -> Iterator[Finding]:
             "are for a contrastive loss",
             f"name {' or '.join(losses)}",
         ),
-        (not _are_counts(num_steps), place, "are mined after some of the steps", "give num_steps"),
+        (not are_counts(num_steps), place, "are mined after some of the steps", "give num_steps"),
         (
-            _are_counts(num_steps, mined.get("refresh_every")) and mined["refresh_every"] >= num_steps,
+            are_counts(num_steps, mined.get("refresh_every")) and mined["refresh_every"] >= num_steps,
             (*place, "refresh_every"),
             f"is {mined.get('refresh_every')} of {num_steps} steps, so that none would be mined",
             "give fewer steps",
         ),
         (
-            _are_counts(num_steps, mined.get("refresh_every")) and num_steps / mined["refresh_every"] > MAX_JOBS / 2,
+            are_counts(num_steps, mined.get("refresh_every")) and num_steps / mined["refresh_every"] > MAX_JOBS / 2,
             (*place, "refresh_every"),
             f"is {mined.get('refresh_every')} of {num_steps} steps, which makes more than {MAX_JOBS:,} jobs",
             "give more steps",
@@ -156,13 +155,9 @@ def _target(job: Raw) -> Iterator[Finding]:
             "is looked for in evaluations on the way, and there are none",
             "give evaluation.every_steps, such as 50",
         ),
-        (_has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
+        (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
         (adaptation_rules.is_rewriting(job), place, "stands beside an adaptation that trains nothing", "leave it out"),
     )
-
-
-def _has_command(job: Raw) -> bool:
-    return as_mapping(job.get("model")).get("command") is not None
 
 
 def _variables(job: Raw) -> Iterator[Finding]:
@@ -244,7 +239,7 @@ def _variables(job: Raw) -> Iterator[Finding]:
             "give sync_every, or leave it out",
         ),
         (
-            _are_counts(size, workers) and size % workers > 0,
+            are_counts(size, workers) and size % workers > 0,
             (*place, "workers"),
             f"is {workers}, and global_batch_size {size} cannot be divided by it",
             "give a number that divides it",
@@ -299,7 +294,7 @@ def _warm_start(job: Raw) -> Iterator[Finding]:
     if not isinstance(root, str) or not isinstance(step, int):
         return
     yield from findings_where(
-        (_has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
+        (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
         (
             isinstance(num_steps, int) and step >= num_steps,
             (*place, "step"),
@@ -414,7 +409,7 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
         return
     yield from findings_where(
         (
-            model.get("factory") is not None or _has_command(job),
+            model.get("factory") is not None or has_command(job),
             place,
             "is chosen for Hugging Face's models",
             "leave it out: what is built there chooses",
@@ -435,7 +430,7 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
 
 
 def _command(job: Raw, model: Raw) -> Iterator[Finding]:
-    has_command, reads_its_own = _has_command(job), as_mapping(job.get("data")).get("source") == "command"
+    is_command, reads_its_own = has_command(job), as_mapping(job.get("data")).get("source") == "command"
     yield from findings_where(
         *(
             (
@@ -447,19 +442,19 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
             for taker in ("factory", "command")
         ),
         (
-            model.get("configs") and not has_command,
+            model.get("configs") and not is_command,
             ("model", "configs"),
             "are for a command",
             "give a command too, or remove configs",
         ),
         (
-            model.get("adopt") and not has_command,
+            model.get("adopt") and not is_command,
             ("model", "adopt"),
             "is for a command",
             "give the command that runs the script",
         ),
         (
-            reads_its_own and not has_command,
+            reads_its_own and not is_command,
             ("data", "source"),
             "is no data of ours",
             "name other data, or a command as the model",
@@ -511,7 +506,7 @@ def _evaluation(job: Raw) -> Iterator[Finding]:
     for i, step in enumerate(as_list(evaluation.get("at_steps"))):  # every_steps may be longer: the last step counts
         yield from findings_where(
             (
-                _are_counts(num_steps, step) and step > num_steps,
+                are_counts(num_steps, step) and step > num_steps,
                 ("evaluation", "at_steps", i),
                 f"is {step}, and the job has {num_steps} steps",
                 "give an earlier one, or raise num_steps",
@@ -534,9 +529,9 @@ def _exact(job: Raw) -> Iterator[Finding]:
     workers = as_mapping(job.get("local_updates")).get("workers")
     if chunk is not None and job.get("exact") is not True and workers is None:
         yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
-    elif isinstance(chunk, int) and _are_counts(chunk, size):
+    elif isinstance(chunk, int) and are_counts(chunk, size):
         what = f"global_batch_size {size}"
-        if _are_counts(workers):
+        if are_counts(workers):
             size //= workers
             what = f"a worker's {size} samples"
         if size % chunk or (size // chunk).bit_count() != 1:
@@ -548,42 +543,6 @@ def _parts(job: Raw) -> Iterator[Finding]:
     """Yields the faults that optional features find; places are relative to the job."""
     for kind in dict.fromkeys(part_kinds().values()):
         yield from kind.findings(job)
-
-
-def _local_updates(job: Raw) -> Iterator[Finding]:
-    local = as_mapping(job.get("local_updates"))
-    workers, warmup = local.get("workers"), local.get("warmup_steps", LocalUpdates.warmup_steps)
-    size, num_steps = job.get("global_batch_size", Job.global_batch_size), job.get("num_steps")
-    yield from findings_where(
-        (
-            _are_counts(size, workers) and size % workers > 0,
-            ("local_updates", "workers"),
-            f"is {workers}, and global_batch_size {size} cannot be divided by it",
-            "give a number that divides it",
-        ),
-        (
-            bool(local.get("outer_momentum")) and not warmup,
-            ("local_updates", "outer_momentum"),
-            "goes with a warm-up: without one it wrecks the first rounds",
-            "give warmup_steps, such as 128, or leave it out",
-        ),
-        (
-            _are_counts(warmup, num_steps) and warmup >= num_steps,
-            ("local_updates", "warmup_steps"),
-            f"is {warmup}, and the job has {num_steps} steps",
-            "give fewer, or leave local_updates out",
-        ),
-        (
-            bool(local) and _has_command(job),
-            ("local_updates",),
-            "is for jobs that Ringmaster trains, not for commands",
-            "leave it out",
-        ),
-    )
-
-
-def _are_counts(*values: Any) -> bool:
-    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
 
 
 def _text(job: Raw) -> Iterator[Finding]:
@@ -705,7 +664,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "leave one of the two out",
         ),
         (
-            job.get("freeze") and _has_command(job),
+            job.get("freeze") and has_command(job),
             ("freeze",),
             "names parameters of a model that only its command knows",
             "leave it out: the command chooses what it trains",
@@ -749,7 +708,6 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _evaluation,
     _config_sizes,
     _exact,
-    _local_updates,
     _parts,
     _text,
     training_findings,

@@ -20,7 +20,6 @@ from ringmaster.tasks.batch.references import (
     METHODS,
     MOST_AT_ONCE,
     MOST_EPOCHS,
-    MOST_WHOLE,
     Adopt,
     Command,
     DataKind,
@@ -48,6 +47,7 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
+from ringmaster.techniques.job_parts import MOST_WHOLE
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -464,20 +464,6 @@ class VariablesSection(Section):
     )
 
 
-class LocalUpdatesSection(Section):
-    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them."""
-
-    workers: Whole = Field(description="the number of workers, which share each global batch, such as 4")
-    sync_every: Whole = Field(description="the steps of a worker between two exchanges, such as 32")
-    outer_lr: Positive = Field(default=job.LocalUpdates.outer_lr, description="the outer learning rate; 1 averages")
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=job.LocalUpdates.outer_momentum, description="the outer (Nesterov) momentum, such as 0.9; 0 for none"
-    )
-    warmup_steps: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
-        default=job.LocalUpdates.warmup_steps, description="the first steps, with an exchange at each, such as 128"
-    )
-
-
 class StoreSection(Section):
     """The index of a job of kind store, and how its passages are encoded."""
 
@@ -536,10 +522,6 @@ class _JobEntry(Section):
     base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
     adaptation: AdaptationSection | None = Field(
         default=None, description="how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
-    )
-    components: dict[Name, ModuleName] | None = Field(
-        default=None,
-        description="names of parts, each with the prefix of its parameters' names, such as {tower: vision_model}",
     )
     adapter: AdapterSection | None = Field(
         default=None,
@@ -611,11 +593,6 @@ class _JobEntry(Section):
     may_vary: VariablesSection = Field(
         default_factory=VariablesSection,
         description="what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}",
-    )
-    local_updates: LocalUpdatesSection | None = Field(
-        default=None,
-        description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
-        "the key out: at each step",
     )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ringmaster.codec import to_json
+from ringmaster.features.composition.job import Components
 from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.rules import PlacedJob
@@ -147,8 +148,7 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
         global_batch_size=math.gcd(*(job.global_batch_size for job in jobs)),
         evaluation=replace(first.evaluation, metrics=("loss",)),
         adaptation=AdaptationSpec(kind=COMPOSED, composition=how),
-        components={component: f"part0.{paths[0]}"},
-    )
+    ).with_parts(Components(components={component: f"part0.{paths[0]}"}))
     return [
         composite,
         *(
@@ -157,10 +157,9 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
                 base=component,
                 num_steps=0,
                 adaptation=AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
-                components={**(job.components or {}), component: path},
                 techniques=None,
                 num_devices=None,
-            )
+            ).with_parts(Components(components={**job.components, component: path}))
             for index, (job, path) in enumerate(zip(jobs, paths, strict=True))
         ),
     ]

@@ -25,7 +25,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnd
 from ringmaster.tasks.execution.job_table import EVALUATED, GOAL, RESTED, RunPaths, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import LocalUpdates, TrainingPhase, Variant, WarmStart
+from ringmaster.techniques.job import TrainingPhase, Variant, WarmStart, exchanging
 from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
 from ringmaster.techniques.training.noise_scale import (
     GradientNoise,
@@ -145,12 +145,10 @@ def choose_variant(
     longest = min(steps[2], left) if job.schedule.name == "constant" else steps[0]
     if new_size != size:
         factor = learning_rate_factor(blocks, size=size, new_size=new_size, rule=job.may_vary.learning_rate_rule)
-    change, local = f"batches of {new_size} samples in {new_precision}", None
+    change = f"batches of {new_size} samples in {new_precision}"
     reasons = [f"noise scale {scale:.3g}, learning rate x {factor:.3g}"] if scale and new_size != size else []
     if sync_every > 1:
-        workers = job.may_vary.workers or 1
-        local = LocalUpdates(workers=workers, sync_every=sync_every, warmup_steps=first_step)
-        change += f" with an exchange of {workers} workers every {sync_every} steps"
+        change += f" with an exchange of {job.may_vary.workers or 1} workers every {sync_every} steps"
         reasons += exchanges
     predicted = f"{steps[0]} steps ({steps[1]} to {steps[2]}) predicted in place of {left}, {gain:.2f} times sooner"
     return VariantChoice(
@@ -160,7 +158,7 @@ def choose_variant(
             precision=new_precision,
             lr_factor=factor,
             num_steps=first_step + longest,
-            local_updates=local,
+            parts=exchanging(sync_every, workers=job.may_vary.workers, warmup_steps=first_step),
         ),
         steps=(steps[0], steps[1], steps[2]),
         gain=gain,

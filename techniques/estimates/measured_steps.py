@@ -183,7 +183,8 @@ def measured_step_times(
 def _measurable(job: Job) -> Job:
     """The job without the weights of other models, which need not be there yet and do not matter to times."""
     adapter = None if job.adapter is None else replace(resolved(job.adapter), from_pretrained=None)
-    return replace(job.synchronous, base=None, adaptation=None, compile=False, adapter=adapter, components=None)
+    job = replace(job.synchronous, base=None, adaptation=None, compile=False, adapter=adapter)
+    return replace(job, parts=tuple(part for part in job.parts if Effect.TIME in part.effects))
 
 
 def _measured(

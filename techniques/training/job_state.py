@@ -182,6 +182,6 @@ def weights_digest(job: Job, *, data_digest: str) -> str:
     others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES)
     same = job.unaffected(Effect.WEIGHTS).union(others)
     if job.phases:  # they are compared by themselves
-        job = replace(job, num_steps=job.phases[0].num_steps, local_updates=None)
+        job = replace(job.synchronous, num_steps=job.phases[0].num_steps)
     fields = {key: value for key, value in to_json(job).items() if key not in same}
     return digest({**fields, "data_digest": data_digest})

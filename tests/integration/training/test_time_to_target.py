@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import from_json
+from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques import EvaluationSpec, Job
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.job import LocalUpdates, Target, TrainingPhase, Variables
+from ringmaster.techniques.job import Target, TrainingPhase, Variables
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
 from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.flows.test_run import Place
@@ -19,14 +20,14 @@ VARYING = Variables(global_batch_size=(8, 16))
 DDP, FSDP = Layout("ddp", 2), Layout("fsdp", 2, {"reshard": False})
 
 
-def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9, local_updates=None):
+def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9, parts=()):
     changed = TrainingPhase(
         first_step=first_step,
         global_batch_size=size,
         precision=precision,
         lr_factor=1.5,
         num_steps=num_steps,
-        local_updates=local_updates,
+        parts=parts,
     )
     return replace(job, phases=(job.phase(0), changed), num_steps=num_steps)
 
@@ -93,7 +94,7 @@ def test_a_kill_after_the_change_leaves_no_trace(bench, tmp_path):
 def test_local_updates_that_follow_a_probe_have_the_same_bits_on_any_number_of_devices(bench, tmp_path):
     """Rounds of two steps from step 4 on: the kill after step 7 falls inside one."""
     job = bench.job(num_steps=12, optimizer=ADAMW, may_vary=replace(VARYING, sync_every=(1, 2), workers=2))
-    changed = phases(job, local_updates=LocalUpdates(workers=2, sync_every=2, warmup_steps=4))
+    changed = phases(job, parts=(LocalUpdates(workers=2, sync_every=2, warmup_steps=4),))
     local = {num: Layout("local", num, {"micro_batch": 8}) for num in (1, 2)}
     for folder in ("one", "two"):
         bench.train(job, DDP, tmp_path / folder, last_step=4)
@@ -115,7 +116,7 @@ def test_local_updates_that_follow_a_probe_have_the_same_bits_on_any_number_of_d
 def test_a_plain_technique_does_not_take_the_steps_of_local_updates(bench, tmp_path):
     job = bench.job(num_steps=12, may_vary=replace(VARYING, sync_every=(1, 2), workers=2))
     bench.train(job, SINGLE, tmp_path, last_step=4)
-    changed = phases(job, local_updates=LocalUpdates(workers=2, sync_every=2, warmup_steps=4))
+    changed = phases(job, parts=(LocalUpdates(workers=2, sync_every=2, warmup_steps=4),))
 
     outcome = bench.train(changed, SINGLE, tmp_path, known_step=4).outcome
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile, registry
 from ringmaster.techniques.estimates.device_rates import Rates
@@ -16,7 +17,7 @@ from ringmaster.techniques.estimates.time_estimate import (
     predicted_step_s,
     times_by_operations,
 )
-from ringmaster.techniques.job import LocalUpdates, Target, Variables
+from ringmaster.techniques.job import Target, Variables
 from ringmaster.techniques.model_facts import Decoder, ModelFacts
 from ringmaster.techniques.technique import GangShape
 
@@ -138,7 +139,7 @@ def test_heads_are_more_messages_than_keys_and_sharded_weights_more_than_whole_o
 def test_local_updates_pay_over_slow_links_alone():
     def local_s(rates, **changes):
         local = LocalUpdates(**{"workers": 2, "sync_every": 10, **changes})
-        workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, local_updates=local))
+        workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, parts=(local,)))
         return step_s("local", rates=rates, workload=workload)
 
     slow = replace(FREE, link_bytes_per_s=2.5e6)  # 20 Mbit/s

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.tasks.execution.events import GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED, RunPaths, SteeringRequest
 from ringmaster.tasks.execution.target_scheduler import (
@@ -16,7 +17,7 @@ from ringmaster.tasks.execution.target_scheduler import (
 )
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
-from ringmaster.techniques.job import LocalUpdates, Target, Variables, WarmStart
+from ringmaster.techniques.job import Target, Variables, WarmStart
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Outcome, Steps
 from ringmaster.techniques.training.noise_scale import GradientNoise
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
@@ -111,8 +112,8 @@ def test_the_slower_the_link_the_fewer_the_exchanges(share, sync_every):
     phases = choice.phases(RELAXED)
     assert bool(phases) == (sync_every > 1) and f"exchanges are {share:.0%} of a step" in choice.why
     if phases:
-        assert phases[-1].local_updates == LocalUpdates(workers=4, sync_every=sync_every, warmup_steps=100)
-        assert phases[-1].variant == (16, "fp32", sync_every) and phases[0].local_updates is None
+        assert phases[-1].parts == (LocalUpdates(workers=4, sync_every=sync_every, warmup_steps=100),)
+        assert phases[-1].variant == (16, "fp32", sync_every) and phases[0].parts == ()
         assert f"with an exchange of 4 workers every {sync_every} steps in place of 16 in fp32" in choice.why
         assert choice.gain == pytest.approx(1 / (1 - share + share / sync_every))
         assert choice.steps[1] < choice.steps[0] == 900 < choice.steps[2] and choice.phase.num_steps == 1000
@@ -133,7 +134,7 @@ def test_without_options_on_several_devices_exchanges_take_no_share():
 
 def test_variants_with_local_updates_are_profiled_in_the_steps_between_exchanges():
     others = RELAXED.variants()
-    assert [each.local_updates for each in others.values()] == [
+    assert [each.part(LocalUpdates) for each in others.values()] == [
         LocalUpdates(workers=4, sync_every=8),
         LocalUpdates(workers=4, sync_every=32),
     ]
@@ -294,7 +295,7 @@ def test_a_job_goes_on_with_local_updates_over_a_slow_link(tmp_path):
 
     first, second = (call.order for call in bench.runner.calls)
     assert (first.technique, second.technique) == (registry.dotted_path("ddp"), registry.dotted_path("local"))
-    assert second.job.phases[-1].local_updates.sync_every == 32
+    assert second.job.phases[-1].variant[2] == 32
     record = bench.journal.jobs()["a"]
     assert record.details[PHASES][-1]["local_updates"]["workers"] == 4
     assert "exchanges are 90% of a step" in record.details[CHOICE]

@@ -286,8 +286,10 @@ FEATURES = f"src/{IMPORT_ROOT}/features"
 # Modules of the core that still name a feature: what they do for it belongs in the feature's own modules.
 NAMING_FEATURES = {
     "flows/pool/profiling.py",
+    "tasks/batch/shared_components.py",
     "tasks/execution/referee.py",
     "tasks/execution/starter.py",
+    "techniques/local.py",
     "techniques/models/rewriting.py",
 }
 
