@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from ringmaster.codec import SINCE_LATER, part_items, set_fields, stored_flat, stored_parts
-from ringmaster.techniques.job_parts import Effect, JobPart, PartT, part_in, part_kind
+from ringmaster.techniques.job_parts import Effect, FirstCheckpoint, JobPart, PartT, part_in, part_kind
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
@@ -130,7 +130,7 @@ OF_SAMPLES = frozenset(
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
 _SAME_STEP = frozenset(
     {
-        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
+        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
         *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
     }
 )
@@ -535,26 +535,6 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmStart:
-    """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
-
-    Attributes:
-        checkpoints: the folder or URL of that job's checkpoints, or the name of a job of the batch, which ends at the
-            step. The job's own ones, with the step 0: from before it was changed.
-        step: the step of the checkpoint, after which this job trains on.
-        first: with the job's own ones, the checkpoint of another job with which it began.
-    """
-
-    checkpoints: str
-    step: int
-    first: "WarmStart | None" = field(default=None, metadata=SINCE_LATER)
-
-    def renamed(self, rename: Callable[[str], str]) -> "WarmStart":
-        """Returns the start with `rename` applied to the names of jobs."""
-        return replace(self, checkpoints=rename(self.checkpoints), first=self.first and self.first.renamed(rename))
-
-
-@dataclass(frozen=True, kw_only=True)
 class Target:
     """A value of a metric on held-out data at which a job ends: `at_most` or `at_least`, one of the two."""
 
@@ -673,7 +653,6 @@ class Job:
             a power of two of them. None until it is chosen in the preflight.
         adaptation: how the model is derived from other models besides training; None for plain training.
         store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
-        warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
         target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
@@ -705,7 +684,6 @@ class Job:
     adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
-    warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
     target: Target | None = field(default=None, metadata=SINCE_LATER)
     may_vary: Variables = field(default=Variables(), metadata=SINCE_LATER)
@@ -768,16 +746,19 @@ class Job:
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The names of all that the job reads: its `models`, where its warm start's checkpoints are, and the store."""
-        start = self.started_from
-        named = (*self.models, None if start is None else start.checkpoints, self.data.store)
+        """The names of all that the job reads: its `models`, what its parts read, and the store."""
+        named = (*self.models, *(name for part in self.parts for name in part.parents), self.data.store)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
-    def started_from(self) -> WarmStart | None:
+    def started_from(self) -> FirstCheckpoint | None:
         """The checkpoint of another job with which the job begins, also where its own steps were set since."""
-        start = self.warm_start
-        return start if start is None or start.step else start.first
+        return next((start for part in self.parts if (start := part.started_from) is not None), None)
+
+    @property
+    def checkpoint_roots(self) -> tuple[str, ...]:
+        """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""
+        return tuple(root for part in self.parts for root in part.checkpoint_roots)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -804,8 +785,8 @@ class Job:
             value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
         store = self.data.store
         data = self.data if store is None else self.data.reading(store=rename(store))
-        start = self.warm_start and self.warm_start.renamed(rename)
-        return replace(self, name=name, base=base, adaptation=value, data=data, warm_start=start)
+        parts = tuple(part.renamed(rename) for part in self.parts)
+        return replace(self, name=name, base=base, adaptation=value, data=data, parts=parts)
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""

@@ -4,14 +4,15 @@ A part is a frozen dataclass. The annotations of its fields say what values file
 are built from them. Its JSON form lies beside the job's other fields: under its `key`, or field by field.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
 from functools import cache
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 from ringmaster.features import modules
-from ringmaster.findings import Finding, Raw, as_mapping
+from ringmaster.findings import Finding, Place, Raw, as_mapping
 
 MOST_WHOLE = 2**31 - 1
 
@@ -64,6 +65,14 @@ class Effect(Flag):
     MODEL = auto()
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstCheckpoint:
+    """A checkpoint with which a job begins: the folder or URL of checkpoints, or the job that has them, and a step."""
+
+    checkpoints: str
+    step: int
+
+
 class JobPart:
     """The values of an optional feature in a job, the base of frozen dataclasses.
 
@@ -82,6 +91,25 @@ class JobPart:
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
     is_exact: ClassVar[bool] = False
     group_obstacle: ClassVar[str] = ""
+
+    @property
+    def started_from(self) -> FirstCheckpoint | None:
+        """The checkpoint of another job with which the job begins."""
+        return None
+
+    @property
+    def checkpoint_roots(self) -> tuple[str, ...]:
+        """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""
+        return ()
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The names of what the job reads for the part."""
+        return ()
+
+    def renamed(self, rename: Callable[[str], str]) -> Self:
+        """Returns the part with `rename` applied to the names of jobs."""
+        return self
 
     @property
     def num_workers(self) -> int | None:
@@ -118,6 +146,11 @@ class JobPart:
         return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
+    def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
+        """Yields the places in the plain values of a job that name its parents, and what is there."""
+        yield from ()
+
+    @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:
         """Yields the faults between its values and others of a job; places are relative to the job."""
         yield from ()
@@ -129,6 +162,16 @@ PartT = TypeVar("PartT", bound=JobPart)
 def part_in(parts: Sequence[JobPart], kind: type[PartT]) -> PartT | None:
     """Returns the part of a kind among others; None where there is none, or one that is not active."""
     return next((part for part in parts if isinstance(part, kind) and part.is_active), None)
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""Of what becomes a folder, an address or a key: a batch, a job, a user, a node. Names that are only shown follow
+`ringmaster.text.is_printable_name`: data sets, models, and the ids of planning problems."""
+
+
+def is_name(text: object) -> bool:
+    """Whether a text follows NAME_PATTERN."""
+    return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
 
 
 def has_command(job: Raw) -> bool:

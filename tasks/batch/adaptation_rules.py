@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
-from ringmaster.tasks.batch.references import closest, is_folder, is_name
+from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.tasks.batch.schema import STORE
 from ringmaster.techniques.job import (
     ADAPTATIONS,
@@ -27,7 +27,7 @@ from ringmaster.techniques.job import (
     Adapter,
     Job,
 )
-from ringmaster.techniques.job_parts import Effect, part_kinds
+from ringmaster.techniques.job_parts import Effect, is_name, part_kinds
 from ringmaster.techniques.models.architectures import architecture_in, with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
@@ -176,7 +176,7 @@ def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     adaptation = as_mapping(job.get("adaptation"))
     named: dict[Place, Any] = {("base",): job.get("base"), ("adaptation", "teacher"): adaptation.get("teacher")}
     named[READ_STORE] = as_mapping(as_mapping(job.get("data")).get("retriever")).get("store")
-    named[WARM_START] = as_mapping(job.get("warm_start")).get("checkpoints")
+    named |= dict(pair for kind in dict.fromkeys(part_kinds().values()) for pair in kind.parents_in(job))
     named |= {("adaptation", "parents", i): each for i, each in enumerate(as_list(adaptation.get("parents")))}
     return ((place, name) for place, name in named.items() if isinstance(name, str))
 

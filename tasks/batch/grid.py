@@ -178,7 +178,7 @@ def in_rows(raw: Mapping[str, Any], *, template: Mapping[str, Any] | None = None
     ):
         return raw
     left = {key: value for key, value in spec.items() if key != "max_batches"}
-    return {**raw, "evaluation": {**left, "max_rows": min(most * size)}}
+    return {**raw, "evaluation": {**left, "max_rows": min(most * size, MOST_WHOLE)}}
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:

@@ -6,12 +6,14 @@ from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from ringmaster.tasks.batch.references import MODULE_PATTERN, NAME_PATTERN, OneOf
-from ringmaster.techniques.job_parts import Choices, Description, Format, JobPart, Limits, part_kinds
+from ringmaster.tasks.batch import references
+from ringmaster.tasks.batch.references import MODULE_PATTERN, OneOf
+from ringmaster.techniques.job_parts import NAME_PATTERN, Choices, Description, Format, JobPart, Limits, part_kinds
 
 FORMATS: Mapping[str, Any] = {
+    "folder": AfterValidator(references.folder),
     "module": StringConstraints(pattern=MODULE_PATTERN),
     "name": StringConstraints(pattern=NAME_PATTERN),
 }

@@ -35,7 +35,7 @@ from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
-from ringmaster.techniques.job_parts import MOST_WHOLE
+from ringmaster.techniques.job_parts import MOST_WHOLE, NAME_PATTERN
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
@@ -398,15 +398,7 @@ COLUMN_TYPES = tuple(
 )
 """The types of a data set's column; with "?" its values may be missing or null."""
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-"""Of what becomes a folder, an address or a key: a batch, a job, a user, a node. Names that are only shown follow
-`ringmaster.text.is_printable_name`: data sets, models, and the ids of planning problems."""
 NAME_REMEDY = "use letters, digits, '-', '_' and '.', at most 100, and begin with a letter or digit"
-
-
-def is_name(text: object) -> bool:
-    """Whether a text follows NAME_PATTERN."""
-    return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
 
 
 MODULE_PATTERN = r"^\w+(\.\w+)*$"

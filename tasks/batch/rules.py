@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from ringmaster.extras import missing_extra
@@ -16,11 +15,9 @@ from ringmaster.findings import Finding, Place, Raw, are_counts, as_list, as_map
 from ringmaster.tasks.batch import adaptation_rules
 from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.part_sections import Section
-from ringmaster.tasks.batch.references import closest, is_name, loss_parts
+from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
-from ringmaster.techniques.checkpoints.checkpoint import folder_of
-from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ATTENTIONS,
@@ -285,34 +282,6 @@ def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Fi
             for place, job in entries
         ),
     )
-
-
-def _warm_start(job: Raw) -> Iterator[Finding]:
-    """Yields why a job cannot go on from a checkpoint of another one."""
-    start, num_steps, place = as_mapping(job.get("warm_start")), job.get("num_steps"), ("warm_start",)
-    root, step = start.get("checkpoints"), start.get("step")
-    if not isinstance(root, str) or not isinstance(step, int):
-        return
-    yield from findings_where(
-        (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
-        (
-            isinstance(num_steps, int) and step >= num_steps,
-            (*place, "step"),
-            f"is {step}, and the job has {num_steps} steps",
-            "take an earlier one, or raise num_steps",
-        ),
-    )
-    if is_name(root) and not Path(root).is_dir():
-        return  # a job of the batch, or else not there: `parent_findings`
-    try:
-        names = place_of(root).names()
-    except (OSError, ValueError) as error:
-        yield Finding((*place, "checkpoints"), f"cannot be read: {error}", "check the folder or URL")
-        return
-    if folder_of(step) not in names:
-        there = ", ".join(str(int(name.rpartition("-")[2])) for name in names) or "none"
-        problem, remedy = f"is {step}, of which {root} has no checkpoint", f"name one that is there: {there}"
-        yield Finding((*place, "step"), problem, remedy)
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -716,7 +685,6 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     adaptation_rules.adapter_findings,
     _store,
     _negatives,
-    _warm_start,
     _target,
     _variables,
 )

@@ -418,13 +418,6 @@ class AdapterSection(Section):
         return self
 
 
-class WarmStartSection(Section):
-    """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step."""
-
-    checkpoints: Folder = Field(description="a job of this batch, or the folder or URL of the other job's checkpoints")
-    step: Whole = Field(description="the step of the checkpoint, such as 60")
-
-
 def _metric_of_target(name: str) -> str:
     return references.metric(name.removeprefix("eval/"))
 
@@ -526,10 +519,6 @@ class _JobEntry(Section):
     adapter: AdapterSection | None = Field(
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
-    )
-    warm_start: WarmStartSection | None = Field(
-        default=None,
-        description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",
     )
     negatives: NegativesSection | None = Field(
         default=None,

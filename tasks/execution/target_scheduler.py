@@ -21,11 +21,12 @@ from functools import partial
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, GOAL, RESTED, RunPaths, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import TrainingPhase, Variant, WarmStart, exchanging
+from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
 from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
 from ringmaster.techniques.training.noise_scale import (
     GradientNoise,
@@ -313,7 +314,7 @@ class TargetScheduler:
         settled, is_probed = replace(job, optimizer=replace(job.optimizer, lr=choice.lr)), False
         if choice.goes_on_from:
             root = self._place.checkpoint_dir(searches[choice.goes_on_from])
-            settled = replace(settled, warm_start=WarmStart(checkpoints=root, step=job.search_steps))
+            settled = settled.with_parts(WarmStart(checkpoints=root, step=job.search_steps))
             is_probed = job.search_steps >= _probe(job)
         self._act(
             SteeringRequest(

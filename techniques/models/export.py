@@ -154,7 +154,9 @@ def _save_loss(folder: Path, job: Job | None, *, began_with: str | None = None) 
         kind = data_source_of(job.data).name
         content = {"loss": job.loss, "loss_options": to_json(job.loss_options), "kind": kind}
         if compares(job.loss, job.loss_options):
-            content[model_folders.REFERENCE] = began_with if job.adaptation is None and job.warm_start is None else None
+            content[model_folders.REFERENCE] = (
+                began_with if job.adaptation is None and not job.checkpoint_roots else None
+            )
         (folder / model_folders.LOSS).write_text(json.dumps(content))
 
 

@@ -29,6 +29,7 @@ BUILTIN = (
     "ringmaster.features.kernels",  # before what reads the state of the optimizer, which kernels may replace
     "ringmaster.features.target",
     "ringmaster.features.untrusted",
+    "ringmaster.features.warm_start",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 

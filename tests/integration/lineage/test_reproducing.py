@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows import cli
 from ringmaster.flows.lineage import reproducing
 from ringmaster.flows.lineage.home import LineageHome
@@ -22,7 +23,7 @@ from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
-from ringmaster.techniques.job import ScheduleSpec, WarmStart
+from ringmaster.techniques.job import ScheduleSpec
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, Layout
@@ -100,7 +101,7 @@ def test_a_job_whose_steps_were_set_while_it_ran_is_made_again_from_the_checkpoi
         "preempted",
     )
     own = WarmStart(checkpoints=str(folder / "checkpoints"), step=0)
-    made = train(bench, home, replace(job, warm_start=own), layouts=(SINGLE, SINGLE))
+    made = train(bench, home, job.with_parts(own), layouts=(SINGLE, SINGLE))
 
     report = made.reproduced()
     assert report.is_equal, report.sentences()

@@ -7,10 +7,10 @@ import torch
 
 from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.features.local_updates.trainer import WORKERS
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec, registry
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.job import WarmStart
 from ringmaster.techniques.processes.events import Steps
 from tests.integration.workbench import (
     ADAMW,
@@ -153,11 +153,11 @@ def test_a_plain_checkpoint_goes_on_locally_and_not_the_other_way_round(bench, t
     plain = job.without(LocalUpdates)
     bench.train(plain, Layout("single"), tmp_path / "plain", last_step=3)
     start = WarmStart(checkpoints=str(tmp_path / "plain" / "checkpoints"), step=3)
-    clone = replace(job, name="clone", warm_start=start)
+    clone = replace(job, name="clone").with_parts(start)
     once = bench.train(clone, layout(1, job), tmp_path / "one")
     assert_same_bits(bench.train(clone, layout(2, job), tmp_path / "two"), once)
     start = WarmStart(checkpoints=str(tmp_path / "one" / "checkpoints"), step=NUM_STEPS)
-    back = replace(plain, name="back", num_steps=10, warm_start=start)
+    back = replace(plain, name="back", num_steps=10, parts=(start,))
     outcome = bench.train(back, Layout("single"), tmp_path / "back").outcome
     assert "has a state for each worker of local updates. To fix: give job back the local_updates" in outcome.message
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.events import GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED, RunPaths, SteeringRequest
 from ringmaster.tasks.execution.target_scheduler import (
@@ -17,7 +18,7 @@ from ringmaster.tasks.execution.target_scheduler import (
 )
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
-from ringmaster.techniques.job import Target, Variables, WarmStart
+from ringmaster.techniques.job import Target, Variables
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Outcome, Steps
 from ringmaster.techniques.training.noise_scale import GradientNoise
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
@@ -251,7 +252,7 @@ def test_noise_that_is_heard_late_is_waited_for(tmp_path):
         evaluated = EvaluationReported(step=50, metrics=metrics["metrics"])
         scheduler.listen(GangReport(number=number, job=search.name, event=evaluated))
         scheduler.listen(JobEnded(job="other", status="done", message="", details={}))
-    assert [request.jobs["a"].warm_start.step for request in asked] == [50]
+    assert [request.jobs["a"].part(WarmStart).step for request in asked] == [50]
 
 
 class Killed(Exception):
@@ -329,8 +330,8 @@ class Searching(Probing):
     def end_one(self):
         call, _ = self.running[0]
         job, last = call.order.job, call.order.last_step
-        if job.warm_start is not None:
-            self.steps.setdefault(job.name, job.warm_start.step)
+        if job.part(WarmStart) is not None:
+            self.steps.setdefault(job.name, job.part(WarmStart).step)
         call.on_event(EvaluationReported(step=last, metrics={"loss": 1 - 100 * job.optimizer.lr}))
         super().end_one()
 
@@ -353,8 +354,8 @@ def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies)
     records = bench.journal.jobs()
     assert records["a"].status == "done" and "takes, in place of 0.001, the learning rate 0.002" in bench.notices[0]
     assert records["a"].details[CHOICE] == "; ".join(bench.notices)
-    root = str(tmp_path / "checkpoints" / "a.lr-0.002")
-    assert all(call.order.job.warm_start == WarmStart(checkpoints=root, step=50) for call in bench.runner.calls[3:])
+    start = WarmStart(checkpoints=str(tmp_path / "checkpoints" / "a.lr-0.002"), step=50)
+    assert all(call.order.job.part(WarmStart) == start for call in bench.runner.calls[3:])
     assert "It goes on from step 50 of a.lr-0.002" in bench.notices[0]
     assert bench.journal.segments("a")[0].what["first_step"] == 50
     for lr in job.may_vary.lr:
@@ -386,7 +387,7 @@ def test_a_job_begins_anew_where_its_short_run_has_measured_no_noise(tmp_path):
     bench = Varying(tmp_path, Deaf(), job=SEARCHED)
     assert bench.run()
     orders = [call.order for call in bench.runner.calls if call.order.job.name == "a"]
-    assert all(order.job.warm_start is None and order.job.optimizer.lr == 2e-3 for order in orders)
+    assert all(order.job.part(WarmStart) is None and order.job.optimizer.lr == 2e-3 for order in orders)
     assert bench.ran[3:][0] == (16, 100) and orders[-1].job.phases[-1].global_batch_size == 64
 
 

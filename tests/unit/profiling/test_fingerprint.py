@@ -10,6 +10,7 @@ from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.features.kernels.job import Numerics
 from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.features.untrusted.job import Untrusted
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.profiling import profile_store as module
 from ringmaster.tasks.profiling.profile_store import fingerprint, speed_key
 from ringmaster.techniques import (
@@ -22,7 +23,7 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import SAME, Composition, ParameterGroup, StoreSettings, Target, WarmStart
+from ringmaster.techniques.job import SAME, Composition, ParameterGroup, StoreSettings, Target
 from ringmaster.techniques.job_parts import Effect
 
 JOB = Job(
@@ -60,10 +61,14 @@ FULL = replace(
         composition=Composition(component="c", jobs=("a", "b"), paths=("x", "y"), weights=(1.0, 1.0)),
     ),
     loss_options={"beta": 0.1},
-    warm_start=WarmStart(checkpoints="c", step=3),
     target=Target(metric="loss", at_most=1.0),
     store=StoreSettings(),
-    parts=(LocalUpdates(workers=2, sync_every=8), Numerics(tolerance=1e-5), Untrusted(allow_untrusted=True)),
+    parts=(
+        LocalUpdates(workers=2, sync_every=8),
+        Numerics(tolerance=1e-5),
+        Untrusted(allow_untrusted=True),
+        WarmStart(checkpoints="c", step=3),
+    ),
 )
 # Fields whose presence costs time, and whose values do not.
 SAME_VALUE = {"clip_grad_norm", "optimizer.layer_decay", "optimizer.groups.lr"}

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.model_lineage import ADAPTATION_KINDS, ModelRecord
 from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec, WarmStart
+from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec
 from tests.unit.recording.ledgers import FakeLedger
 
 PLAIN = Job(name="me", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
@@ -80,7 +81,7 @@ def test_the_model_that_the_weights_are_from_comes_first(monkeypatch):
     monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: f"m-{source}")
     start = WarmStart(checkpoints="before", step=3)
     data = DataSpec(path="rows", options={"retriever": {"store": "index"}})
-    part = replace(PLAIN, model=ModelSpec(from_pretrained="org/base"), data=data, warm_start=start)
+    part = replace(PLAIN, model=ModelSpec(from_pretrained="org/base"), data=data, parts=(start,))
     relatives = family(before="models:/before/1", index="models:/index/1", big="models:/big/1")
     assert relatives.parents(part) == ["m-org/base", "models:/before/1", "models:/index/1"]
     assert relatives.parents(replace(part, model=PLAIN.model)) == ["models:/before/1", "models:/index/1"]
@@ -109,7 +110,7 @@ def test_a_warm_clone_and_its_clones_come_from_their_source():
     journal = Notes()
     known = {"a": SimpleNamespace(details={}), "me": clone_of("a", 3), "cold": clone_of("me", None)}
     journal.jobs = lambda: known
-    warm = replace(PLAIN, warm_start=WarmStart(checkpoints="/run/checkpoints/me/start", step=3))
+    warm = PLAIN.with_parts(WarmStart(checkpoints="/run/checkpoints/me/start", step=3))
     assert family(journal).parents(warm) == []  # it has ended before its source
     known["a"].details["model_uri"] = "models:/n.a/1"
     assert family(journal).parents(warm) == ["models:/n.a/1"]
@@ -132,7 +133,7 @@ def test_a_job_that_goes_on_from_checkpoints_comes_from_their_model(monkeypatch,
     monkeypatch.setattr(ancestry.Snapshot, "of", lambda *_, **__: SimpleNamespace(models=models))
     relatives = family(Notes({"run:me": "run-m-own"}))
     for place, parents in [(theirs, ["m-1"]), (f"{tmp_path}/link/", ["m-1"]), (f"{url}/", ["m-url"]), ("/else", [])]:
-        assert relatives.parents(replace(PLAIN, warm_start=WarmStart(checkpoints=place, step=3))) == parents
+        assert relatives.parents(PLAIN.with_parts(WarmStart(checkpoints=place, step=3))) == parents
 
 
 def test_a_parent_that_is_not_recorded_is_told():

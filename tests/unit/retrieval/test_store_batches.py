@@ -6,12 +6,13 @@ import pytest
 
 from ringmaster.codec import from_json
 from ringmaster.errors import BatchFileError
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.sources.passages import ids_and_texts
-from ringmaster.techniques.job import DataSpec, StoreSettings, WarmStart
+from ringmaster.techniques.job import DataSpec, StoreSettings
 from tests.unit.retrieval.encoders import save_encoder
 
 FILE = """
@@ -167,7 +168,7 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
     ]  # fmt: skip
     assert (index.base, index.store.index, index.data.path) == (first.name, "ivf", str(folder / "passages.jsonl"))
     assert second.parents == (first.name, index.name)
-    assert last.warm_start == WarmStart(checkpoints=second.name, step=40)
+    assert last.part(WarmStart) == WarmStart(checkpoints=second.name, step=40)
     assert [job.loss_options for job in (first, second)] == [{}, {"hard_negatives": 3}]
     assert set(batch.users) == {job.name for job in batch.jobs}
     # What a step trains is that of the whole job, but for the negatives.
