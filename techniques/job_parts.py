@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
 from functools import cache
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from ringmaster.features import modules
 from ringmaster.findings import Finding, Place, Raw, as_mapping
@@ -144,6 +144,10 @@ class JobPart:
     def job_keys(cls) -> tuple[str, ...]:
         """Returns its keys in the JSON form of a job; the first one is that of which the others are settings."""
         return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
+
+    def why_not(self, technique: Any) -> str | None:
+        """Returns why a technique (a `Technique`) cannot train a job with the part, or None."""
+        return None
 
     @classmethod
     def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:

@@ -260,8 +260,8 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         return (
             f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
         )
-    if job.base_format is not None and not technique.takes_4_bits:
-        return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
+    if reasons := [reason for part in job.parts if (reason := part.why_not(technique)) is not None]:
+        return reasons[0]
     if job.adapter is not None and job.adapter.dora and not technique.whole_layers:
         return f"a DoRA needs the lengths of whole weights, which {technique.name} divides"
     if job.adaptation is None or job.adaptation.kind in technique.adaptations:

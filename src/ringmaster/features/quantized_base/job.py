@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Raw, findings_where
@@ -28,6 +28,12 @@ class QuantizedBase(JobPart):
     def base_format(self) -> str | None:
         """The format of the frozen weights."""
         return self.quantize_base
+
+    def why_not(self, technique: Any) -> str | None:
+        """Requires that rows of weights are neither divided nor moved."""
+        if self.quantize_base is None or technique.takes_4_bits:
+            return None
+        return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
 
     @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:
