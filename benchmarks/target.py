@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ringmaster.features.target.job import Target, Variables
 from ringmaster.tasks.execution.target_scheduler import LEAST_GAIN, choose_variant
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from ringmaster.techniques.job import Target, TrainingPhase, Variables
+from ringmaster.techniques.job import TrainingPhase
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.noise_scale import (
@@ -205,7 +206,7 @@ def measure(task: str, seed: int, folder: Path) -> dict[str, Any]:
     """Returns the figures of a task and a seed."""
     own = job_of(task, seed)
     step_s = dict(zip(SIZES, step_costs(task, folder), strict=True))
-    varying = replace(own, may_vary=Variables(global_batch_size=SIZES), target=Target(metric="loss", at_most=0.0))
+    varying = own.with_parts(Variables(global_batch_size=SIZES), Target(metric="loss", at_most=0.0))
     first, probe = probe_steps(own.total_steps), Run(varying, folder / "probe")
     early = dict(probe.losses(first))
     probe.trainer.save(folder / "probe" / "checkpoints")

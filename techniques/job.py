@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
-from ringmaster.codec import SINCE_LATER, part_items, set_fields, stored_flat, stored_parts
+from ringmaster.codec import SINCE_LATER, set_fields, stored_flat, stored_parts
+from ringmaster.findings import Raw, as_mapping
 from ringmaster.techniques.job_parts import Effect, FirstCheckpoint, JobPart, PartT, part_in, part_kind
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
@@ -94,6 +95,8 @@ BASE_ADAPTERS = (CONTINUE, MERGE)
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
 STRUCTURED = "structured"
 """The method of pruning that leaves layers and channels out."""
+REWRITING = (QUANTIZED, MERGED)
+"""The kinds that involve no training."""
 ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     DISTILLED: (),
     PRUNED: ("magnitude", "2:4", STRUCTURED),
@@ -111,13 +114,7 @@ RETRIEVER = "retriever"
 FLAT, IVF = "flat", "ivf"
 INDEXES = (FLAT, IVF)
 """The indexes of a knowledge store."""
-MEASURED_OPTIMIZERS = ("adamw", "sgd")
-"""The optimizers with which the noise scale of the gradient can be measured."""
 LEARNING_RATE_RULES = ("damped-gain", "square-root")
-SEARCH_SHARE, LEAST_SEARCH_STEPS = 0.05, 20
-"""The share of a job's steps for which learning rates are compared: bad ones show after 4 %."""
-VARIABLE_PRECISIONS = ("fp32", "bf16")
-"""The precisions between which a job may change: its state is the same in both."""
 FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
 """Keys of a pretrained model's `config` that may give it a head which its file lacks."""
 OF_SAMPLES = frozenset(
@@ -131,7 +128,7 @@ OF_SAMPLES = frozenset(
 _SAME_STEP = frozenset(
     {
         *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
-        *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
+        *("evaluation.every_steps", "evaluation.at_steps", "phases"),
     }
 )
 _SAME_TIME = OF_SAMPLES | _SAME_STEP | {"techniques", "num_devices"}
@@ -534,56 +531,8 @@ class StoreSettings:
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """A value of a metric on held-out data at which a job ends: `at_most` or `at_least`, one of the two."""
-
-    metric: str
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def is_reached(self, metrics: Mapping[str, float]) -> bool:
-        """Returns whether an evaluation has reached the target."""
-        value = metrics.get(self.metric, math.nan)
-        return value <= self.at_most if self.at_most is not None else value >= (self.at_least or 0.0)
-
-    def __str__(self) -> str:
-        bound = f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
-        return f"{self.metric} {bound}"
-
-
 Variant = tuple[int, str, int]
 """What may change of a job after its probe: batch size, precision, and the steps between two exchanges."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variables:
-    """What may be chosen of a job on the way to its target: its own value first, and the others that are permitted.
-
-    Attributes:
-        global_batch_size, precision: the values; empty where nothing may be chosen.
-        learning_rate_rule: how the learning rate follows the batch size (`training.noise_scale`).
-        sync_every: the steps between two exchanges, of local updates where it is more than one.
-        workers: of local updates. None until the preflight has chosen it.
-        lr: learning rates to compare in short runs before the job is trained.
-    """
-
-    global_batch_size: tuple[int, ...] = ()
-    precision: tuple[str, ...] = ()
-    learning_rate_rule: str = "damped-gain"
-    sync_every: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
-    workers: int | None = field(default=None, metadata=SINCE_LATER)
-    lr: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
-
-    def choices(self, job: "Job") -> list[Variant]:
-        """Returns the variants in which a job may be trained after its probe, its own first.
-
-        Local updates take two workers and more, which share the batch equally.
-        """
-        own, workers = job.phase(0).variant, self.workers or 1
-        variants = product(self.global_batch_size or own[:1], self.precision or own[1:2], self.sync_every or own[2:])
-        possible = [each for each in variants if each[2] == 1 or (workers > 1 and each[0] % workers == 0)]
-        return list(dict.fromkeys((own, *possible)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,6 +573,12 @@ def exchanging(every: int, *, workers: int | None, **settings: Any) -> tuple[Job
     return (kind(**{"workers": workers or 1, "sync_every": every, **settings}),)
 
 
+def is_rewriting(job: Raw) -> bool:
+    """Whether the adaptation in the plain values of a job never involves training."""
+    adaptation = as_mapping(job.get("adaptation"))
+    return adaptation.get("kind") in REWRITING or adaptation.get("method") == STRUCTURED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One model to train.
@@ -655,8 +610,6 @@ class Job:
         store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
-        target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
-        may_vary: what may be chosen on the way to the target; nothing else is.
         phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
         parts: those of optional features (`ringmaster.features`), one of each kind, in the order of their keys.
     """
@@ -685,14 +638,12 @@ class Job:
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
-    target: Target | None = field(default=None, metadata=SINCE_LATER)
-    may_vary: Variables = field(default=Variables(), metadata=SINCE_LATER)
     phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
     store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
     parts: tuple[JobPart, ...] = stored_parts(part_kind)
 
     def __post_init__(self) -> None:
-        parts = sorted(filter(part_items, self.parts), key=lambda part: part.job_keys())
+        parts = sorted((part for part in self.parts if not part.is_empty), key=lambda part: part.job_keys())
         object.__setattr__(self, "parts", tuple(parts))
         assert len({type(part) for part in parts}) == len(parts), f"job {self.name} has two parts of one kind"
 
@@ -793,48 +744,18 @@ class Job:
         place, length = self.schedule_place(step)
         return self.optimizer.lr * self.schedule.factor(place, num_steps=length) * self.phase(step).lr_factor
 
-    @property
-    def search_steps(self) -> int:
-        """The steps of the short runs that compare learning rates for the job."""
-        return max(math.ceil(SEARCH_SHARE * self.total_steps), LEAST_SEARCH_STEPS)
-
     def searches(self) -> list["Job"]:
-        """Returns the jobs that try the learning rates under `may_vary`: the same job, evaluated after `search_steps`.
-
-        They are trained no further than that. They measure the noise of gradients as the job would, which goes on from
-        the best one's checkpoint.
-        """
-        jobs = []
-        for lr in dict.fromkeys(self.may_vary.lr):
-            at_steps = tuple(sorted({*self.evaluation.at_steps, self.search_steps}))
-            jobs.append(
-                replace(
-                    self,
-                    name=f"{self.name}.lr-{lr!r}",
-                    optimizer=replace(self.optimizer, lr=lr),
-                    evaluation=replace(self.evaluation, at_steps=at_steps),
-                    target=None,
-                    may_vary=replace(self.may_vary, lr=()),
-                )
-            )
-        return jobs
+        """Returns the short runs that are compared before the job is trained."""
+        return [search for part in self.parts for search in part.searches(self)]
 
     def variants(self) -> dict[Variant, "Job"]:
-        """Returns its variants other than its own, as jobs to be profiled: in the steps after the probe."""
-        jobs = {}
-        for variant in self.may_vary.choices(self)[1:] if self.varies else ():
-            size, precision, sync_every = variant
-            local = exchanging(sync_every, workers=self.may_vary.workers)
-            name = f"{self.name}.{size}.{precision}" + (f".{sync_every}" if local else "")
-            jobs[variant] = replace(
-                self, name=name, global_batch_size=size, precision=precision, may_vary=Variables()
-            ).with_parts(*local)
-        return jobs
+        """Returns its variants other than its own, as jobs to be profiled."""
+        return {variant: job for part in self.parts for variant, job in part.variants(self).items()}
 
     @property
     def varies(self) -> bool:
-        """Whether its batch size, precision or local updates are still to be chosen."""
-        return self.target is not None and not self.phases and len(self.may_vary.choices(self)) > 1
+        """Whether its batch size, precision or exchanges are still to be chosen."""
+        return any(part.varies(self) for part in self.parts)
 
     def phase(self, step: int) -> TrainingPhase:
         """Returns the phase of a step (0-based)."""

@@ -11,10 +11,13 @@ from enum import Flag, auto
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
+from ringmaster.codec import part_items
 from ringmaster.features import modules
 from ringmaster.findings import Finding, Place, Raw, as_mapping
 
 MOST_WHOLE = 2**31 - 1
+MOST_AT_ONCE = 2**24
+"""The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,13 @@ class Choices:
     """The names of which a text is one."""
 
     names: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distinct:
+    """The values of a list differ. at_most: their largest number."""
+
+    at_most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,11 @@ class JobPart:
         return None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether a job with the part is the same as without."""
+        return not part_items(self)
+
+    @property
     def is_active(self) -> bool:
         """Whether the job has the feature, rather than settings alone with which it would have it."""
         return True
@@ -148,6 +163,26 @@ class JobPart:
     def why_not(self, technique: Any) -> str | None:
         """Returns why a technique (a `Technique`) cannot train a job with the part, or None."""
         return None
+
+    def varies(self, job: Any) -> bool:
+        """Returns whether something of a job (a `Job`) is still to be chosen on the way."""
+        return False
+
+    def searches(self, job: Any) -> Sequence[Any]:
+        """Returns the jobs, short runs, whose results are compared before a job is trained."""
+        return ()
+
+    def variants(self, job: Any) -> Mapping[Any, Any]:
+        """Returns the other ways in which a job may be trained after a while, as jobs to be profiled."""
+        return {}
+
+    def settled(self, *, num_workers: int | None) -> Self:
+        """Returns the part with what the preflight has chosen."""
+        return self
+
+    def final_message(self, result: Mapping[str, Any]) -> str:
+        """Returns a sentence on the result of a job that has ended; empty for none."""
+        return ""
 
     @classmethod
     def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:

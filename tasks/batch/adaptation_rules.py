@@ -21,11 +21,13 @@ from ringmaster.techniques.job import (
     MERGED,
     PRUNED,
     QUANTIZED,
+    REWRITING,
     STRUCTURED,
     VIRTUAL_TOKENS,
     AdaptationSpec,
     Adapter,
     Job,
+    is_rewriting,
 )
 from ringmaster.techniques.job_parts import Effect, is_name, part_kinds
 from ringmaster.techniques.models.architectures import architecture_in, with_config_of
@@ -53,8 +55,6 @@ READ_STORE = ("data", "retriever", "store")
 """The place of the store that a job's samples read."""
 WARM_START = ("warm_start", "checkpoints")
 """The place of the checkpoints from which a job goes on."""
-REWRITING = (QUANTIZED, MERGED)
-"""The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
 """The data keys that determine the vocabulary a model learns if no tokenizer is named."""
 DEFAULTS = {field.name: field.default for field in fields(Adapter)}
@@ -163,12 +163,6 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
 def is_store(job: Raw) -> bool:
     """Whether a job makes a knowledge store."""
     return job.get("kind") == STORE or job.get("store") is not None
-
-
-def is_rewriting(job: Raw) -> bool:
-    """Whether a job's adaptation never involves training."""
-    adaptation = as_mapping(job.get("adaptation"))
-    return adaptation.get("kind") in REWRITING or adaptation.get("method") == STRUCTURED
 
 
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:

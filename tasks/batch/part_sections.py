@@ -1,7 +1,7 @@
 """Sections of batch files for the optional parts of a job, built from the annotations of the parts' fields."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -10,10 +10,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.references import MODULE_PATTERN, OneOf
-from ringmaster.techniques.job_parts import NAME_PATTERN, Choices, Description, Format, JobPart, Limits, part_kinds
+from ringmaster.techniques.job_parts import (
+    NAME_PATTERN,
+    Choices,
+    Description,
+    Distinct,
+    Format,
+    JobPart,
+    Limits,
+    part_kinds,
+)
 
 FORMATS: Mapping[str, Any] = {
     "folder": AfterValidator(references.folder),
+    "metric": AfterValidator(lambda name: references.metric(name.removeprefix("eval/"))),
     "module": StringConstraints(pattern=MODULE_PATTERN),
     "name": StringConstraints(pattern=NAME_PATTERN),
 }
@@ -55,7 +65,7 @@ def _type_of(hint: Any) -> Any:
     """Returns the type of a value in a file for that of a field: lists for tuples, and checks for annotations."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        checks = (check for item in arguments[1:] if (check := _check(item)) is not None)
+        checks = (check for item in arguments[1:] for check in _checks(item))
         return reduce(lambda checked, check: Annotated[checked, check], checks, _type_of(arguments[0]))
     if origin in (Union, UnionType):
         return Union[tuple(map(_type_of, arguments))]  # noqa: UP007
@@ -66,16 +76,17 @@ def _type_of(hint: Any) -> Any:
     return hint
 
 
-def _check(annotation: Any) -> Any:
-    """Returns what Pydantic has for an annotation of a part; None for one that checks nothing."""
+def _checks(annotation: Any) -> Iterator[Any]:
+    """Yields what Pydantic has for an annotation of a part; nothing for one that checks nothing."""
     match annotation:
         case Limits():
-            return Field(**{name: limit for name, limit in vars(annotation).items() if limit is not None})
+            yield Field(**{name: limit for name, limit in vars(annotation).items() if limit is not None})
         case Choices(names):
-            return OneOf(names)
+            yield OneOf(names)
         case Format(name):
-            return FORMATS[name]
-    return None
+            yield FORMATS[name]
+        case Distinct(at_most=at_most):
+            yield from (references.Distinct, Field(max_length=at_most))
 
 
 def _in_file(default: Any) -> Any:

@@ -402,8 +402,6 @@ NAME_REMEDY = "use letters, digits, '-', '_' and '.', at most 100, and begin wit
 
 
 MODULE_PATTERN = r"^\w+(\.\w+)*$"
-MOST_AT_ONCE = 2**24
-"""The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
 MOST_EPOCHS = 10**6
 
 Distinct = AfterValidator(distinct)

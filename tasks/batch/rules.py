@@ -22,19 +22,16 @@ from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ATTENTIONS,
     DECAY_RATIO,
-    LEAST_SEARCH_STEPS,
-    MEASURED_OPTIMIZERS,
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
-    EvaluationSpec,
     Job,
     ModelSpec,
     OptimizerSpec,
     ScheduleSpec,
+    is_rewriting,
 )
 from ringmaster.techniques.job_parts import has_command, part_kinds
-from ringmaster.techniques.local import Local
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
@@ -127,138 +124,6 @@ def _negatives(job: Raw) -> Iterator[Finding]:
         ),
         (retriever is not None, ("data", "retriever"), "stands beside negatives", "leave one of the two out"),
         *((job.get(key) is not None, (key,), "does not go with negatives", "leave one out") for key in others),
-    )
-
-
-def _target(job: Raw) -> Iterator[Finding]:
-    """Yields why a job cannot end at its target; places are relative to the job."""
-    target, evaluation, place = job.get("target"), as_mapping(job.get("evaluation")), ("target",)
-    if not isinstance(target, Mapping):
-        return
-    bounds = [key for key in ("at_most", "at_least") if target.get(key) is not None]
-    metric, metrics = target.get("metric"), evaluation.get("metrics", EvaluationSpec.metrics)
-    is_known = isinstance(metric, str) and isinstance(metrics, (list, tuple))
-    yield from findings_where(
-        (len(bounds) != 1, place, "does not say one bound", "give one of at_most and at_least"),
-        (
-            is_known and str(metric).removeprefix("eval/") not in metrics,
-            (*place, "metric"),
-            f"{metric} is not evaluated",
-            "name it in evaluation.metrics too",
-        ),
-        (
-            not evaluation.get("every_steps") and not evaluation.get("at_steps"),
-            place,
-            "is looked for in evaluations on the way, and there are none",
-            "give evaluation.every_steps, such as 50",
-        ),
-        (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
-        (adaptation_rules.is_rewriting(job), place, "stands beside an adaptation that trains nothing", "leave it out"),
-    )
-
-
-def _variables(job: Raw) -> Iterator[Finding]:
-    """Yields why what a job lists under `may_vary` cannot be chosen; places are relative to the job."""
-    variables, data, optimizer = job.get("may_vary"), as_mapping(job.get("data")), as_mapping(job.get("optimizer"))
-    if not isinstance(variables, Mapping):
-        return
-    place, num_steps, techniques = ("may_vary",), job.get("num_steps"), job.get("techniques")
-    exchanges, workers = as_list(variables.get("sync_every")), variables.get("workers")
-    size, name = job.get("global_batch_size", Job.global_batch_size), optimizer.get("name", OptimizerSpec.name)
-    may_vary_size = len(as_list(variables.get("global_batch_size"))) > 1
-    own = {
-        "global_batch_size": size,
-        "precision": job.get("precision", Job.precision),
-        "lr": optimizer.get("lr", OptimizerSpec.lr),
-    }
-    yield from findings_where(
-        (
-            job.get("target") is None,
-            place,
-            "is chosen on the way to a target, and there is none",
-            "give a target, or leave it out",
-        ),
-        (
-            job.get("exact"),
-            ("exact",),
-            "fixes all bits, and what may_vary lists changes them",
-            "leave one of the two out",
-        ),
-        (
-            job.get("local_updates") is not None,
-            ("local_updates",),
-            "has an exchange every few steps, in which no batch size may vary",
-            "leave it out, or may_vary",
-        ),
-        (
-            job.get("warm_start") is not None,
-            ("warm_start",),
-            "passes over the first steps, by which may_vary is decided",
-            "leave one of the two out",
-        ),
-        (
-            data.get("kind") == "prompt",
-            ("data", "kind"),
-            "is prompt, and a job that trains on what it generates may not vary",
-            "leave may_vary out",
-        ),
-        *(
-            (
-                as_list(variables.get(key)) and value not in variables[key],
-                (*place, key),
-                f"lacks the job's own {value}",
-                f"add {value}, or set {key} to one of the list",
-            )
-            for key, value in own.items()
-        ),
-        (
-            exchanges and 1 not in exchanges,
-            (*place, "sync_every"),
-            "lacks 1, an exchange at each step, with which every job begins",
-            "add 1",
-        ),
-        (
-            exchanges and job.get("numerics") is not None,
-            (*place, "sync_every"),
-            "does not go with numerics, as local updates have the same bits everywhere",
-            "leave one of the two out",
-        ),
-        (
-            exchanges and isinstance(techniques, list) and Local.name not in techniques,
-            (*place, "sync_every"),
-            f"takes the technique {Local.name}, which techniques leaves out",
-            f"add {Local.name} to techniques, or leave it out",
-        ),
-        (
-            workers is not None and not exchanges,
-            (*place, "workers"),
-            "are those of local updates, which nothing permits",
-            "give sync_every, or leave it out",
-        ),
-        (
-            are_counts(size, workers) and size % workers > 0,
-            (*place, "workers"),
-            f"is {workers}, and global_batch_size {size} cannot be divided by it",
-            "give a number that divides it",
-        ),
-        (
-            variables.get("lr") and not (isinstance(num_steps, int) and num_steps > LEAST_SEARCH_STEPS),
-            (*place, "lr"),
-            f"is compared after {LEAST_SEARCH_STEPS} steps at the least, of num_steps",
-            "give num_steps, more than that, or leave it out",
-        ),
-        (
-            may_vary_size and name not in MEASURED_OPTIMIZERS,
-            (*place, "global_batch_size"),
-            f"needs the noise scale, which is measured with {' and '.join(MEASURED_OPTIMIZERS)}, not {name}",
-            "take one of these optimizers, or leave it out",
-        ),
-        (
-            may_vary_size and data.get("sampling") == "length-grouped",
-            (*place, "global_batch_size"),
-            "does not go with length-grouped sampling, whose groups depend on the batch size",
-            "set data.sampling: random, or leave it out",
-        ),
     )
 
 
@@ -438,7 +303,7 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
 
 
 def _length(job: Raw) -> Iterator[Finding]:
-    if adaptation_rules.is_rewriting(job):
+    if is_rewriting(job):
         return
     steps, epochs = job.get("num_steps"), job.get("num_epochs")
     fewest = 0 if as_mapping(job.get("adaptation")).get("kind") == PRUNED else 1
@@ -639,7 +504,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "leave it out: the command chooses what it trains",
         ),
         (
-            job.get("freeze") and adaptation_rules.is_rewriting(job),
+            job.get("freeze") and is_rewriting(job),
             ("freeze",),
             "stands beside an adaptation that trains nothing",
             "leave it out",
@@ -685,7 +550,5 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     adaptation_rules.adapter_findings,
     _store,
     _negatives,
-    _target,
-    _variables,
 )
 """Of several faults at one place, the first is reported."""

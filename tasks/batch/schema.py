@@ -18,7 +18,6 @@ from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.part_sections import Section, part_keys
 from ringmaster.tasks.batch.references import (
     METHODS,
-    MOST_AT_ONCE,
     MOST_EPOCHS,
     Adopt,
     Command,
@@ -47,7 +46,7 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
-from ringmaster.techniques.job_parts import MOST_WHOLE
+from ringmaster.techniques.job_parts import MOST_AT_ONCE, MOST_WHOLE
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -229,8 +228,6 @@ PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
 MOST_DEVICES = 2**16
 """The most devices of a gang."""
-MOST_CHOICES = 100
-"""The most values of one key of `may_vary`, every combination of which is a variant of the job."""
 
 
 class ModelSection(Section):
@@ -418,45 +415,6 @@ class AdapterSection(Section):
         return self
 
 
-def _metric_of_target(name: str) -> str:
-    return references.metric(name.removeprefix("eval/"))
-
-
-class TargetSection(Section):
-    """A value of a metric on held-out data at which the job ends."""
-
-    metric: Annotated[str, AfterValidator(_metric_of_target), WithJsonSchema({"type": "string"})] = Field(
-        description="a metric of the evaluation, such as eval/loss"
-    )
-    at_most: float | None = Field(default=None, description="the value to fall to, such as 2.0")
-    at_least: float | None = Field(default=None, description="the value to rise to, such as 0.9")
-
-
-class VariablesSection(Section):
-    """What may be chosen of a job on the way to its target: [how](time-to-target.md)."""
-
-    global_batch_size: Annotated[list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]], Distinct] = Field(
-        default=[], max_length=MOST_CHOICES, description="batch sizes, the job's own among them, such as [16, 32, 64]"
-    )
-    precision: Annotated[list[Annotated[str, OneOf(job.VARIABLE_PRECISIONS)]], Distinct] = Field(
-        default=[],
-        max_length=MOST_CHOICES,
-        description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them",
-    )
-    learning_rate_rule: Annotated[str, OneOf(job.LEARNING_RATE_RULES)] = Field(
-        default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}"
-    )
-    sync_every: Annotated[list[Whole], Distinct] = Field(
-        default=[], max_length=MOST_CHOICES, description="steps between two exchanges, 1 among them, such as [1, 8, 32]"
-    )
-    workers: Whole | None = Field(
-        default=None, description="the number of workers of local updates; by default the devices of the largest gang"
-    )
-    lr: Annotated[list[Positive], Distinct] = Field(
-        default=[], description="learning rates to try first, the job's own among them, such as [5e-4, 1e-3, 2e-3]"
-    )
-
-
 class StoreSection(Section):
     """The index of a job of kind store, and how its passages are encoded."""
 
@@ -575,13 +533,6 @@ class _JobEntry(Section):
     )
     exact_chunk: Whole | None = Field(
         default=None, description="the samples of one forward and backward of an exact job, such as 4"
-    )
-    target: TargetSection | None = Field(
-        default=None, description="where the job ends early, such as {metric: eval/loss, at_most: 2.0}"
-    )
-    may_vary: VariablesSection = Field(
-        default_factory=VariablesSection,
-        description="what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}",
     )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"

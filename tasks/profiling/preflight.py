@@ -291,9 +291,8 @@ def _few(names: Sequence[str]) -> str:
 
 def with_chunk(job: Job, preflight: Preflight) -> Job:
     """Returns a job with the chunk and the workers that its preflight has chosen; these stay on any devices."""
-    if job.may_vary.sync_every:
-        job = replace(job, may_vary=replace(job.may_vary, workers=job.may_vary.workers or preflight.workers))
-    return replace(job, exact_chunk=job.exact_chunk or preflight.exact_chunk)
+    parts = tuple(part.settled(num_workers=preflight.workers) for part in job.parts)
+    return replace(job, parts=parts, exact_chunk=job.exact_chunk or preflight.exact_chunk)
 
 
 def resolve_steps(job: Job, preflight: Preflight) -> Job:

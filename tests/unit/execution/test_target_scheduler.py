@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.target.job import Target, Variables
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.events import GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED, RunPaths, SteeringRequest
@@ -18,7 +19,6 @@ from ringmaster.tasks.execution.target_scheduler import (
 )
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
-from ringmaster.techniques.job import Target, Variables
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Outcome, Steps
 from ringmaster.techniques.training.noise_scale import GradientNoise
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
@@ -27,8 +27,7 @@ STEP_S = {16: 1.0, 32: 1.1, 64: 1.4, 128: 2.5}
 VARYING = job(
     "a",
     num_steps=1000,
-    target=Target(metric="loss", at_most=1.0),
-    may_vary=Variables(global_batch_size=(16, 32, 64, 128)),
+    parts=(Target(metric="loss", at_most=1.0), Variables(global_batch_size=(16, 32, 64, 128))),
     evaluation=EvaluationSpec(every_steps=50),
 )
 
@@ -38,7 +37,7 @@ def measured(scale, *, num=90):
 
 
 def step_s(job=VARYING):
-    return {variant: STEP_S[variant[0]] for variant in job.may_vary.choices(job)}
+    return {variant: STEP_S[variant[0]] for variant in job.part(Variables).choices(job)}
 
 
 @pytest.mark.parametrize(("scale", "size"), [(0.0, 16), (3.0, 16), (40.0, 64), (1e6, 128)])
@@ -74,26 +73,26 @@ def test_nothing_changes_without_enough_measurements_or_gain():
 
 
 def test_a_quicker_precision_is_taken_without_a_measurement():
-    both = replace(VARYING, may_vary=Variables(precision=("fp32", "bf16")))
+    both = VARYING.with_parts(Variables(precision=("fp32", "bf16")))
     choice = choose_variant(both, (), first_step=100, step_s={(16, "fp32", 1): 1.0, (16, "bf16", 1): 0.5})
     assert (choice.phase.precision, choice.phase.num_steps, choice.phase.lr_factor) == ("bf16", 1000, 1.0)
 
 
 def test_variants_are_jobs_with_names_of_their_own():
-    others = replace(VARYING, may_vary=Variables(global_batch_size=(32, 16))).variants()
+    others = VARYING.with_parts(Variables(global_batch_size=(32, 16))).variants()
     assert {key: (each.name, each.global_batch_size) for key, each in others.items()} == {
         (32, "fp32", 1): ("a.32.fp32", 32)
     }
 
 
-RELAXED = replace(VARYING, may_vary=Variables(sync_every=(1, 8, 32), workers=4))
+RELAXED = VARYING.with_parts(Variables(sync_every=(1, 8, 32), workers=4))
 
 
 def exchanged(share, *, job=RELAXED):
     """The seconds of a step of each variant, with an exchange that takes a share of it on four devices."""
     return {
         variant: (profile("local" if variant[2] > 1 else "ddp", num_devices=4, step_s=1 - share + share / variant[2]),)
-        for variant in job.may_vary.choices(job)
+        for variant in job.part(Variables).choices(job)
     }
 
 
@@ -121,7 +120,7 @@ def test_the_slower_the_link_the_fewer_the_exchanges(share, sync_every):
 
 
 def test_a_larger_batch_with_an_exchange_at_each_step_comes_before_local_updates_that_gain_little_more():
-    both = replace(RELAXED, may_vary=replace(RELAXED.may_vary, global_batch_size=(16, 64)))
+    both = RELAXED.with_parts(replace(RELAXED.part(Variables), global_batch_size=(16, 64)))
     choice = choose_relaxed(0.1, job=both, measurements=measured(1e6))
     assert choice.phases(both)[-1].variant == (64, "fp32", 1)
     slow = choose_relaxed(0.9, job=both, measurements=measured(1e6))
@@ -129,7 +128,7 @@ def test_a_larger_batch_with_an_exchange_at_each_step_comes_before_local_updates
 
 
 def test_without_options_on_several_devices_exchanges_take_no_share():
-    alone = {variant: (profile(step_s=1.0),) for variant in RELAXED.may_vary.choices(RELAXED)}
+    alone = {variant: (profile(step_s=1.0),) for variant in RELAXED.part(Variables).choices(RELAXED)}
     assert exchange_share(alone, own=(16, "fp32", 1)) == 0.0 == exchange_share({}, own=(16, "fp32", 1))
 
 
@@ -168,7 +167,7 @@ class Varying(Bench):
 
     def __init__(self, folder, runner, *, journal=None, job=VARYING, variants=None, **kwargs):
         self.variants = variants or {
-            variant: (profile(step_s=STEP_S[variant[0]]),) for variant in job.may_vary.choices(job)
+            variant: (profile(step_s=STEP_S[variant[0]]),) for variant in job.part(Variables).choices(job)
         }
         self.notices, journal = [], journal or open_journal(folder)
         profiles = {"a": self.variants[job.phase(0).variant]}
@@ -305,7 +304,7 @@ def test_a_job_goes_on_with_local_updates_over_a_slow_link(tmp_path):
 
 # -- learning rates ----------------------------------------------------------------------------------------------------
 
-SEARCHED = replace(VARYING, may_vary=replace(VARYING.may_vary, lr=(5e-4, 1e-3, 2e-3)))
+SEARCHED = VARYING.with_parts(replace(VARYING.part(Variables), lr=(5e-4, 1e-3, 2e-3)))
 assert SEARCHED.optimizer.lr == 1e-3
 
 
@@ -315,12 +314,12 @@ assert SEARCHED.optimizer.lr == 1e-3
 )
 def test_the_best_learning_rate_is_the_one_with_the_best_loss_and_else_the_own(losses, best):
     results = {
-        lr: {} if loss is None else {"loss": loss} for lr, loss in zip(SEARCHED.may_vary.lr, losses, strict=True)
+        lr: {} if loss is None else {"loss": loss} for lr, loss in zip(SEARCHED.part(Variables).lr, losses, strict=True)
     }
     choice = choose_learning_rate(SEARCHED, results)
     assert choice.lr == best and f"{losses[0]} with 0.0005" in choice.why
     assert ("keeps" in choice.why) == (best == 1e-3)
-    upwards = replace(SEARCHED, target=Target(metric="loss", at_least=1.0))
+    upwards = SEARCHED.with_parts(Target(metric="loss", at_least=1.0))
     assert choose_learning_rate(upwards, {1e-3: {"loss": 1.0}, 2e-3: {"loss": 2.0}}).lr == 2e-3
 
 
@@ -342,7 +341,7 @@ def outcomes(bench):
 
 @pytest.mark.parametrize("varies", [True, False])
 def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies):
-    job = SEARCHED if varies else replace(SEARCHED, may_vary=Variables(lr=SEARCHED.may_vary.lr))
+    job = SEARCHED if varies else SEARCHED.with_parts(Variables(lr=SEARCHED.part(Variables).lr))
     bench = Varying(tmp_path, Searching(48.0), job=job)
 
     assert bench.run()
@@ -358,7 +357,7 @@ def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies)
     assert all(call.order.job.part(WarmStart) == start for call in bench.runner.calls[3:])
     assert "It goes on from step 50 of a.lr-0.002" in bench.notices[0]
     assert bench.journal.segments("a")[0].what["first_step"] == 50
-    for lr in job.may_vary.lr:
+    for lr in job.part(Variables).lr:
         record = records[f"a.lr-{lr!r}"]
         assert (record.status, record.step) == ("stopped", 50) and bench.notices[0] in record.message
     assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
@@ -396,7 +395,7 @@ def test_the_short_runs_of_a_job_that_is_cancelled_end_with_it(tmp_path):
     bench.executor.call(lambda: bench.executor.cancel(["a"], message="by hand"))
     bench.run()
     assert bench.statuses["a"] == "cancelled"
-    assert {bench.statuses[f"a.lr-{lr!r}"] for lr in SEARCHED.may_vary.lr} == {"stopped"}
+    assert {bench.statuses[f"a.lr-{lr!r}"] for lr in SEARCHED.part(Variables).lr} == {"stopped"}
 
 
 def test_a_learning_rate_whose_run_fails_is_not_taken(tmp_path):

@@ -285,6 +285,8 @@ OF_FEATURES = {
 FEATURES = f"src/{IMPORT_ROOT}/features"
 # Modules of the core that still name a feature: what they do for it belongs in the feature's own modules.
 NAMING_FEATURES = {
+    "flows/batch/dry_run.py",
+    "flows/batch/local_run.py",
     "flows/lineage/reproducing.py",
     "flows/lineage/undoing.py",
     "flows/pool/profiling.py",
