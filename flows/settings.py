@@ -19,18 +19,21 @@ import shutil
 import stat
 import tempfile
 import urllib.request
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.output import error_console, notice, report_faults
+from ringmaster.flows.services.pool_processes import MLFLOW, PoolProcesses
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S, ENGINES
 from ringmaster.techniques.processes.caches import own_caches
+from ringmaster.text import enumerated, message_of
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -248,6 +251,16 @@ class PoolAddress:
         return names
 
 
+POOL_VARIABLES = {
+    "database": "RINGMASTER_DATABASE",
+    "prefect_api": "PREFECT_API_URL",
+    "mlflow_uri": "MLFLOW_TRACKING_URI",
+    "username": "MLFLOW_TRACKING_USERNAME",
+    "password": "MLFLOW_TRACKING_PASSWORD",
+}
+PARTS_OF_POOL = ("database", "prefect_api", "mlflow_uri")  # without which there is no pool
+
+
 def home() -> Path:
     """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory.
 
@@ -266,35 +279,88 @@ def pool_file(folder: Path) -> Path:
     return folder / "pool.json"
 
 
-def pool() -> PoolAddress | None:
-    """Returns the pool that this machine belongs to: from the environment, else from the file that `ringmaster up`
-    wrote.
+def recorded_pool() -> PoolAddress | None:
+    """Returns the pool that this machine belongs to, whether or not it runs: from the environment, else from the file
+    that `ringmaster up` wrote.
 
-    The environment may name a whole pool (RINGMASTER_DATABASE, PREFECT_API_URL, MLFLOW_TRACKING_URI). Where a pool is
-    up in this home, the environment may also replace parts of its address. Returns None where neither the environment
-    nor the home names a pool.
+    The environment may name a whole pool (RINGMASTER_DATABASE, PREFECT_API_URL, MLFLOW_TRACKING_URI). Where the home
+    has a pool, the environment may also replace parts of its address. Returns None where neither the environment nor
+    the home names a pool, and where the file is a copy of another home's.
 
     Raises InputError where a part is missing.
     """
-    file = pool_file(home())
-    fields = json.loads(file.read_text()) if file.exists() else {}
+    file, processes = pool_file(home()), PoolProcesses(home() / "pool")
+    fields = json.loads(file.read_text()) if file.exists() and processes.original() is None else {}
     if not (fields or os.environ.get("RINGMASTER_DATABASE")):
         return None
-    variables = {
-        "database": "RINGMASTER_DATABASE",
-        "prefect_api": "PREFECT_API_URL",
-        "mlflow_uri": "MLFLOW_TRACKING_URI",
-        "username": "MLFLOW_TRACKING_USERNAME",
-        "password": "MLFLOW_TRACKING_PASSWORD",
-    }
-    fields |= {key: os.environ[variable] for key, variable in variables.items() if os.environ.get(variable)}
-    missing = [variables[key] for key in ("database", "prefect_api", "mlflow_uri") if key not in fields]
+    fields |= {key: os.environ[variable] for key, variable in POOL_VARIABLES.items() if os.environ.get(variable)}
+    missing = [POOL_VARIABLES[key] for key in PARTS_OF_POOL if key not in fields]
     if missing:
         names = " and ".join(missing)
         raise InputError([f"RINGMASTER_DATABASE names a pool; {names} must also be set"])
     address = PoolAddress(**fields)
     address.bypass_proxies()
     return address
+
+
+def pool_fault() -> str | None:
+    """Returns why the pool that the home's file names is not used: it has ended, or is that of another home.
+
+    Returns None where that pool runs, where nothing is known of its processes, and where the environment names a whole
+    pool, which may be elsewhere.
+    """
+    processes = _processes_to_check()
+    return None if processes is None else processes.fault()
+
+
+def processes_behind(url: str, folder: Path) -> PoolProcesses | None:
+    """Returns the processes of the pool of a home that has a server at `url`; None where it has none there."""
+    file = pool_file(folder)
+    fields = json.loads(file.read_text()) if file.exists() else {}
+    is_its = url in (fields.get("prefect_api"), fields.get("mlflow_uri"))
+    return PoolProcesses(folder / "pool") if is_its else None
+
+
+def pool_lacks() -> list[str]:
+    """Returns what a pool that runs lacks, a sentence each."""
+    processes = _processes_to_check()
+    return [] if processes is None else processes.lacks()
+
+
+def pool() -> PoolAddress | None:
+    """Returns the pool that this machine belongs to, unless it is known that it does not run; else None.
+
+    It tells people, once a process, why the pool that the home names is not used, and what one lacks that runs without
+    its supervisor.
+
+    Raises InputError where a part of the address is missing, and where the pool has ended and its records are not in
+    files of the home.
+    """
+    address, processes = recorded_pool(), _processes_to_check()
+    if processes is None:
+        return address
+    if (fault := processes.fault()) is not None:
+        if address is not None and not address.database.startswith("sqlite:"):
+            raise InputError([fault])
+        _warn(fault)
+        return None
+    for lack in () if processes.is_supervised() else processes.lacks():
+        _warn(lack)
+    return address
+
+
+def _processes_to_check() -> PoolProcesses | None:
+    """Returns the processes of the pool that the home's file names; None where there is no such file, and where the
+    environment names a whole pool instead.
+    """
+    is_named = all(os.environ.get(POOL_VARIABLES[key]) for key in PARTS_OF_POOL)
+    return None if is_named or not pool_file(home()).exists() else PoolProcesses(home() / "pool")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Tells people once."""
+    notice(text)
 
 
 def choose_engine(name: str) -> None:
@@ -371,20 +437,24 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet.
 
     The weights of models go to the home's tensor store, also those of a pool whose servers run in this home. Raises
-    LedgerError on a tracking URI that no ledger can have.
+    LedgerError on a tracking URI that no ledger can have, and where the pool's MLflow does not run and is not waited
+    for.
     """
     from ringmaster.model_lineage import Ledger
     from ringmaster.model_lineage.signatures import SigningKeys
 
-    uri, file = tracking_uri(folder), pool_file(folder)
+    uri = tracking_uri(folder)
     if uri == sqlite_url(folder / "mlflow.db"):
         follow_move(folder)
-    is_here = not uri.startswith("http") or (file.exists() and json.loads(file.read_text())["mlflow_uri"] == uri)
+    processes = processes_behind(uri, folder)
+    if processes is not None and waiting is None and (fault := processes.service_fault(MLFLOW)):
+        remedy = "try again in a minute, or see by `ringmaster status` what the pool lacks"
+        raise LedgerError(f"the pool's MLflow cannot be asked: {fault}. To fix: {remedy}", code="AWAY", may_pass=True)
     return Ledger(
         uri,
         artifact_root=artifacts(folder),
         tensors=tensors(folder),
-        is_served_here=is_here,
+        is_served_here=processes is not None or not uri.startswith("http"),
         keys=SigningKeys(folder / "keys"),
         waiting=waiting,
     )
@@ -462,6 +532,32 @@ def check_folders(folder: Path) -> None:
         raise InputError(faults)
 
 
+PREFECT_FILES = (".env", "prefect.toml", "pyproject.toml")
+"""The files in the working folder from which Prefect takes settings, beside the environment and its profiles."""
+
+
+def _prefect_places() -> list[str]:
+    """Returns the files and variables with settings that the user has made for Prefect."""
+    texts = {name: Path(name).read_text(errors="replace") for name in PREFECT_FILES if os.access(name, os.R_OK)}
+    places = [name for name, text in texts.items() if "prefect" in f"{name} {text}".lower()]
+    return places + [name for name in os.environ if name.startswith("PREFECT_")]
+
+
+def _check_prefect_settings(places: Sequence[str]) -> None:
+    """Raises InputError where Prefect cannot read its settings, of which the user has made some in these places."""
+    try:
+        from prefect.settings import get_current_settings
+
+        get_current_settings()
+    except Exception as error:  # Prefect's validators raise whatever a value of another type makes them raise
+        raise InputError(
+            [
+                f"Prefect cannot read its settings: {message_of(error)}. "
+                f"To fix: correct or remove them in {enumerated(places)}"
+            ]
+        ) from error
+
+
 def embed(folder: Path) -> None:
     """Prepares the environment of a run that starts its own servers. Call it before prefect and mlflow are imported.
 
@@ -470,12 +566,12 @@ def embed(folder: Path) -> None:
     this process writes.
 
     Raises InputError where the home or the temporary folder cannot be written or is full, or where a cache of compiled
-    code is another user's.
+    code is another user's, or where Prefect's settings are wrong.
     """
     check_folders(folder)
     keep_to_owner(folder)
     report_bypass()
-    address = pool()
+    address, places = pool(), _prefect_places()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -498,6 +594,8 @@ def embed(folder: Path) -> None:
         os.environ.update(own_caches(folder))
     # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    if places:  # else Prefect is imported later, while its server starts
+        _check_prefect_settings(places)
 
 
 EXAMPLES = Path(__file__).absolute().parents[1] / "examples"

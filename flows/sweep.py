@@ -11,7 +11,7 @@ from ringmaster.errors import LedgerError, SweepFailed
 from ringmaster.flows import settings, sweep_form
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
-from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.context import RunOptions, ledger_of
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
 from ringmaster.flows.train_batch import run_steps
 from ringmaster.tasks.batch.references import Metric
@@ -65,7 +65,7 @@ def sweep(
         devices: The devices of this machine that the sweep may use.
         deadline_s: The number of seconds after which all trials stop. The best finished trial then wins.
         challenger_of: The registered model whose challenger the best trial becomes. By default, it has the sweep's
-            name.
+            name, which must be that of no other model.
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
@@ -87,6 +87,7 @@ def sweep(
         seed=seed,
     )
     spec = sweep_form.spec_of(form)
+    sweep_form.check_name(form, ledger_of(settings.home()))
     sweep_scheduler = SweepScheduler(spec)
     result = run_steps(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
     clones = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
@@ -105,7 +106,7 @@ def sweep(
         "metric": spec.objective,
         "best": won,
         "leaderboard": rows,
-        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of or name, faults=result.faults),
+        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of, faults=result.faults),
         "batch": result.to_json(),
     }
     return ended(results, status=status, message=result.summary(), failure=SweepFailed)
@@ -134,7 +135,9 @@ def _recorded(
             record(ledger, sweep_scheduler.run_id, rows, drawn)
             where = ledger.ui_links(run_id=sweep_scheduler.run_id)["run"]
         if won is not None and won["model"] is not None:
-            challenger = challenge(ledger, won["model"], challenger_of).uri
+            challenger = challenge(
+                ledger, won["model"], sweep=sweep_scheduler.spec.name, challenger_of=challenger_of
+            ).uri
     except LedgerError as error:
         faults.append(str(error))
     uri = ledger.tracking_uri

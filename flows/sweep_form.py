@@ -9,16 +9,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
-from ringmaster.errors import BatchFileError
+from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import Place, as_mapping, got
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
+from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Fault, document, load_batch
 from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.references import Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
+from ringmaster.tasks.sweeping.results import name_fault
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
@@ -249,6 +251,12 @@ def spec_of(form: Sweep) -> SweepSpec:
     if faults:
         raise BatchFileError(faults)
     return spec
+
+
+def check_name(form: Sweep, ledger: Ledger) -> None:
+    """Raises InputError where the best trial would challenge a registered model that the form does not name."""
+    if not form.challenger_of and (fault := name_fault(ledger, form.name)):
+        raise InputError([fault])
 
 
 def load_sweep(path: Path) -> Sweep:

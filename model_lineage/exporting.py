@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ringmaster.model_lineage.model_pages import Relative, family_svg, hub_card
-from ringmaster.model_lineage.records import CHAMPION, COMPONENT
+from ringmaster.model_lineage.records import COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.text import MOST_IN_LINES, page_template
 
@@ -54,6 +54,8 @@ def node_json(node: LineageNode) -> dict[str, Any]:
         "origin": {key: value for key, value in vars(record.origin).items() if value is not None},
         "tensors_id": record.tensors_id,
         "metrics": dict(node.metrics),
+        "metric": node.metric,
+        "states": list(node.states),
         "params": dict(node.params),
         "created_ms": node.created_ms,
         "culprit_by": node.culprit_by or None,
@@ -82,9 +84,9 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
 
 
 def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str | None = None) -> str:
-    """Returns the graph as a picture (SVG): each model below its parents, with `champion` or its first alias.
+    """Returns the graph as a picture (SVG): each model below its parents, with its main metric and its data.
 
-    Marks show culprits of bisections, what they reached, and who serves.
+    Marks show the states of models, culprits of bisections and what they reached.
 
     focus: the id of the model to highlight. Raises ValueError if there are no models, or too many for a picture.
     """
@@ -99,8 +101,10 @@ def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str
             id=node.id,
             title=node.label.replace("/", " v"),
             kind=node.record.kind,
-            detail=next((f"@{alias}" for alias in (CHAMPION, *node.aliases) if alias in node.aliases), ""),
-            serves=node.carrying(CHAMPION) is not None,
+            detail=next((f"@{alias}" for alias in node.aliases if alias not in node.states), ""),
+            metric=node.metric,
+            data=", ".join(each.short_label for each in node.record.datasets if each.context == "training"),
+            states=node.states,
             is_culprit=bool(node.culprit_by),
         )
         for node in nodes

@@ -4,7 +4,8 @@
 MLflow once more. Its own process only waits for the child from then on, with 215 MB. Here it serves itself.
 
 With `--app-name basic-auth`, MLflow still tells everybody how it is configured (`server-info`). Here health checks
-alone are open.
+alone are open. MLflow also lets pages of all ports of loopback addresses act as whoever has signed in with the browser.
+Here its own pages alone may do so, whatever `--cors-allowed-origins` says.
 """
 
 import os
@@ -18,11 +19,14 @@ from mlflow.cli import cli
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ringmaster.model_lineage.tensors import artifacts
+from ringmaster.origins import OwnOrigin
 
 OPEN_TO_ALL, CLOSED = "/mlflow/server-info", "/api/2.0/mlflow/users/current"
 UNAUTHORIZED = 401
 AUTHENTICATING, OWN = "mlflow.server.auth:create_app", "ringmaster.model_lineage.mlflow_server:create_app"
 """MLflow's factory of the application with basic authentication, and what takes its place."""
+OPEN, OWN_OPEN = "mlflow.server.fastapi_app:app", "ringmaster.model_lineage.mlflow_server:create_open_app"
+"""MLflow's application without authentication, and the factory of what takes its place."""
 
 
 class PasswordForAll:
@@ -55,7 +59,14 @@ def create_app() -> ASGIApp:
     """Returns MLflow's application with basic authentication, and the password asked for everywhere."""
     import mlflow.server.auth  # it reads its settings when it is imported
 
-    return PasswordForAll(mlflow.server.auth.create_app())
+    return OwnOrigin(PasswordForAll(mlflow.server.auth.create_app()))
+
+
+def create_open_app() -> ASGIApp:
+    """Returns MLflow's application without authentication, for its own pages alone."""
+    from mlflow.server.fastapi_app import app
+
+    return OwnOrigin(app)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -72,9 +83,11 @@ def _serve(command: Sequence[str], *, extra_env: Mapping[str, str], **_: Any) ->
     module = command.index("uvicorn")
     assert list(command[:module]) == [sys.executable, "-m"], command
     os.environ.update(extra_env)
-    if AUTHENTICATING in command or "basic-auth" in sys.argv:
-        assert command.count(AUTHENTICATING) == 1, command
-    uvicorn.main([OWN if each == AUTHENTICATING else each for each in command[module + 1 :]])
+    original, own = (AUTHENTICATING, [OWN]) if AUTHENTICATING in command else (OPEN, ["--factory", OWN_OPEN])
+    assert command.count(original) == 1, command
+    assert original == AUTHENTICATING or not any("basic-auth" in each for each in sys.argv), command
+    place = command.index(original)
+    uvicorn.main([*command[module + 1 : place], *own, *command[place + 1 :]])
     raise AssertionError("uvicorn's command line does not return")
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import yaml
 
-from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, FAILED, ModelRecord
 from ringmaster.text import code_span, markdown, page_template, storable, storable_values
 
 CARD = "README.md"
@@ -233,6 +233,9 @@ ORIGIN = """\
 {% for key in ("split", "window") if data[key] is not none %}, {{ (key ~ " " ~ data[key]) | markdown }}{% endfor %}
 )
 {% endfor %}
+{% if metric %}
+- held-out: {{ metric | markdown }}
+{% endif %}
 - files and metrics: {{ link(model.model_id, logged_model_path(experiment_id, model.model_id)) }}
 
 {{ picture("Its family", run_id, family) }}"""
@@ -240,6 +243,7 @@ DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model ver
 _CHILDREN = "\n\n**Adapted further into**\n\n"
 _STORE = "\n\n**In the tensor store**\n\n"
 _FILES = "- files and metrics: "
+_STATE = "- state: "
 _SIGNATURE = "- signed: "
 _CERTIFICATE = "- made again, bit by bit: "
 _CULPRIT = "**A fault began here**, "
@@ -247,9 +251,15 @@ _MORE = "\n- and 1000000 more"
 
 
 def card(
-    model: ModelRecord, *, text: str, parents: Sequence[ModelRecord], run_name: str, batch: tuple[str, str] | None
+    model: ModelRecord,
+    *,
+    text: str,
+    parents: Sequence[ModelRecord],
+    run_name: str,
+    batch: tuple[str, str] | None,
+    metric: str = "",
 ) -> str:
-    """Returns `text` about `model`, followed by its origin: parents, run, batch (name, run id), data, files.
+    """Returns `text` about `model`, followed by its origin: parents, run, batch (name, run id), data, metric, files.
 
     `text` is shortened if the whole would exceed DESCRIPTION_LIMIT.
     """
@@ -258,6 +268,7 @@ def card(
         parents=parents,
         run_name=run_name,
         batch=batch,
+        metric=metric,
         origin=model.origin,
         experiment_id=str(model.experiment_id),
         run_id=str(model.run_id),
@@ -278,6 +289,11 @@ def with_certificate(description: str, model: ModelRecord, *, path: str, day: st
     """Returns a page's text with the line that the model was made again bit by bit, in place of an earlier one."""
     where = artifact_path(str(model.experiment_id), str(model.run_id), path)
     return _with_line(description, _CERTIFICATE, link(f"certificate of {day}", where))
+
+
+def with_states(description: str, states: Sequence[str]) -> str:
+    """Returns a page's text with the line of the model's states, in place of an earlier one."""
+    return _with_line(description, _STATE, ", ".join(states)) if states or f"\n{_STATE}" in description else description
 
 
 def with_signature(description: str, model: ModelRecord, *, digest: str) -> str:
@@ -364,10 +380,18 @@ COLOURS = {
     "imported": "#6c757d",
     "component": "#e09f3e",
 }
-CULPRIT, REACHED, SERVES = "culprit", "reached", "serves"
+CULPRIT, REACHED = "culprit", "reached"
 # For each mark on a box: its fill, and the colour of its text.
-MARKS = {CULPRIT: ("#c92a2a", "#ffffff"), REACHED: ("#ffe3e3", "#c92a2a"), SERVES: ("#2b8a3e", "#ffffff")}
-BOX_WIDTH, BOX_HEIGHT, GAP, RISE = 168, 46, 18, 40
+MARKS = {
+    CULPRIT: ("#c92a2a", "#ffffff"),
+    REACHED: ("#ffe3e3", "#c92a2a"),
+    CHAMPION: ("#2b8a3e", "#ffffff"),
+    CHALLENGER: ("#1971c2", "#ffffff"),
+    FAILED: ("#c92a2a", "#ffffff"),
+}
+PLAIN_MARK = ("#ffffff", "#495057")  # of states that are over, such as "rejected"
+BOX_WIDTH, BOX_HEIGHT, GAP, RISE = 184, 80, 18, 40
+MAX_TITLE, MAX_LINE = 26, 30  # characters in a box
 MARGIN = 12
 FAMILY = """\
 <svg xmlns="http://www.w3.org/2000/svg" width="{{ width }}" height="{{ height }}" \
@@ -384,12 +408,18 @@ fill="none" stroke="#868e96"/>
 <g><rect x="{{ x }}" y="{{ y }}" width="{{ box[0] }}" height="{{ box[1] }}" rx="6" fill="{{ colour }}" \
 fill-opacity="0.12" stroke="{{ colour }}" stroke-width="{{ 3 if each.id == focus else 1 }}"/>\
 <text x="{{ x + 8 }}" y="{{ y + 19 }}" font-size="12" font-weight="{{ "bold" if each.id == focus else "normal" }}">\
-{{ fitting(each.title, 24) | xml }}</text>\
-<text x="{{ x + 8 }}" y="{{ y + 36 }}" font-size="11" fill="{{ colour }}">{{ fitting(second, 27) | xml }}</text>\
-{% for mark, fill, text, left in marks %}\
-<rect x="{{ left }}" y="{{ y - 7 }}" width="48" height="14" rx="7" fill="{{ fill }}" \
-stroke="{{ text if mark == "reached" else fill }}"/>\
-<text x="{{ left + 24 }}" y="{{ y + 3 }}" font-size="9" font-weight="bold" text-anchor="middle" fill="{{ text }}">\
+{{ fitting(each.title, max_title) | xml }}</text>\
+<text x="{{ x + 8 }}" y="{{ y + 36 }}" font-size="11" fill="{{ colour }}">\
+{{ fitting(second, max_line) | xml }}</text>\
+{% for line in (each.metric, each.data) if line %}\
+<text x="{{ x + 8 }}" y="{{ y + 36 + 17 * loop.index }}" font-size="11" fill="#495057">\
+{{ fitting(line, max_line) | xml }}<title>{{ line | xml }}</title></text>\
+{% endfor %}\
+{% for mark, fill, text, left, width in marks %}\
+<rect x="{{ left }}" y="{{ y - 7 }}" width="{{ width }}" height="14" rx="7" fill="{{ fill }}" \
+stroke="{{ text if fill.startswith("#ff") else fill }}"/>\
+<text x="{{ left + width // 2 }}" y="{{ y + 3 }}" font-size="9" font-weight="bold" text-anchor="middle" \
+fill="{{ text }}">\
 {{ mark }}</text>\
 {% endfor %}\
 </g>
@@ -403,21 +433,25 @@ class Relative:
     """A box of the drawing.
 
     title: a model's name and version. detail: shown beside its kind, such as its aliases.
-    serves: whether it is the champion of its name. is_culprit: whether a bisection found that a fault began with it.
+    metric: its main metric on held-out rows. data: what it was trained on. states: see `records.states_of`.
+    is_culprit: whether a bisection found that a fault began with it.
     """
 
     id: str
     title: str
     kind: str
     detail: str = ""
-    serves: bool = False
+    metric: str = ""
+    data: str = ""
+    states: tuple[str, ...] = ()
     is_culprit: bool = False
 
 
 def family_svg(relatives: Sequence[Relative], edges: Iterable[tuple[str, str]], *, focus: str) -> str:
     """Draws `relatives` with a line for each (parent, child) edge between them; `focus` has a thick frame.
 
-    Marks show the models that serve, the culprits of bisections, and the descendants of those, which the fault reached.
+    Marks show the states of the models, the culprits of bisections, and the descendants of culprits, which the fault
+    reached.
 
     A model's layer is its longest path from a root (Sugiyama et al., 1981). Each layer is ordered by the mean position
     of the neighbours.
@@ -437,6 +471,8 @@ def family_svg(relatives: Sequence[Relative], edges: Iterable[tuple[str, str]], 
         focus=focus,
         colours=COLOURS,
         fitting=_fitting,
+        max_title=MAX_TITLE,
+        max_line=MAX_LINE,
     )
 
 
@@ -456,11 +492,15 @@ def _reached(relatives: Sequence[Relative], lines: Sequence[tuple[str, str]]) ->
     return reached
 
 
-def _marks(relative: Relative, x: int, *, is_reached: bool) -> list[tuple[str, str, str, int]]:
-    """Returns each mark on the upper edge of a box, from the right: its text, its two colours, and its place."""
-    shown = {SERVES: relative.serves, REACHED: is_reached and not relative.is_culprit, CULPRIT: relative.is_culprit}
-    marks = [mark for mark, is_shown in shown.items() if is_shown]
-    return [(mark, *MARKS[mark], x + BOX_WIDTH - 6 - (i + 1) * 52) for i, mark in enumerate(marks)]
+def _marks(relative: Relative, x: int, *, is_reached: bool) -> list[tuple[str, str, str, int, int]]:
+    """Returns each mark on the upper edge of a box, from the right: text, two colours, left end and width."""
+    found = {REACHED: is_reached and not relative.is_culprit, CULPRIT: relative.is_culprit}
+    result, right = [], x + BOX_WIDTH - 6
+    for mark in (*relative.states, *(mark for mark, is_shown in found.items() if is_shown)):
+        width = 10 + 6 * len(mark)
+        result.append((mark, *MARKS.get(mark, PLAIN_MARK), right - width, width))
+        right -= width + 4
+    return result
 
 
 def _rows(ids: Sequence[str], lines: Sequence[tuple[str, str]]) -> list[list[str]]:

@@ -1,5 +1,6 @@
 """Immutable records that a ledger stores and returns, without any dependency on MLflow."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 IMPORTED, INDEXED = "imported", "indexed"
@@ -23,6 +24,10 @@ INITIALIZED = "initialized"
 """The relation of a model to a parent of which it has its first weights, and that its kind does not concern."""
 CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 """The aliases of a registered model: of the version that serves, of the one before it, and of the one compared last."""
+PROMOTED, KEPT, ROLLED_BACK, WAITING = "promoted", "kept", "rolled back", "waiting"
+"""The outcomes of decisions about a version. `KEPT`: its champion stays."""
+REJECTED, UNDONE, FAILED = "rejected", "undone", "failed"
+"""States of a model beside its aliases and `ROLLED_BACK`. `FAILED`: it was never completed."""
 COMPONENT = "component"
 """The kind of a node for a part that several models share, such as a tower, an embedding or a frozen stem."""
 
@@ -63,6 +68,13 @@ class DatasetInput:
     def label(self) -> str:
         """The name, followed by the version if there is one, as in "reviews/3"."""
         return self.name if self.version is None else f"{self.name}/{self.version}"
+
+    @property
+    def short_label(self) -> str:
+        """The label, of files without the folders, and the start of the digest, for a line or a box."""
+        *folders, file = self.label.split("/") if self.label.startswith("/") else [self.label]
+        name = f"{folders[-1]}/{file}" if folders and "*" in file else file
+        return f"{name} {self.digest[:8]}"
 
     def facts(self) -> dict[str, str | int]:
         """Returns the fields that are set, without name, digest, source and context."""
@@ -144,3 +156,25 @@ class ModelRecord:
     def relation_to(self, parent_id: str) -> str:
         """Returns how the model was made from one of its parents: its kind, or INITIALIZED."""
         return INITIALIZED if parent_id == self.origin.started_from else self.kind
+
+
+def states_of(
+    *, aliases: Collection[str], outcome: str | None, is_undone: bool = False, is_ready: bool = True
+) -> tuple[str, ...]:
+    """Returns the states of a model, for its page and in pictures; none of one that nothing was decided about.
+
+    outcome: of the last decision about it. is_undone: whether others were made without what is undone in its place.
+    """
+    of_decision = {KEPT: REJECTED, ROLLED_BACK: ROLLED_BACK, WAITING: WAITING}.get(outcome or "")
+    of_alias = next((alias for alias in (CHALLENGER, PREVIOUS) if alias in aliases), None)
+    shown = CHAMPION if CHAMPION in aliases else of_decision or of_alias
+    flags = {FAILED: not is_ready, UNDONE: is_undone}
+    return (*([shown] if shown else []), *(flag for flag, is_set in flags.items() if is_set))
+
+
+def metric_text(metrics: Mapping[str, float], *, main: str | None, num_rows: object = None) -> str:
+    """Returns the main metric of a model, such as "accuracy 0.71 of 256 rows"; of older records the first one."""
+    name = main if main in metrics else next((each for each in metrics if "/" not in each), None)
+    if name is None:
+        return ""
+    return f"{name} {metrics[name]:.4g}" + (f" of {num_rows} rows" if num_rows else "")

@@ -27,7 +27,14 @@ from ringmaster.model_lineage.graph import Graph
 from ringmaster.model_lineage.ledger import registry
 from ringmaster.model_lineage.ledger.connection import database_fault, paged
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.records import CHAMPION, COMPONENT, DatasetInput, ModelRecord
+from ringmaster.model_lineage.records import (
+    CHAMPION,
+    COMPONENT,
+    DatasetInput,
+    ModelRecord,
+    metric_text,
+    states_of,
+)
 from ringmaster.model_lineage.tensors import TensorStore
 
 READY = 2  # a value of MLflow's LoggedModelStatus
@@ -60,17 +67,19 @@ class ModelRow:
 
 Aliases = Mapping[str, Mapping[str, int]]
 """For each registered model: alias -> version."""
+Outcomes = Mapping[tuple[str, int], str]
+"""For each version, by name and number, the outcome of the last decision about it."""
 
 
-def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[list[ModelRow], Aliases]:
-    """Returns every model and component of a ledger, and the aliases.
+def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[list[ModelRow], Aliases, Outcomes]:
+    """Returns every model and component of a ledger, the aliases, and the outcomes of decisions.
 
     cache: the folder of the cache. is_fresh: whether to read everything again, ignoring the cache. A sqlite file that
     does not exist has no rows. Raises LedgerError if MLflow cannot be reached.
     """
     if ledger.file is not None:
         if not ledger.file.exists():
-            return [], {}
+            return [], {}, {}
         try:
             return _read_file(ledger.file, ledger.experiment)
         except sqlite3.DatabaseError as error:
@@ -80,7 +89,7 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
     return _read_client(ledger, cache / "rows.json", is_fresh=is_fresh)
 
 
-def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases]:
+def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases, Outcomes]:
     with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=30.0)) as connection:
         connection.execute("BEGIN")  # a consistent state, despite concurrent writers
         of_ledger = (
@@ -128,7 +137,12 @@ def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases]:
             )
             if registry.KIND in tags.get(id, {})
         ]
-        return rows, _by_model(connection.execute("SELECT name, alias, version FROM registered_model_aliases"))
+        aliases = _by_model(connection.execute("SELECT name, alias, version FROM registered_model_aliases"))
+        decided = connection.execute(
+            "SELECT name, version, value FROM model_version_tags WHERE key = ?", [registry.DECISION]
+        )
+        decisions = {(name, version): registry.outcome_in({registry.DECISION: tag}) for name, version, tag in decided}
+        return rows, aliases, {version: outcome for version, outcome in decisions.items() if outcome is not None}
 
 
 def _by_model(cursor: sqlite3.Cursor) -> dict[str, dict[str, Any]]:
@@ -138,7 +152,7 @@ def _by_model(cursor: sqlite3.Cursor) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[ModelRow], Aliases]:
+def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[ModelRow], Aliases, Outcomes]:
     kept = {} if is_fresh else _kept(file, ledger)
     now_ms = time.time_ns() // 1_000_000
     whole_ms = kept.get("whole_ms", 0)
@@ -160,7 +174,8 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
     }
     write_atomically(file, json.dumps(fields).encode())
     models = paged(ledger.client.search_registered_models)
-    return ordered, {model.name: {a: int(v) for a, v in model.aliases.items()} for model in models if model.aliases}
+    aliases = {model.name: {a: int(v) for a, v in model.aliases.items()} for model in models if model.aliases}
+    return ordered, aliases, ledger.outcomes()
 
 
 def _changed(ledger: Ledger, known: Collection[str], *, since_ms: int) -> tuple[list[str], int]:
@@ -231,10 +246,15 @@ class LineageNode:
     metrics: the last value of each held-out metric.
     culprit_by: the test by which a bisection found that a fault began with this model; empty if none did.
     location: the URI of the model's files.
+    metric: the main metric with the number of its rows, as text.
+    outcome: of the last decision about this version. is_undone: whether others were made in its place by an undo.
     """
 
     record: ModelRecord
     aliases: tuple[str, ...] = ()
+    metric: str = ""
+    outcome: str | None = None
+    is_undone: bool = False
     others: tuple[LineageNode, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
@@ -253,6 +273,17 @@ class LineageNode:
         """The display name: NAME/VERSION, or NAME for a model without a version."""
         version = self.record.version
         return self.record.registered_name + ("" if version is None else f"/{version}")
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The states of the model, under any of its names."""
+        outcomes = [version.outcome for version in self.versions if version.outcome is not None]
+        return states_of(
+            aliases=[alias for version in self.versions for alias in version.aliases],
+            outcome=outcomes[0] if outcomes else None,
+            is_undone=self.is_undone,
+            is_ready=self.is_ready,
+        )
 
     @property
     def repeating_job(self) -> str:
@@ -278,8 +309,8 @@ class Snapshot:
     @classmethod
     def of(cls, ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> Snapshot:
         """Reads the current content of the ledger. cache: the folder for rows of a server. Raises LedgerError."""
-        rows, aliases = read_rows(ledger, cache=cache, is_fresh=is_fresh)
-        return cls(node_of(row, aliases) for row in rows)
+        rows, aliases, outcomes = read_rows(ledger, cache=cache, is_fresh=is_fresh)
+        return cls(node_of(row, aliases, outcomes) for row in rows)
 
     @cached_property
     def models(self) -> tuple[LineageNode, ...]:
@@ -395,8 +426,9 @@ def close_names(name: str, names: Sequence[str]) -> str:
     return f"There are {len(names)}: {some}{', ...' if len(names) > 5 else ''}" if names else "There are none yet"
 
 
-def node_of(row: ModelRow, aliases: Aliases) -> LineageNode:
+def node_of(row: ModelRow, aliases: Aliases, outcomes: Outcomes | None = None) -> LineageNode:
     """Returns the node for a row of the ledger."""
+    outcomes = outcomes or {}
     *others, last = [
         registry.record_of(row, name=name, version=number) for name, number in registry.versions_of(row.tags)
     ] or [registry.record_of(row)]
@@ -409,10 +441,21 @@ def node_of(row: ModelRow, aliases: Aliases) -> LineageNode:
         is_ready=row.is_ready,
         location=row.artifact_location,
         culprit_by=row.tags.get(registry.CULPRIT, ""),
+        metric=metric_text(
+            row.metrics, main=row.tags.get(registry.MAIN_METRIC), num_rows=row.params.get(registry.NUM_ROWS)
+        ),
+        outcome=_outcome_of(last, outcomes),
+        is_undone=registry.UNDONE in row.tags,
     )
-    return replace(
-        node, others=tuple(replace(node, record=other, aliases=_aliases_of(other, aliases)) for other in others)
+    named = (
+        replace(node, record=other, aliases=_aliases_of(other, aliases), outcome=_outcome_of(other, outcomes))
+        for other in others
     )
+    return replace(node, others=tuple(named))
+
+
+def _outcome_of(record: ModelRecord, outcomes: Outcomes) -> str | None:
+    return None if record.version is None else outcomes.get((record.registered_name, record.version))
 
 
 def _aliases_of(record: ModelRecord, aliases: Aliases) -> tuple[str, ...]:

@@ -54,13 +54,22 @@ def identity(pid: int) -> str:
     clock does not change the identity of a process.
     """
     born = _born(pid)
-    return UNKNOWN if born == UNKNOWN else f"{(PROC / 'sys/kernel/random/boot_id').read_text().strip()}:{born}"
+    return UNKNOWN if born == UNKNOWN else f"{boot_id()}:{born}"
+
+
+def boot_id() -> str:
+    """Returns what tells this boot of the machine from all others."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> str:
+    """Returns what tells the PID namespace of this process from the others of this boot."""
+    return str((PROC / "self/ns/pid").readlink())
 
 
 def _machine() -> str:
     try:
-        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}:{(PROC / 'self/ns/pid').readlink()}"
+        return f"{boot_id()}:{pid_namespace()}"
     except OSError:
         return UNKNOWN
 
@@ -158,6 +167,7 @@ class ProcessId:
         group: whether to signal the whole process group that it leads.
         """
         self.signal(signal.SIGTERM, group=group)
+        self.signal(signal.SIGCONT, group=group)  # one that is stopped obeys nothing else before SIGKILL
         in_order = self.wait(grace_s)
         if not in_order:
             self.signal(signal.SIGKILL, group=group)

@@ -38,6 +38,28 @@ def send(url, *, method="GET", headers=None, body=None, user=None):
         connection.close()
 
 
+def other_origins(url):
+    """Origins of pages that are not those of the server at a URL, among them other ports and names of its machine."""
+    port = urlsplit(url).port
+    hosts = ("127.0.0.1", "localhost", "[::1]")
+    same_port = [f"http://localhost:{port}", f"http://[::1]:{port}", f"https://127.0.0.1:{port}"]
+    return [SITE, "null", "", *same_port, *(f"http://{host}{end}" for host in hosts for end in ("", ":9999"))]
+
+
+def expect_own_pages_alone(url, *, method, user):
+    """Asserts that a server refuses requests of pages of other origins, and tells browsers of none that may read it."""
+    preflight = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "authorization"}
+    for origin in other_origins(url):
+        for each in ("OPTIONS", method, "POST", "PUT", "DELETE"):
+            headers = {"Origin": origin, **(preflight if each == "OPTIONS" else {})}
+            asks = None if each == "OPTIONS" else user  # browsers send preflights without a password
+            status, answered = send(url, method=each, headers=headers, body={}, user=asks)
+            assert status == 403, (each, origin, status)
+            assert [name for name in answered if name.startswith("access-control")] == [], (each, origin)
+        _, answered = send(url, headers={"Origin": origin}, user=user)
+        assert [name for name in answered if name.startswith("access-control")] == [], origin
+
+
 def expect_closed_prefect(api, *, user):
     """Asserts that Prefect's server serves only clients that know the password and use its own name.
 
@@ -45,11 +67,14 @@ def expect_closed_prefect(api, *, user):
     """
     page = {"Origin": SITE}
     automations = f"{api}/automations/"
-    for headers in (page, {**page, "Content-Type": "text/plain"}, {**page, "Content-Type": "application/json"}, {}):
+    for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json"}):
         assert send(automations, method="POST", headers=headers, body=AUTOMATION)[0] == UNAUTHORIZED
-    assert send(automations, method="POST", headers=page, body=AUTOMATION, user="ringmaster:wrong")[0] == UNAUTHORIZED
+        assert send(automations, method="POST", headers={**page, **headers}, body=AUTOMATION, user=user)[0] == 403
+    assert send(automations, method="POST", body=AUTOMATION, user="ringmaster:wrong")[0] == UNAUTHORIZED
     filter = {"method": "POST", "body": {"limit": 1}, "user": user}
     assert send(f"{api}/flows/filter", **filter)[0] == 200
+    assert send(f"{api}/flows/filter", headers={"Origin": api.removesuffix("/api")}, **filter)[0] == 200
+    expect_own_pages_alone(f"{api}/flows/filter", method="POST", user=user)
     for name in ("evil.example", "evil.example:4200", "127.0.0.1.evil.example"):
         assert send(f"{api}/flows/filter", headers={"Host": name}, **filter)[0] == 400
         assert send(f"{api}/health", headers={"Host": name})[0] == 400
@@ -65,7 +90,8 @@ async def _expect_closed_sockets(api, user):
         assert await _greet(f"{api}/{path}", user) == "auth_success", path
         for stranger in ("ringmaster:wrong", None):
             assert await _greet(f"{api}/{path}", stranger) is None, path
-        assert await _greet(f"{api}/{path}", user, {"Host": "evil.example"}) is None, path
+        for headers in ({"Host": "evil.example"}, {"Origin": SITE}, {"Origin": "http://127.0.0.1:9999"}):
+            assert await _greet(f"{api}/{path}", user, headers) is None, path
 
 
 async def _greet(url, user, headers=None):
@@ -91,7 +117,13 @@ def expect_closed_mlflow(url, *, user):
     status, answered = send(experiment, headers={"Origin": SITE}, user=user)
     assert (status, answered.get("access-control-allow-origin")) == (200, None)
     for name in ("evil.example", "10.evil.example", "192.168.evil.example:5000", "localhost.evil.example"):
+        assert send(experiment, headers={"Host": name, "Origin": f"http://{name}"}, user=user)[0] == 403
         assert send(experiment, headers={"Host": name}, user=user)[0] == 403
+    search = f"{url}/ajax-api/2.0/mlflow/experiments/search"
+    filter = {"method": "POST", "headers": {"Origin": url, "Content-Type": "application/json"}, "user": user}
+    assert send(search, body={"max_results": 1}, **filter)[0] == 200
+    for path in (search, f"{url}/graphql", f"{url}/api/2.0/mlflow-artifacts/artifacts/0/run/artifacts/page.txt"):
+        expect_own_pages_alone(path, method="PUT", user=user)
     make = f"{url}/api/2.0/mlflow/experiments/create"
     for kind in ("text/plain", "application/json"):
         headers = {"Origin": SITE, "Content-Type": kind}

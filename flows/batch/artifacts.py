@@ -187,7 +187,7 @@ class PlanArtifact:
     """The artifact with the first plan that a pool has for a batch.
 
     A pool plans its batches together. Where a batch shares the plan with others, its part has no bound, so nothing is
-    certain about what more devices would gain it.
+    proved about what more devices would gain it.
 
     batch: the name of the batch.
     device: the kind of the pool's devices.

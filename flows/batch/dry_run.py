@@ -259,7 +259,8 @@ def _sentences(dry_run: DryRun) -> Iterator[str]:
     if dry_run.predicted:
         yield f"Predicted, not measured, and so a rough figure: {', '.join(dry_run.predicted)}."
     if dry_run.late:
-        yield f"No plan meets these deadlines: {', '.join(dry_run.late)}. Give those jobs more time or fewer steps."
+        late = ", ".join(dry_run.late)
+        yield f"By these runtimes no plan meets these deadlines: {late}. Give those jobs more time or fewer steps."
     for job, fault in dry_run.faults.items():
         yield f"{job} cannot be trained: {fault}"
     if dry_run.num_other_jobs:

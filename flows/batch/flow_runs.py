@@ -39,6 +39,7 @@ from ringmaster.flows.output import announce
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
 from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
+from ringmaster.flows.services.pool_processes import PREFECT
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.batch import Batch
@@ -228,19 +229,33 @@ def embedded_server() -> AbstractContextManager[Any]:
     The first call starts the server, which all later runs of this process use.
 
     Raises InputError where its database cannot be used, ServerStartError where it, or the other server, does not
-    answer. Where a pool is up, its server may be away for a while.
+    answer. Where a pool is up, its server may be away for a while: a command waits for it, if it is started again.
     """
     if (url := PREFECT_API_URL.value()) is not None:
         if has_lasting_server() and settings.pool() is None:
             _check_answer(url)
+        elif has_lasting_server() and not is_started_by_prefect() and current_flow_run() is None:
+            for_prefect(lambda: _ask_pool(url))
         return nullcontext()
     server = _shared_server()
     # The settings of a context, as `temporary_settings` makes one, take precedence over those of the process.
     return temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.user})
 
 
-SETTINGS_FILES = (".env", "prefect.toml", "pyproject.toml")
-"""The files in the working folder from which Prefect takes settings, beside the environment and its profiles."""
+def _ask_pool(url: str) -> None:
+    """Raises httpx's error where the pool's Prefect server does not answer, ServerStartError where it will not."""
+    processes = settings.processes_behind(url, settings.home())
+    if processes is not None and not processes.is_supervised() and (fault := processes.service_fault(PREFECT)):
+        remedy = "`ringmaster up`, which starts again what has ended, and takes over what runs"
+        raise ServerStartError(f"the pool's Prefect cannot be asked, and nothing starts it: {fault}. To fix: {remedy}")
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None and prefect_is_away(error):
+        raise error
+    if error is not None:
+        raise ServerStartError(
+            f"{url} is not the pool's Prefect server: {error}. To fix: see which process answers there"
+        )
 
 
 def _check_answer(url: str) -> None:
@@ -249,7 +264,7 @@ def _check_answer(url: str) -> None:
         fault = client.api_healthcheck()
     if fault is None:
         return
-    files = [name for name in SETTINGS_FILES if Path(name).is_file() and url in Path(name).read_text()]
+    files = [name for name in settings.PREFECT_FILES if Path(name).is_file() and url in Path(name).read_text()]
     places = ["PREFECT_API_URL"] if os.environ.get("PREFECT_API_URL") else files or ["Prefect's profile"]
     raise ServerStartError(
         f"Prefect's server at {url}, which {' and '.join(places)} names, does not answer: {fault}. To fix: start it, "

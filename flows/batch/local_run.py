@@ -478,7 +478,9 @@ class LocalRun:
         """Returns a plan that meets the deadlines that can still be met."""
         plan, given_up = plan_giving_up_deadlines(problem, self._checked_plan)
         if given_up:
-            current_view.get().notice(f"deadlines that cannot be met any more: {', '.join(given_up)}")
+            current_view.get().notice(
+                f"deadlines that no plan meets any more, by these runtimes: {', '.join(given_up)}"
+            )
         return plan
 
     def _on_terms(self, executor: Executor, replanner: Replanner, active: ActiveBatch, why: str) -> None:

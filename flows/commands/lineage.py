@@ -239,6 +239,8 @@ def gc(
         num_kept = len(home.snapshot.nodes) - len(nodes)
         hint, what = (f"{freed / 1e6:.1f} MB are free", "dropped") if yes else ("--yes drops them", "would be dropped")
         notice(f"{len(nodes)} {what}, {num_kept} stay; {hint}")
+        for fault in home.store.reference_faults():
+            notice(fault)
         if yes and models:
             notice(shared_text(models))
         elif models:

@@ -176,12 +176,14 @@ def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
 
 
 def _wait_for_pool() -> settings.PoolAddress:
-    """Returns the pool that this home belongs to, once it is named: machines start in any order."""
-    if settings.pool() is None:
-        where = f"{settings.pool_file(settings.home())} is not there yet"
-        how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
-        notice(f"waiting for a pool: {where} ({how})")
-    while (pool := settings.pool()) is None:
+    """Returns the pool that this home belongs to, once it runs: machines start in any order."""
+    is_told = False
+    while (fault := settings.pool_fault()) is not None or (pool := settings.pool()) is None:
+        if not is_told:
+            where = f"{settings.pool_file(settings.home())} is not there yet"
+            how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
+            notice(f"waiting for a pool: {fault or f'{where} ({how})'}")
+            is_told = True
         time.sleep(LOOK_EVERY_S)
     return pool
 

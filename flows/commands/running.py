@@ -296,11 +296,14 @@ def sweep(
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
     with working(f"reading {sweep_file}"):
-        from ringmaster.flows.sweep_form import load_sweep, spec_of
+        from ringmaster.flows.sweep_form import check_name, load_sweep, spec_of
 
         form = load_sweep(located(sweep_file))
         batch = spec_of(form).batch()
     if dry_run:
+        from ringmaster.flows.batch.context import ledger_of
+
+        check_name(form, ledger_of(settings.home()))
         raise typer.Exit(_plan_only(batch, profiles="predict", seed=form.seed, is_result=True, as_json=as_json))
     with training(batch, is_verbose=verbose, is_resumed=resume):
         from ringmaster.flows.batch.flow_runs import result_of
@@ -410,15 +413,19 @@ def status(
     batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of the newest run of each batch, and of all runs on a pool."""
+    """Show the state of the newest run of each batch, and of all runs on a pool; exit 1 where the pool has ended."""
     from ringmaster.flows.reports.watch import runs_of, status_table
 
+    fault = settings.pool_fault()
+    print_lines(error_console(), [fault] if fault else settings.pool_lacks(), style="yellow")
     rows = [row for run in runs_of(batch) for row in run.rows]
     if as_json:
         print_json(rows)
-        return
-    output_console().print(status_table(rows), end="", soft_wrap=True)
-    if (pool := settings.pool()) is not None:
+    else:
+        output_console().print(status_table(rows), end="", soft_wrap=True)
+    if fault:
+        raise typer.Exit(1)
+    if not as_json and (pool := settings.recorded_pool()) is not None:
         from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
 
         with open_database(pool) as database:

@@ -49,7 +49,8 @@ class LineageHome:
     def ledger(self) -> Ledger:
         """The ledger, with its environment set up; no connection is open yet."""
         address = settings.pool()
-        for name, value in {**QUIET_ENVIRONMENT, **(address.environment() if address else {})}.items():
+        environment = {**QUIET_ENVIRONMENT, **settings.MLFLOW_PATIENCE}
+        for name, value in {**environment, **(address.environment() if address else {})}.items():
             os.environ.setdefault(name, value)
         return settings.ledger(self.folder)
 
@@ -152,5 +153,5 @@ def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     except (LedgerError, TensorStoreError) as error:
         if isinstance(error, LedgerError) and not error.may_pass:
             raise InputError([str(error)]) from error
-        error_console().print(str(error), style="red")
+        error_console().print(str(error), style="red", soft_wrap=True)
         raise typer.Exit(1) from error

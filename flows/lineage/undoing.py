@@ -418,6 +418,8 @@ def register(home: LineageHome, plan: UndoPlan, uris: Mapping[str, str]) -> list
     uris: of the models, by job.
     """
     result = []
+    for node in plan.removed:
+        home.ledger.mark_undone(node.record, plan.label)
     for each in plan.models:
         if (uri := uris.get(each.job.name)) is None:
             continue
@@ -425,6 +427,7 @@ def register(home: LineageHome, plan: UndoPlan, uris: Mapping[str, str]) -> list
         text = f"Trained again without {plan.label}, in place of version {replaced.record.version}."
         record = home.ledger.resolve_model(uri)
         added = home.ledger.add_version(record, replaced.record.registered_name, text=text)
+        home.ledger.mark_undone(each.node.record, plan.label)
         label = f"{added.registered_name}/{added.version}"
         result.append(ReplacingVersion(label=label, model=each, replaced=replaced))
     return result

@@ -46,12 +46,19 @@ def show_view(snapshot: Snapshot, node: LineageNode, *, most: int = MOST_LINES) 
 
 def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[LineageNode], *, alias: str) -> RenderableType:
     """Returns a table of the models that a data set, row or model has reached, those in production first."""
-    table = Table("model", "kind", "aliases", "made", "parents", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    columns = ("model", "kind", "aliases", "state", "made", "parents")
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for node in sorted((node.carrying(alias) or node for node in nodes), key=lambda node: alias not in node.aliases):
         style = "bold red" if alias in node.aliases else None
         parents = ", ".join(snapshot.label(parent) for parent in node.record.parents)
         table.add_row(
-            node.label, node.record.kind, ", ".join(node.aliases), _day(node.created_ms), parents, style=style
+            node.label,
+            node.record.kind,
+            ", ".join(node.aliases),
+            ", ".join(node.states),
+            _day(node.created_ms),
+            parents,
+            style=style,
         )
     serving = [result.label for node in nodes if (result := node.carrying(alias)) is not None]
     sentence = styled(f"{what} reached {len(nodes)} model{'s' * (len(nodes) != 1)}. In production ({alias}): ")
@@ -84,7 +91,13 @@ def print_view(view: RenderableType, console: Console) -> None:
 
 def _heading(node: LineageNode) -> Text:
     aliases = [styled(f"  @{alias}", "green") for alias in node.aliases]
-    return Text.assemble(styled(node.label, "bold"), styled(f"  {node.record.kind}"), *aliases)
+    return Text.assemble(styled(node.label, "bold"), styled(f"  {node.record.kind}"), *aliases, *_states(node))
+
+
+def _states(node: LineageNode) -> list[Text]:
+    """The states of a model that no alias says."""
+    aliases = {alias for version in node.versions for alias in version.aliases}
+    return [styled(f"  {state}", "red") for state in node.states if state not in aliases]
 
 
 def _facts(snapshot: Snapshot, node: LineageNode) -> Table:
@@ -92,6 +105,7 @@ def _facts(snapshot: Snapshot, node: LineageNode) -> Table:
     plan = None if origin.plan is None else f"{origin.plan} of run {origin.batch_run_id}"
     components = ", ".join(snapshot.label(component) for component in record.components)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
+    main, num_rows = node.metric, node.params.get(NUM_ROWS)
     names = snapshot.nodes[node.id].versions
     also = ", ".join("@".join([each.label, *each.aliases]) for each in names if each.label != node.label)
     rows: list[tuple[str, Any]] = [
@@ -105,8 +119,9 @@ def _facts(snapshot: Snapshot, node: LineageNode) -> Table:
             )
             for d in record.datasets
         ),
-        ("metrics", metrics),
-        ("held-out rows", node.params.get(NUM_ROWS)),
+        ("held-out", main),
+        ("metrics", metrics if len(node.metrics) > 1 else ""),
+        ("held-out rows", num_rows if not main else ""),
         ("job", origin.job),
         ("trained by", origin.technique),
         ("steps", origin.num_steps),
@@ -153,9 +168,10 @@ def _line(snapshot: Snapshot, id: str) -> Text:
     if node is None:
         return styled(snapshot.label(id), "red")
     aliases = "".join(f" @{alias}" for version in node.versions for alias in version.aliases)
-    data = ", ".join(dict.fromkeys(d.name for d in node.record.datasets))
-    on = styled(f" on {data}" if data else "", "dim")
-    return Text.assemble(styled(node.label), styled(aliases, "green"), styled(f"  {node.record.kind}"), on)
+    data = ", ".join(dict.fromkeys(d.short_label for d in node.record.datasets))
+    on, metric = styled(f" on {data}" if data else "", "dim"), styled(f"  {node.metric}" if node.metric else "")
+    head = [styled(node.label), styled(aliases, "green"), *_states(node)]
+    return Text.assemble(*head, styled(f"  {node.record.kind}"), on, metric)
 
 
 def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableType]:

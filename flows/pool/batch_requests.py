@@ -55,10 +55,10 @@ class ControllerAnswer:
 
 
 def pool_address() -> settings.PoolAddress:
-    """Returns the pool that this machine belongs to. Raises InputError if there is none."""
-    address = settings.pool()
-    if address is None:
-        raise InputError([NO_POOL])
+    """Returns the pool that this machine belongs to. Raises InputError if there is none, or if it has ended."""
+    fault = settings.pool_fault()
+    if fault is not None or (address := settings.pool()) is None:
+        raise InputError([fault or NO_POOL])
     return address
 
 
@@ -100,7 +100,8 @@ def database_of(batch: str) -> Iterator[Database]:
 
     Raises InputError if there is neither.
     """
-    if (address := settings.pool()) is not None:
+    fault = settings.pool_fault()
+    if fault is None and (address := settings.pool()) is not None:
         with open_database(address) as database:
             yield database
         return
@@ -108,7 +109,7 @@ def database_of(batch: str) -> Iterator[Database]:
 
     runs = runs_below(settings.home() / "batches" / batch) if is_name(batch) else []
     if not runs or not is_going_on(runs[-1]):
-        raise InputError([ALONE_OVER.format(batch) if runs else NO_POOL])
+        raise InputError([fault or (ALONE_OVER.format(batch) if runs else NO_POOL)])
     with closing(Database(file_url(runs[-1] / "journal.db"), timeout_s=DATABASE_TIMEOUT_S)) as database:
         yield database
 

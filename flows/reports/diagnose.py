@@ -121,7 +121,7 @@ def known_secrets(home: Path) -> tuple[list[str], list[str]]:
 def pool_settings(home: Path) -> Iterator[BundleFile]:
     """Yields the settings that commands use here: the environment, and the address of the pool."""
     yield BundleFile.of_json("environment.json", shown_environment(os.environ))
-    address = settings.pool()
+    address = settings.recorded_pool()
     yield BundleFile.of_json(
         "settings.json",
         {
@@ -138,6 +138,7 @@ def processes(home: Path) -> Iterator[BundleFile]:
     files = ServiceFiles(home / "pool")
     supervisor = files.supervisor()
     result: dict[str, Any] = {
+        "fault": files.fault(),
         "supervisor": _process(supervisor.pid) if supervisor is not None else None,
         "services": [
             {
@@ -155,8 +156,8 @@ def processes(home: Path) -> Iterator[BundleFile]:
 
 
 def servers() -> Iterator[BundleFile]:
-    """Yields what the servers of the pool answer when they are asked whether they are up."""
-    address = settings.pool()
+    """Yields what the servers of the pool answer when they are asked whether they are up; none where it has ended."""
+    address = settings.recorded_pool() if settings.pool_fault() is None else None
     urls = {}
     if address is not None:
         urls = {
@@ -232,7 +233,7 @@ def _of_password_file(folder: Path) -> Iterator[str]:
 
 
 def _of_address(home: Path) -> Iterator[str]:
-    address = settings.pool() if settings.pool_file(home).exists() else None
+    address = settings.recorded_pool() if settings.pool_file(home).exists() else None
     if address is not None:
         yield address.password
         yield from passwords_of(address.database)
@@ -310,7 +311,7 @@ MOST_RUNS = 5
 
 def pool_rows() -> Iterator[BundleFile]:
     """Yields the state of the pool that this machine belongs to. Raises SQLAlchemyError if its database is away."""
-    address = settings.pool()
+    address = settings.recorded_pool()
     if address is None:
         return
     file = path_of(address.database)

@@ -136,12 +136,13 @@ def answer_questions(
 
 
 def interval_text(prediction: Prediction) -> str:
-    """Returns the interval of a predicted makespan: "18.2 to 25.0 s in 90 % of runs, never before 15.1 s".
+    """Returns a predicted makespan: "18.2 to 25.0 s in 90 % of runs, at the earliest 15.1 s by these runtimes".
 
-    Its middle is not shown: the makespan has one number, the planned one.
+    Its middle is not shown: the makespan has one number, the planned one. Nor is an earliest end that says nothing.
     """
     text = f"{prediction.low_s:.1f} to {prediction.high_s:.1f} s in {100 * prediction.coverage:.0f} % of runs"
-    return text + (f", never before {prediction.earliest_s:.1f} s" if prediction.earliest_s else "")
+    earliest = f"{prediction.earliest_s or 0.0:.1f}"
+    return text if float(earliest) == 0.0 else f"{text}, at the earliest {earliest} s by these runtimes"
 
 
 def _comparison(plan: Plan, simple: Mapping[str, float]) -> Table:

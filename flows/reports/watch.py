@@ -40,7 +40,7 @@ from ringmaster.tasks.timeline.drawing import (
     rows,
 )
 from ringmaster.tasks.timeline.queries import Archive
-from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.tasks.timeline.reader import INTERRUPTED, TimelineReader
 from ringmaster.tasks.timeline.run_timeline import (
     NOW_RUNNING,
     TO_COME,
@@ -211,16 +211,19 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
     match.
 
     None stands for the whole pool if there is one, else for the newest local batch. Raises InputError if there is no
-    such batch.
+    such batch, or if it may be one of a pool that has ended.
     """
-    address = settings.pool()
-    if address is not None:
-        with closing(Database(address.database)) as database:
+    fault, folder = settings.pool_fault(), settings.home() / "batches"
+    if fault is not None and not any(run.parent.name == batch for run in runs_below(folder, "*/*")):
+        raise InputError([fault])
+    if fault is None and (address := settings.pool()) is not None:
+        with open_database(address) as database:  # gives up where the database is away; what follows waits for it
             ids = [key for key, name, _ in Submissions(database).names() if batch in (key, name)] if batch else [None]
-            if ids:
+        if ids:
+            with closing(Database(address.database)) as database:
                 yield WatchTarget(TimelineReader(database, name="the pool", is_pool=True), is_pool=True, batch=ids[-1])
-                return
-    folder = newest_run(settings.home() / "batches", batch)
+            return
+    folder = newest_run(folder, batch)
     with closing(Database(file_url(folder / "journal.db"))) as database:
         yield WatchTarget(TimelineReader(database, name=folder.parent.name), is_pool=False)
 
@@ -343,7 +346,7 @@ def _lines_here(file: Path, batch: str) -> dict[str, JobLine]:
 
 def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
     """The runs that stand on the pool that this machine belongs to, and the newest one of each batch."""
-    address = settings.pool()
+    address, has_ended = settings.recorded_pool(), settings.pool_fault() is not None
     if address is None:
         return
     with open_database(address) as database:
@@ -357,18 +360,25 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
             key, _, job = qualified.partition("/")
             records[key].append(replace(record, name=job))
         options = _options(Archive(database, is_pool=True).segments(list(shown), since_s=0.0) if has_figures else [])
-        is_running = has_figures and any(map(_is_running, records.values()))
+        is_running = has_figures and not has_ended and any(map(_is_running, records.values()))
         lines = _lines(TimelineReader(database, name="the pool", is_pool=True)) if is_running else {}
         for key, name in shown.items():
             own = (_of_batch(options, key), _of_batch(lines, key))
             rows = _rows(records[key], name, key, options=own[0], lines=own[1])
-            yield StatusRun(batch=name, folder=Path(folders[key]), rows=rows)
+            yield StatusRun(
+                batch=name, folder=Path(folders[key]), rows=[*map(_interrupted, rows)] if has_ended else rows
+            )
         for handed in pending(database):  # no job of it is in a plan yet
             rows = [
                 _row(handed.name, handed.run, job, status=handed.status, step=0, message=handed.message)
                 for job in handed.jobs
             ]
             yield StatusRun(batch=handed.name, folder=settings.home() / "batches" / handed.name, rows=rows)
+
+
+def _interrupted(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the row of a job of a pool that has ended: nothing of it runs any more, whatever was written last."""
+    return row | {"status": INTERRUPTED} if row["status"] == journal.JobStatus.RUNNING else row
 
 
 def _rows(

@@ -26,7 +26,7 @@ from ringmaster.flows.retraining.select_models import InspectedModel, SelectedMo
 from ringmaster.flows.retraining.shrinking import child_in_place_of
 from ringmaster.flows.retraining.train_models import keep_trained, row_of, train_children
 from ringmaster.model_lineage import Ledger, ModelRecord
-from ringmaster.model_lineage.records import CHAMPION
+from ringmaster.model_lineage.records import CHAMPION, KEPT, PROMOTED
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.cluster import Device
@@ -37,8 +37,6 @@ from ringmaster.tasks.retraining.drift import references_of, scored_features
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, decide_by
 from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import (
-    KEPT,
-    PROMOTED,
     MoveLog,
     ServingVersions,
     apply,
@@ -49,7 +47,7 @@ from ringmaster.tasks.retraining.promotion import (
 from ringmaster.tasks.retraining.report import FAILED, LEFT, ModelResult
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
-from ringmaster.techniques.scoring.scored_rows import TrainingData
+from ringmaster.techniques.scoring.scored_rows import TrainingData, read_alike, read_by
 from ringmaster.text import markdown
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions
@@ -386,6 +384,7 @@ def _judged(
             rival.candidate_dir,
             ExaminationRequest(
                 against=rival.champion_dir,
+                against_job=_champion_job(rival),
                 job=rival.job,
                 data=data,
                 suite=suite,
@@ -411,6 +410,14 @@ def _judged(
     return CandidateVerdict(
         decision=decision, notes=tuple(_left_out(rival, data, result[0].num_rows, max_rows=max_rows))
     )
+
+
+def _champion_job(rival: ComparedCandidate) -> Job | None:
+    """Returns the job by which the champion reads the rows; None where it reads them as the candidate does."""
+    data, champion = rival.job.data, rival.champion_dir
+    if champion is None or read_alike(data, rival.candidate_dir, champion):
+        return None
+    return replace(rival.job, data=read_by(data, champion))
 
 
 def _left_out(

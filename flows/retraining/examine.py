@@ -47,8 +47,8 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import (
     CLASSIFICATION,
-    check_same_processor,
     classes_of,
+    encodes_text,
     infer_kind,
     with_processor_of,
 )
@@ -57,6 +57,7 @@ from ringmaster.techniques.data_source import LANGUAGE_MODELING
 from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec
+from ringmaster.techniques.scoring.scored_rows import read_alike
 
 SEQ_LEN = 128  # default number of tokens of a row of text
 
@@ -186,15 +187,11 @@ def examine_models(
         lent_devices(folder, num_devices=num_devices, notice=notice) as (environment, devices),
         importable(Path.cwd()),
     ):
-        job, same_rows = _job(data, models[0].folder), [] if against is None or against_data is not None else [against]
-        with input_errors():
-            check_same_processor(job.data, [each.folder for each in (*models, *same_rows)])
         request = ExaminationRequest(
-            job=job,
+            job=_job(data, models[0].folder),
             held_out=data is not None,
             suite=suite or Suite(name="metrics"),
             against=None if against is None else against.folder,
-            against_job=None if against is None or against_data is None else _job(against_data, against.folder),
             metrics=metrics or None,
             max_rows=max_rows,
             is_whole=all_rows,
@@ -204,8 +201,56 @@ def examine_models(
             more_devices=devices[1:],
             folder=folder,
         )
-        result = examine_each({model.label: model.folder for model in models}, request)
-    return list(result.values())
+        result: dict[str, ExaminationResult] = {}
+        for group in _reading_alike(data, models):
+            job = _job(data, group[0].folder)
+            against_job = _job_of_other(data, group[0], against, against_data=against_data)
+            own = replace(request, job=job, against_job=against_job)
+            result |= examine_each({model.label: model.folder for model in group}, own)
+    return [result[model.label] for model in models]
+
+
+def _reading_alike(data: DataSpec | None, models: Sequence[EvaluatedModel]) -> list[list[EvaluatedModel]]:
+    """Returns the models in groups that make the same samples of rows, by one tokenizer or image processor."""
+    groups: list[list[EvaluatedModel]] = []
+    for model in models:
+        alike = (group for group in groups if data is None or _own_job(data, group[0], model) is None)
+        if (group := next(alike, None)) is None:
+            groups.append([model])
+        else:
+            group.append(model)
+    return groups
+
+
+def _job_of_other(
+    data: DataSpec | None,
+    model: EvaluatedModel,
+    against: EvaluatedModel | None,
+    *,
+    against_data: DataSpec | None,
+) -> Job | None:
+    """Returns the job of the model that others are compared with where it reads the rows otherwise, else None.
+
+    Raises InputError where the values of the two cannot be compared.
+    """
+    if against is None or (data is None and against_data is None):
+        return None
+    if against_data is not None:
+        return _job(against_data, against.folder)
+    own = _own_job(data or DataSpec(), model, against)
+    if own is not None and own.data.kind in (None, LANGUAGE_MODELING) and encodes_text(own.data):
+        what = f"{model.label} and {against.label} have different tokenizers, and a loss per token of each is of others"
+        raise InputError([f"{what}. To fix: evaluate each by itself, or compare them on rows with answers or classes"])
+    return own
+
+
+def _own_job(data: DataSpec, model: EvaluatedModel, other: EvaluatedModel) -> Job | None:
+    """Returns the job by which another model reads rows by itself; None where it reads them as the first one does."""
+    own, first = _job(data, other.folder), _job(data, model.folder)
+    is_named = data.tokenizer is not None or "processor" in {*data.kwargs, *data.options}
+    with input_errors():
+        is_alike = is_named or own == first or read_alike(first.data, model.folder, other.folder)
+    return None if is_alike else own
 
 
 def examine_by(
@@ -229,7 +274,7 @@ def examine_by(
             request = ExaminationRequest(
                 job=_job(data, model.folder),
                 against=None if against is None else against.folder,
-                against_job=None if against is None or against_data is None else _job(against_data, against.folder),
+                against_job=_job_of_other(data, model, against, against_data=against_data),
                 metrics=None if policy.metric is None else [policy.metric],
                 more_metrics=[*policy.limits],
                 max_rows=policy.max_rows if all_rows else policy.num_rows,

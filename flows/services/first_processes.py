@@ -93,7 +93,6 @@ class ServerProcess:
             "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
             "PREFECT_API_AUTH_STRING": user,
             "PREFECT_SERVER_API_AUTH_STRING": user,
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
             ALLOWED_HOSTS: ",".join(LOOPBACK),
         }
         arguments = ("ringmaster.flows.services.prefect_server", "--port", str(port), "--until-stdin-ends")

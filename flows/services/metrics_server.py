@@ -29,6 +29,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.pool.batch_requests import pool_address
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
+from ringmaster.origins import is_foreign
 from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import PLAN_REASONS, Measurement, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
@@ -262,24 +263,21 @@ def metrics_app(measure: Callable[[], Measurement], *, username: str, password: 
     registry.register(PoolCollector(measure))
 
     def metrics(request: Request) -> Response:
-        if _is_foreign(request):
-            return PlainTextResponse("a page of another site may not read this\n", status_code=403)
+        if is_foreign(request.scope):
+            return PlainTextResponse("a page of another origin may not read this\n", status_code=403)
         if not _may_read(request.headers.get("Authorization", ""), username=username, password=password):
             asks = {"WWW-Authenticate": 'Basic realm="ringmaster", charset="UTF-8"'}
             return PlainTextResponse("the password of the pool is needed\n", status_code=401, headers=asks)
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        except (ValueError, TypeError):  # the header cannot be read: any form will do
+            encode, content_type = choose_encoder("")
         return Response(encode(registry), headers={"Content-Type": content_type, "Cache-Control": "no-store"})
 
     def health(_: Request) -> Response:
         return PlainTextResponse("OK\n")
 
     return Starlette(routes=[Route(METRICS_PATH, metrics), Route(HEALTH_PATH, health)])
-
-
-def _is_foreign(request: Request) -> bool:
-    """Whether a browser sent the request for a page of another site."""
-    origin = request.headers.get("Origin")
-    return origin is not None and origin.partition("://")[2] != request.headers.get("Host")
 
 
 def _may_read(authorization: str, *, username: str, password: str) -> bool:

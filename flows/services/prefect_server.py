@@ -1,25 +1,31 @@
-"""Prefect's server behind a check of the Host header: `python -m ringmaster.flows.services.prefect_server --port PORT`.
+"""Prefect's server for its own pages alone: `python -m ringmaster.flows.services.prefect_server --port PORT`.
 
-Prefect by default answers requests for any host name, so a page whose name is made to point to this machine (DNS
-rebinding) may use its API. Everything else, including the services that schedule and trigger runs, is as in `prefect
-server start`.
+Prefect by default answers requests for any host name and of pages of any origin, so a page whose name is made to point
+to this machine (DNS rebinding) may use its API. Everything else, including the services that schedule and trigger
+runs, is as in `prefect server start`.
 """
 
+from __future__ import annotations
+
 import argparse
-import asyncio
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from prefect.server.api.server import create_app
-from prefect.server.database import provide_database_interface
 from prefect.settings import get_current_settings
 
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
-from ringmaster.flows.output import ProcessRole
+from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.services import serving
 from ringmaster.model_lineage.sqlite_files import alone_in
+from ringmaster.origins import OwnOrigin
+from ringmaster.text import message_of
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,22 +38,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings.set_umask()
     if requested.until_stdin_ends:
         end_with_parent()
-    if (file := serving.prefect_database()) is not None:
-        asyncio.run(create_database(file))
     hosts = serving.hosts_of(os.environ.get(serving.ALLOWED_HOSTS, "")) or serving.LOOPBACK
-    app = serving.checked(create_app(final=True, ephemeral=requested.until_stdin_ends), hosts)
+    app = OwnOrigin(create_app(final=True, ephemeral=requested.until_stdin_ends))
     log_level = get_current_settings().server.logging_level.lower()
-    serving.serve(
-        serving.server_of(app, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level)
-    )
+    with ExitStack() as lock:
+        if (file := serving.prefect_database()) is not None:
+            lock.enter_context(alone_in(file.parent))
+        served = serving.checked(started_alone(app, lock), hosts)
+        serving.serve(
+            serving.server_of(
+                served, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level
+            )
+        )
 
 
-async def create_database(file: Path) -> None:
-    """Creates or upgrades Prefect's tables. Two servers that do so at once in one SQLite file fail."""
-    database = provide_database_interface()
-    with alone_in(file.parent):
-        await database.create_db()
-    await (await database.engine()).dispose()
+def started_alone(app: ASGIApp, lock: ExitStack) -> ASGIApp:
+    """Returns the application, which releases a lock once it has started, and prints why it cannot start.
+
+    As it starts, Prefect creates or upgrades its tables and registers its blocks; two servers that do so at once in one
+    SQLite file fail.
+    """
+
+    async def locked(scope: Scope, receive: Receive, send: Send) -> None:
+        async def release_and_send(message: Message) -> None:
+            lock.close()
+            await send(message)
+
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        try:
+            await app(scope, receive, release_and_send)
+        except Exception as error:
+            report_faults([f"Prefect's server cannot start or end: {message_of(error)}"])
+            raise
+
+    return locked
 
 
 if __name__ == "__main__":

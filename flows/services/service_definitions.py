@@ -26,8 +26,9 @@ from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
 from ringmaster.flows import settings
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole
+from ringmaster.flows.services.pool_processes import MLFLOW, PREFECT
 from ringmaster.flows.services.service_files import SHORTEST_PASSWORD
-from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_wildcard, names_of
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.mlflow_calls import tensors_uri
 from ringmaster.model_lineage.sqlite_files import sqlite_url
@@ -37,7 +38,7 @@ from ringmaster.tasks.pool.engines import CONTROLLER, EngineOptions, Service
 if TYPE_CHECKING:
     import psycopg
 
-PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
+METRICS, DEPLOYMENTS = "metrics", "deployments"
 WORKER, FLOWS = "worker", "flows"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
 MLFLOW_SERVER = "ringmaster.model_lineage.mlflow_server"
@@ -164,7 +165,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
                 *(("--uvicorn-opts", f"--log-config {mlflow_log}") if is_json else ()),
                 *("--app-name", "basic-auth"),
             ),
-            environment={**member, **_mlflow_environment(options, address)},
+            environment={**member, **_mlflow_environment(options)},
             ready_url=f"http://{local}:{options.port_mlflow}/health",
         ),
         Service(
@@ -261,15 +262,10 @@ def logging_file(folder: Path, role: ProcessRole) -> Path:
 
 
 def _prefect_environment(options: PoolOptions, address: settings.PoolAddress) -> Mapping[str, str | None]:
-    origins = [address.prefect_api.removesuffix("/api")]
-    if is_loopback(options.host):
-        origins.append(f"http://localhost:{options.port_prefect}")
     logs = {"PREFECT_LOGGING_SETTINGS_PATH": str(logging_file(options.folder, ProcessRole.PREFECT))}
     return {
         **(logs if options.log_format is LogFormat.JSON else {}),
-        "PREFECT_UI_API_URL": address.prefect_api,
-        # By default any page in a browser may use the API; this allows only Prefect's own page.
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+        "PREFECT_UI_API_URL": "/api",  # of the server, by whichever of its names the page was opened
         "PREFECT_SERVER_API_AUTH_STRING": f"{address.username}:{options.password}",
         ALLOWED_HOSTS: ",".join(_names(options)),
         "PREFECT_API_DATABASE_CONNECTION_URL": options.databases.prefect,
@@ -278,8 +274,8 @@ def _prefect_environment(options: PoolOptions, address: settings.PoolAddress) ->
     }
 
 
-def _mlflow_environment(options: PoolOptions, address: settings.PoolAddress) -> Mapping[str, str | None]:
-    environment: dict[str, str | None] = {
+def _mlflow_environment(options: PoolOptions) -> Mapping[str, str | None]:
+    return {
         "MLFLOW_TRACKING_URI": None,  # this process is the server
         **({"MLFLOW_CONFIGURE_LOGGING": "false"} if options.log_format is LogFormat.JSON else {}),
         # A variable, as every user of the machine can read a process's arguments.
@@ -296,9 +292,6 @@ def _mlflow_environment(options: PoolOptions, address: settings.PoolAddress) -> 
             for pattern in (name, f"{name.replace('[', '[[]')}:*")  # with any port; a bracket is special in patterns
         ),
     }
-    if not is_loopback(options.host):
-        environment["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] = address.mlflow_uri
-    return environment
 
 
 def _names(options: PoolOptions) -> tuple[str, ...]:

@@ -7,13 +7,11 @@ import secrets
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError
+from ringmaster.flows.services.pool_processes import PoolProcesses, ServiceState, SupervisorRecord
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.pool.engines import Service
@@ -35,50 +33,8 @@ def reap(pid: int, *, group: bool = False) -> int | None:
         return None
 
 
-class ServiceStatus(StrEnum):
-    """The states of a service."""
-
-    WAITING = "waiting"
-    STARTING = "starting"
-    UP = "up"
-    DONE = "done"
-    ENDING = "ending"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServiceState:
-    """The state of a service.
-
-    name: name of the service.
-    status: waiting (for others, or for its restart), starting, up, done (with `once`), ending or ended.
-    pid, born: identity of its process, as in ProcessId; `pid` is None where it has none.
-    num_restarts: number of restarts.
-    message: reason of the last failure, or what the service still lacks.
-    """
-
-    name: str
-    status: str
-    pid: int | None
-    born: str
-    num_restarts: int
-    message: str
-
-    @property
-    def process(self) -> ProcessId | None:
-        """The process that provides the service, or provided it last."""
-        return ProcessId(self.pid, self.born) if self.pid is not None else None
-
-    def lives(self) -> bool:
-        """Returns whether that process still runs."""
-        return self.process is not None and self.process.lives()
-
-
-class ServiceFiles:
+class ServiceFiles(PoolProcesses):
     """The files of a pool's services in `folder`, which only their owner can read, as they hold passwords."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
     def make(self) -> None:
         """Makes the folder."""
@@ -117,22 +73,10 @@ class ServiceFiles:
         me = ProcessId.of(os.getpid())
         write_secret(self.folder / "state.json", json.dumps({"by": to_json(me), "services": to_json(states)}))
 
-    def states(self, *, by: ProcessId | None = None) -> tuple[ServiceState, ...]:
-        """Returns the states of the services in the order in which they start; none if `by` is another supervisor."""
-        value = self._content_of("state.json")
-        if by is not None and value.get("by") != to_json(by):
-            return ()
-        return tuple(from_json(ServiceState, each) for each in value.get("services", ()))
-
     def write_supervisor(self, process: ProcessId) -> None:
         """Writes which process supervises the services, as soon as it was started."""
-        write_secret(self.folder / "supervisor.json", json.dumps(to_json(process)))
-
-    def supervisor(self) -> ProcessId | None:
-        """Returns the process that supervises the services; None where it has ended."""
-        value = self._content_of("supervisor.json")
-        process = from_json(ProcessId, value) if value else None
-        return process if process is not None and process.lives() else None
+        record = SupervisorRecord.of(process, home=self.folder.parent)
+        write_secret(self.folder / "supervisor.json", json.dumps(to_json(record)))
 
     @contextmanager
     def alone(self, name: str = "supervisor") -> Iterator[bool]:
@@ -144,13 +88,6 @@ class ServiceFiles:
                 yield False
             else:
                 yield True
-
-    def _content_of(self, name: str) -> dict[str, Any]:
-        try:
-            fields: dict[str, Any] = json.loads((self.folder / name).read_text())
-        except FileNotFoundError:
-            return {}
-        return fields
 
 
 SHORTEST_PASSWORD = 12  # MLflow's minimum

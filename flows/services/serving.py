@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,16 +23,6 @@ ALLOWED_HOSTS = "RINGMASTER_ALLOWED_HOSTS"
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STARTUP_FAILURE = 3  # uvicorn's own exit status
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def is_wildcard(host: str) -> bool:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr
-from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, reap
+from ringmaster.flows.services.pool_processes import ServiceState, ServiceStatus
+from ringmaster.flows.services.service_files import ServiceFiles, reap
 from ringmaster.flows.settings import open_directly
 from ringmaster.tasks.pool.engines import Service
 from ringmaster.tasks.process_identity import READY_FILE, ProcessId

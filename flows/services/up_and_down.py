@@ -26,6 +26,7 @@ from ringmaster.flows.interrupts import signal_handler
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, announce, error_console, logging_config, styled
 from ringmaster.flows.pool.own_node import WORKER as NODE_HOLDER
 from ringmaster.flows.services.first_processes import check_prefect_database
+from ringmaster.flows.services.pool_processes import ServiceState, ServiceStatus
 from ringmaster.flows.services.service_definitions import (
     WORKER,
     PoolOptions,
@@ -34,7 +35,7 @@ from ringmaster.flows.services.service_definitions import (
     logging_file,
     make_databases,
 )
-from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, keep_password
+from ringmaster.flows.services.service_files import ServiceFiles, keep_password
 from ringmaster.flows.settings import PoolAddress, open_directly
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.model_lineage.tensors import TensorStore
@@ -60,9 +61,14 @@ def files_of(home: Path) -> ServiceFiles:
 
 
 def is_up(home: Path) -> bool:
-    """Returns whether a supervisor runs the services of this home, and an `up` has seen all of them up."""
-    supervisor = files_of(home).supervisor()
-    return supervisor is not None and not is_stopped(supervisor.pid) and settings.pool_file(home).exists()
+    """Returns whether a supervisor runs the services of this home, an `up` has seen all of them up, and they are.
+
+    The node may wait for its devices, for as long as it takes.
+    """
+    files = files_of(home)
+    states = files.states(by=files.supervisor())
+    are_up = all(state.fault() is None or (state.name == WORKER and state.lives()) for state in states)
+    return files.is_supervised() and settings.pool_file(home).exists() and bool(states) and are_up
 
 
 def start(options: PoolOptions, *, database_server: str | None) -> bool:
@@ -87,7 +93,8 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
 def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str | None) -> bool:
     console = error_console()
     _end_stopped(files, console)
-    supervisor, was_up = files.supervisor(), settings.pool_file(options.home).exists()
+    supervisor = files.supervisor()
+    was_up = files.fault() is None and settings.pool_file(options.home).exists()
     if supervisor is not None:
         console.print("going on with what another `ringmaster up` began, with the options of that")
     elif survivors := _living(files):
@@ -141,8 +148,13 @@ def is_let_in(address: PoolAddress) -> bool:
 
 
 def stop(home: Path) -> bool:
-    """Ends the services in order; returns whether all have ended."""
+    """Ends the services in order; returns whether all have ended. Those of a home that was copied to this one stay."""
     files, console = files_of(home), error_console()
+    if original := files.original():
+        settings.pool_file(home).unlink(missing_ok=True)
+        how = f"`RINGMASTER_HOME={original} ringmaster down` ends that one"
+        console.print(f"{home} has no pool: it is a copy of {original}, whose pool stays. {how}", soft_wrap=True)
+        return True
     _end_stopped(files, console)
     supervisor = files.supervisor()
     if supervisor is not None:
@@ -179,6 +191,7 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
         check_prefect_database(options.home / "prefect" / "prefect.db")
         if fault := database_fault(options.home / "mlflow.db"):
             raise InputError([fault])
+    settings.pool_file(options.home).unlink(missing_ok=True)  # of a pool that ended without `down`, or of a copied home
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)
     if options.log_format is LogFormat.JSON:

@@ -18,7 +18,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -104,6 +104,7 @@ class Connection:
         self._lock = threading.RLock()
         self._opened: RetryingClient | None = None
         self._experiment_ids: dict[str, str] = {}
+        self._untagged: dict[str, dict[str, str]] = {}  # by experiment: the EXPERIMENT_TAGS that it lacks
 
     @property
     def store(self) -> TensorStore | None:
@@ -118,9 +119,9 @@ class Connection:
         Raises LedgerError where that fails, or where an experiment to which the records of `batch` go was deleted.
         """
         self.experiment_id(self.experiment)
-        self.experiment_id(f"{self.experiment}{PROFILES}", create=False)
-        if batch is not None:
-            self.experiment_id(batch_experiment(self.experiment, batch), create=False)
+        for name in (f"{self.experiment}{PROFILES}", *([batch_experiment(self.experiment, batch)] if batch else [])):
+            if self.experiment_id(name, create=False) is not None:
+                self._tag_untagged(name)
 
     @property
     def client(self) -> Any:
@@ -134,6 +135,8 @@ class Connection:
         """Returns the id of experiment `name`. If it is missing, creates it, or returns None if `create` is off."""
         with self._lock:
             if name in self._experiment_ids:
+                if create:
+                    self._tag_untagged(name)
                 return self._experiment_ids[name]
             result = self.client.get_experiment_by_name(name)
             if result is None and not create:
@@ -145,7 +148,20 @@ class Connection:
                     f"mlflow experiments restore --experiment-id {result.experiment_id}"
                 )
             self._experiment_ids[name] = result.experiment_id if result else self._create_experiment(name)
+            if result is not None:
+                self._untagged[name] = {key: v for key, v in EXPERIMENT_TAGS.items() if key not in result.tags}
+                if create:
+                    self._tag_untagged(name)
             return self._experiment_ids[name]
+
+    def _tag_untagged(self, name: str) -> None:
+        """Gives an experiment of an earlier release the tags that it lacks, once, when it is opened for writing.
+
+        Its records matter more than its tags: who may not change these may still write runs.
+        """
+        for key, value in self._untagged.pop(name, {}).items():
+            with suppress(LedgerError):
+                self.client.set_experiment_tag(self._experiment_ids[name], key, value)
 
     def experiment_ids(self) -> list[str]:
         """Returns the ids of the ledger's own experiment and of those of its batches, as far as they exist."""

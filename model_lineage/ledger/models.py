@@ -87,6 +87,7 @@ class Models(registry.Families):
             registry.PARENTS: json.dumps([parent.model_id for parent in parent_records]),
             registry.DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
             registry.ORIGIN: registry.origin_text(origin),
+            **({registry.MAIN_METRIC: next(iter(metrics))} if metrics else {}),
         }
         if model is None:
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
@@ -296,6 +297,17 @@ class Models(registry.Families):
         jobs = [registry.record_of(model).origin.job for model in result]
         return sorted({job for job in jobs if job is not None})
 
+    def batches_of(self, name: str) -> set[str]:
+        """Returns the batches whose jobs have made the versions of a registered model; "" for what is no job's."""
+        result = set()
+        for version in paged(self.client.search_model_versions, filter_string=f"name = '{name}'"):
+            id = version.tags.get(registry.MODEL_ID) or version.model_id
+            model = None if id is None else self._logged_model(id)
+            made = "" if model is None else model.tags.get(registry.NAME, "")
+            job = None if model is None else registry.record_of(model).origin.job
+            result.add(made.removesuffix(f".{job}") if made.endswith(f".{job}") else "")
+        return result
+
     def _made_by(self, run_id: str, name: str) -> Any | None:
         """Returns the LoggedModel `name` that run `run_id` has already made, or None."""
         result = self.client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'")
@@ -387,7 +399,12 @@ class Models(registry.Families):
         batch_id = run.data.tags.get("mlflow.parentRunId")
         batch = (self.client.get_run(batch_id).info.run_name, batch_id) if batch_id else None
         return model_pages.card(
-            registry.record_of(model), text=text, parents=parents, run_name=run.info.run_name, batch=batch
+            registry.record_of(model),
+            text=text,
+            parents=parents,
+            run_name=run.info.run_name,
+            batch=batch,
+            metric=registry.metric_of(self.client.get_logged_model(model.model_id)),
         )
 
     def _write_hub_card(self, model: Any, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:

@@ -7,14 +7,22 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.runs import LedgerRuns
-from ringmaster.model_lineage.model_pages import Relative, family_path, family_svg, with_certificate, with_culprit
-from ringmaster.model_lineage.records import CHAMPION, DatasetInput, ModelRecord, Origin
+from ringmaster.model_lineage.model_pages import (
+    Relative,
+    family_path,
+    family_svg,
+    with_certificate,
+    with_culprit,
+    with_states,
+)
+from ringmaster.model_lineage.records import DatasetInput, ModelRecord, Origin, metric_text, states_of
 
 # Tags of a LoggedModel, from which its record is read. KIND, PARENTS and MODEL_ID are tags of its version too.
 KIND, PARENTS, DATASETS = "ringmaster.kind", "ringmaster.parents", "ringmaster.datasets"
@@ -24,6 +32,13 @@ SIGNED = "ringmaster.signature"  # the SHA-256 of the signature
 COMPONENT_OF = "ringmaster.component."  # followed by the component's id: a tag of each model that contains it
 CHILD = "ringmaster.child."  # followed by the child's id: a tag of the parent
 VERSIONS = "mlflow.modelVersions"
+CHALLENGER_OF = "ringmaster.challenger_of"
+"""A tag of a sweep's best model: the registered model whose challenger the sweep's file makes it, or NOBODY."""
+NOBODY = "-"
+DECISION = "ringmaster.decision"  # a tag of a version: the last decisions about it
+MAIN_METRIC, NUM_ROWS = "ringmaster.metric", "num_evaluated_rows"
+"""A tag of a model, the name of its main metric, and a parameter, the number of rows that it is of."""
+UNDONE = "ringmaster.undone"  # what was undone, so that other models were made in place of this one
 CULPRIT = "ringmaster.culprit"  # the test by which a bisection found that a fault began with the model
 NOTE = "mlflow.note.content"  # the text on the page of a run or a model
 
@@ -283,12 +298,25 @@ MOST_ANCESTORS, MOST_SIBLINGS, MOST_CHILDREN = 12, 6, 8  # the most relatives th
 MOST_REDRAWN = 50  # pictures that one finding redraws
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FamilyMarks:
-    """What pictures mark: the titles of the models that serve, and the ids of the culprits of bisections."""
+    """What pictures show of the registry: aliases and the last decision by title, and the ids of culprits."""
 
-    serving: frozenset[str]
+    aliases: Mapping[str, Sequence[str]]
+    outcomes: Mapping[str, str]
     culprits: frozenset[str]
+    experiment_ids: Sequence[str]
+
+    def states(self, model: Any) -> tuple[str, ...]:
+        """Returns the states of a LoggedModel, under any of its names."""
+        titles = [_title(*version) for version in versions_of(model.tags)]
+        outcomes = [self.outcomes[title] for title in titles if title in self.outcomes]
+        return states_of(
+            aliases=[alias for title in titles for alias in self.aliases.get(title, ())],
+            outcome=outcomes[-1] if outcomes else None,
+            is_undone=UNDONE in model.tags,
+            is_ready=model.status == "READY",
+        )
 
 
 class Families(ModelRegistry):
@@ -309,9 +337,13 @@ class Families(ModelRegistry):
         children = [child.id for record in records for child in self._children(record.model_id)]
         result = [*near, *(known for id in children if (known := self._known(id)) is not None)]
         marks = self.marks()
+        named = {record.model_id: record for record in records}
         for known in {known.model_id: known for known in result[:MOST_REDRAWN]}.values():
             try:
                 self._draw(known, marks)
+                if (model := named.get(known.model_id)) is not None:
+                    states = marks.states(self.client.get_logged_model(model.model_id))
+                    self._rewrite_page(model, partial(with_states, states=states))
             except LedgerError as error:
                 if error.may_pass:
                     raise
@@ -328,6 +360,11 @@ class Families(ModelRegistry):
         self.client.set_logged_model_tags(record.model_id, {CULPRIT: test})
         self._rewrite_page(record, lambda text: with_culprit(text, test))
         self.redraw(record, *reached)
+
+    def mark_undone(self, record: ModelRecord, what: str) -> None:
+        """Marks a model that is taken out of the line, or in whose place another one was made without `what`."""
+        self.client.set_logged_model_tags(record.model_id, {UNDONE: what})
+        self.redraw(record)
 
     def certify(self, record: ModelRecord, certificate: Mapping[str, Any], *, path: str, day: str) -> None:
         """Stores the certificate that a model was made again bit by bit, in its run, and names it on its page."""
@@ -347,11 +384,27 @@ class Families(ModelRegistry):
             self.client.set_logged_model_tags(record.model_id, {NOTE: text})
 
     def marks(self) -> FamilyMarks:
-        """Returns what pictures mark, in two requests for a registry of up to 1,000 models."""
-        every = paged(self.client.search_registered_models)
-        serving = {_title(model.name, model.aliases[CHAMPION]) for model in every if CHAMPION in model.aliases}
-        culprits = self.client.search_logged_models(self.experiment_ids(), f"tags.`{CULPRIT}` != ''")
-        return FamilyMarks(serving=frozenset(serving), culprits=frozenset(model.model_id for model in culprits))
+        """Returns what pictures mark, in a few requests for a registry of up to 1,000 models."""
+        aliases, experiment_ids = dict[str, list[str]](), self.experiment_ids()
+        for model in paged(self.client.search_registered_models):
+            for alias, version in model.aliases.items():
+                aliases.setdefault(_title(model.name, version), []).append(alias)
+        culprits = self.client.search_logged_models(experiment_ids, f"tags.`{CULPRIT}` != ''")
+        return FamilyMarks(
+            aliases=aliases,
+            outcomes={_title(*version): outcome for version, outcome in self.outcomes().items()},
+            culprits=frozenset(model.model_id for model in culprits),
+            experiment_ids=experiment_ids,
+        )
+
+    def outcomes(self) -> dict[tuple[str, int], str]:
+        """Returns the outcome of the last decision about each version (name, number) that there is one about."""
+        decided = paged(self.client.search_model_versions, filter_string=f"tags.`{DECISION}` != ''")
+        return {
+            (version.name, int(version.version)): outcome
+            for version in decided
+            if (outcome := outcome_in(version.tags)) is not None
+        }
 
     def siblings(self, record: ModelRecord) -> list[ModelRecord]:
         """Returns the other children of a model's parents, as many as a page shows; their pages show the model too."""
@@ -377,11 +430,20 @@ class Families(ModelRegistry):
             if parent in relatives:
                 self._add_children(parent, relatives, edges, most=MOST_SIBLINGS)
         self._add_children(record.model_id, relatives, edges, most=MOST_CHILDREN)
+        models = self._models(list(relatives), experiment_ids=marks.experiment_ids)
         boxes = [
-            replace(each, serves=each.title in marks.serving, is_culprit=each.id in marks.culprits)
+            replace(each, **_shown(models[each.id], marks)) if each.id in models else each
             for each in relatives.values()
         ]
         return family_svg(boxes, dict.fromkeys(edges), focus=record.model_id)
+
+    def _models(self, ids: Sequence[str], *, experiment_ids: Sequence[str]) -> dict[str, Any]:
+        """Returns the LoggedModels with some ids, in one request."""
+        among = ", ".join(f"'{id}'" for id in ids if re.fullmatch(r"m-\w+", id))
+        if not among:
+            return {}
+        found = paged(self.client.search_logged_models, list(experiment_ids), f"model_id IN ({among})")
+        return {model.model_id: model for model in found}
 
     def _add_children(
         self, parent: str, relatives: dict[str, Relative], edges: list[tuple[str, str]], *, most: int
@@ -415,6 +477,30 @@ class Families(ModelRegistry):
     def _known(self, model_id: str) -> ModelRecord | None:
         model = self._logged_model(model_id)
         return None if model is None else record_of(model)
+
+
+def _shown(model: Any, marks: FamilyMarks) -> dict[str, Any]:
+    """Returns what the box of a LoggedModel shows beside its name and kind."""
+    data = [each for each in record_of(model).datasets if each.context == "training"]
+    return {
+        "metric": metric_of(model),
+        "data": ", ".join(each.short_label for each in data),
+        "states": marks.states(model),
+        "is_culprit": model.model_id in marks.culprits,
+    }
+
+
+def metric_of(model: Any) -> str:
+    """Returns the main metric of a LoggedModel, with the number of its rows."""
+    metrics = {metric.key: metric.value for metric in model.metrics or []}
+    return metric_text(metrics, main=model.tags.get(MAIN_METRIC), num_rows=(model.params or {}).get(NUM_ROWS))
+
+
+def outcome_in(tags: Mapping[str, str]) -> str | None:
+    """Returns the outcome of the last decision in the tags of a version, or None."""
+    last = next(iter(of_tag(tags, DECISION, list)[-1:]), None)
+    outcome = last.get("outcome") if isinstance(last, dict) else None
+    return outcome if isinstance(outcome, str) else None
 
 
 def _relative(record: ModelRecord) -> Relative:

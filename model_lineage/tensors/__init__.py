@@ -6,8 +6,8 @@
     store.restore(child.id, Path("out"))  # the same bytes that were added
 
 Modules: `model_files` (the files of a model and their parts), `objects` (compressed files named by their content's
-digest), `store` (adding and restoring models, `gc` and `fsck`), `artifacts` and `mlflow_plugin` (the store as MLflow's
-repository of artifacts), `comparison` (of two models' tensors).
+digest), `references` (small files that stand for weights), `store` (adding and restoring models, `gc` and `fsck`),
+`artifacts` and `mlflow_plugin` (the store as MLflow's repository of artifacts), `comparison` (of two models' tensors).
 """
 
 from ringmaster.errors import TensorStoreError

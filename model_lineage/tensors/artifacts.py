@@ -5,15 +5,17 @@ directly and for servers (`mlflow server --artifacts-destination tensors:///FOLD
 FOLDER holds a small reference, NAME.safetensors.stored, to a model of the store. Clients list, download and delete
 NAME.safetensors, which comes back bit for bit.
 
-A link in FOLDER or in one above it, `.tensors`, leads to the store; `TensorStore.add_artifacts` creates it.
+A link in FOLDER or in one above it, `.tensors`, leads to the store; `TensorStore.add_artifacts` creates it. Neither the
+link nor a reference is an artifact: clients cannot write, read or delete them under their own names.
 """
 
 from collections.abc import AsyncIterable, Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from mlflow.entities import FileInfo
+from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.utils.file_utils import create_tmp_dir
@@ -22,14 +24,8 @@ from mlflow.utils.uri import validate_path_is_safe
 from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME
 from ringmaster.model_lineage.tensors.model_files import StoredModel
-from ringmaster.model_lineage.tensors.store import (
-    ARTIFACTS,
-    REFERENCE,
-    STORE_LINK,
-    WEIGHTS,
-    FileReference,
-    TensorStore,
-)
+from ringmaster.model_lineage.tensors.references import REFERENCE, WEIGHTS, FileReference
+from ringmaster.model_lineage.tensors.store import ARTIFACTS, STORE_LINK, TensorStore
 
 
 class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
@@ -72,13 +68,15 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
             target = self.folder / (artifact_path or "") / file.path
             if file.path.endswith(WEIGHTS):
                 num_bytes = (folder / file.path).stat().st_size
-                FileReference(model=stored.id, path=file.path, num_bytes=num_bytes).write(target)
+                self.store.reference_to(file.path, model=stored.id, num_bytes=num_bytes).write(target)
             elif replaces or not target.exists():
                 below = target.parent.relative_to(self.folder).as_posix()
                 super().log_artifact(str(folder / file.path), None if below == "." else below)
 
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
         """Stores the files of a folder."""
+        for file in Path(local_dir).rglob("*"):
+            _check(file.relative_to(local_dir).as_posix(), below=artifact_path)
         if any(Path(local_dir).rglob(f"*{WEIGHTS}")):
             try:
                 self.log_model(Path(local_dir), artifact_path=artifact_path)
@@ -89,6 +87,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
 
     def log_artifact(self, local_file: str, artifact_path: str | None = None) -> None:
         """Stores a file."""
+        _check(Path(local_file).name, below=artifact_path)
         super().log_artifact(local_file, artifact_path)
         self._pack(Path(local_file).name, artifact_path)
 
@@ -96,6 +95,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
         self, stream: BinaryIO, artifact_file_name: str, artifact_path: str | None = None
     ) -> None:
         """Stores what a client uploads."""
+        _check(artifact_file_name, below=artifact_path)
         super().log_artifact_from_stream(stream, artifact_file_name, artifact_path)
         self._pack(artifact_file_name, artifact_path)
 
@@ -105,6 +105,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
         """Stores what a client uploads."""
         import asyncio
 
+        _check(artifact_file_name, below=artifact_path)
         await super().log_artifact_from_async_stream(chunks, artifact_file_name, artifact_path)
         await asyncio.to_thread(self._pack, artifact_file_name, artifact_path)
 
@@ -123,21 +124,44 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
 
     def list_artifacts(self, path: str | None = None) -> list[FileInfo]:
         """Lists a folder; a file of weights has its plain name and size."""
-        infos = [info for info in super().list_artifacts(path) if Path(info.path).name != STORE_LINK]
+        _check(path or "")
+        try:
+            infos = [info for info in super().list_artifacts(path) if Path(info.path).name != STORE_LINK]
+        except OSError as error:  # a link that leads nowhere, which no client has made
+            name = Path(str(error.filename)).name
+            raise MlflowException.invalid_parameter_value(f"{name} cannot be listed: {error.strerror}") from error
         return sorted(map(self._info, infos), key=lambda info: str(info.path))
 
     def _info(self, info: FileInfo) -> FileInfo:
         if not info.path.endswith(WEIGHTS + REFERENCE):
             return info
         name = info.path.removesuffix(REFERENCE)
-        reference = FileReference.at(self.folder / name)
+        try:
+            reference = FileReference.at(self.folder / name)
+        except TensorStoreError:  # a download of the file has the message
+            return FileInfo(name, False, 0)
         return info if reference is None else FileInfo(name, False, reference.num_bytes)
 
     def get_local_path(self, artifact_path: str) -> str | None:
         """Returns the path of a file that lies there as it is; None for one that is to be downloaded."""
         where = self.folder / validate_path_is_safe(artifact_path)
-        references = [where] if FileReference.at(where) else list(where.rglob(f"*{WEIGHTS}{REFERENCE}"))
+        references = [where] if self._reference(artifact_path) else list(where.rglob(f"*{WEIGHTS}{REFERENCE}"))
         return None if references else super().get_local_path(artifact_path)
+
+    def _reference(self, artifact_path: str) -> FileReference | None:
+        """Returns the reference that stands for an artifact, or None. Raises MlflowException if it is not usable."""
+        path = validate_path_is_safe(artifact_path)
+        _check(path)
+        try:
+            reference = FileReference.at(self.folder / path, named=path)
+        except TensorStoreError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+        try:
+            if reference is not None:
+                self.store.check(reference)
+        except TensorStoreError as error:
+            raise MlflowException.invalid_parameter_value(f"{path} cannot be read: {error}") from error
+        return reference
 
     def download_artifacts(self, artifact_path: str, dst_path: str | None = None) -> str:
         """Writes an artifact or a folder of them to `dst_path`, or to a new folder; returns its path."""
@@ -146,7 +170,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
         return str(super().download_artifacts(artifact_path, dst_path or create_tmp_dir()))
 
     def _download_file(self, remote_file_path: str, local_path: str) -> None:
-        reference = FileReference.at(self.folder / validate_path_is_safe(remote_file_path))
+        reference = self._reference(remote_file_path)
         if reference is None:
             super()._download_file(remote_file_path, local_path)
         else:
@@ -155,8 +179,20 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
     def delete_artifacts(self, artifact_path: str | None = None) -> None:
         """Deletes an artifact or a folder; `ringmaster lineage gc` frees what only they needed in the store."""
         if artifact_path:
+            _check(artifact_path)
             _remove_reference(self.folder / artifact_path)
         super().delete_artifacts(artifact_path)
+
+
+def _check(path: str, *, below: str | None = None) -> None:
+    """Raises MlflowException if a part of an artifact's path has a name that is kept for the tensor store."""
+    for part in (*PurePosixPath(below or "").parts, *PurePosixPath(path).parts):
+        name = part.casefold()  # some file systems take both for one
+        if name == STORE_LINK or name.endswith(WEIGHTS + REFERENCE):
+            raise MlflowException.invalid_parameter_value(
+                f"{path!r} is no name of an artifact: {part!r} is kept for the tensor store. To fix: use another name, "
+                f"and for weights the one without {REFERENCE}"
+            )
 
 
 def _remove_reference(file: Path) -> None:

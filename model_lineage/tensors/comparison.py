@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 from ringmaster.model_lineage.tensors.model_files import ITEM_BYTES, ModelTensor, by_name, read_layout
-from ringmaster.model_lineage.tensors.store import NUM_THREADS, WEIGHTS
+from ringmaster.model_lineage.tensors.references import WEIGHTS
+from ringmaster.model_lineage.tensors.store import NUM_THREADS
 
 BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
 SAME, CHANGED, ADDED, REMOVED, RESHAPED = "same", "changed", "added", "removed", "reshaped"

@@ -13,12 +13,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,46 +27,14 @@ from ringmaster.errors import TensorObjectError, TensorStoreError
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage.tensors import model_files
 from ringmaster.model_lineage.tensors.objects import Objects, digest_of
+from ringmaster.model_lineage.tensors.references import REFERENCE, WEIGHTS, FileReference
 
 NUM_THREADS = min(8, 2 * (os.cpu_count() or 1))  # hashing, zstd and numpy release the GIL, and syncing waits
-WEIGHTS = ".safetensors"
 ARTIFACTS = "artifacts"  # owner of models that are there for the references to them
-REFERENCE = ".stored"  # ends the name of a small file that stands for a file of weights
+KEY = "reference-key"
+UNSEALED = "this store did not write the reference. To fix: log the model again, or delete the artifact"
 STORE_LINK = ".tensors"  # in a folder of artifacts: the store, or a link to it
 NUM_RELATED = 8  # the newest models that are looked through for a parent where none is named
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileReference:
-    """The file `path` of the stored model `model`, as a small file NAME.safetensors.stored in place of a plain one."""
-
-    model: str
-    path: str
-    num_bytes: int
-
-    @classmethod
-    def at(cls, file: Path) -> FileReference | None:
-        """Returns the reference that stands for a file; None if there is none. Raises TensorStoreError on damage."""
-        try:
-            result = json.loads(Path(f"{file}{REFERENCE}").read_bytes())
-            return cls(model=str(result["model"]), path=str(result["path"]), num_bytes=int(result["num_bytes"]))
-        except OSError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise TensorStoreError(f"{file}{REFERENCE} is damaged: {error}. To fix: log the model again") from error
-
-    @classmethod
-    def below(cls, folder: Path) -> Iterator[tuple[Path, FileReference]]:
-        """Yields (file, reference) of each reference in a folder. Raises TensorStoreError on damage."""
-        for path in folder.rglob(f"*{WEIGHTS}{REFERENCE}"):
-            file = Path(str(path).removesuffix(REFERENCE))
-            if (reference := cls.at(file)) is not None:
-                yield file, reference
-
-    def write(self, file: Path) -> None:
-        """Lets the reference stand for a file; the plain file, if there is one, is removed."""
-        write_atomically(Path(f"{file}{REFERENCE}"), json.dumps(asdict(self)).encode())
-        file.unlink(missing_ok=True)
 
 
 class TensorStore:
@@ -144,11 +113,44 @@ class TensorStore:
 
     def write_file(self, reference: FileReference, target: Path) -> None:
         """Writes the file that a reference stands for. Raises TensorStoreError if something is missing or damaged."""
-        file = next((file for file in self.model(reference.model).files if file.path == reference.path), None)
-        if file is None:
-            raise TensorStoreError(f"model {reference.model} has no file {reference.path}. {self._remedy}")
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            self._write(file, target, pool)
+            self._write(self._file(reference), target, pool)
+
+    def _file(self, reference: FileReference) -> model_files.ModelFile:
+        for file in self.model(reference.model).files:
+            if file.path == reference.path:
+                return file
+        raise TensorStoreError(f"model {reference.model} has no file {reference.path}. {self._remedy}")
+
+    def reference_to(self, path: str, *, model: str, num_bytes: int) -> FileReference:
+        """Returns a reference to the file `path` of a stored model."""
+        return FileReference(model=model, path=path, num_bytes=num_bytes).sealed(self._key())
+
+    def check(self, reference: FileReference) -> None:
+        """Raises TensorStoreError if a reference lacks this store's seal, or if what it stands for is not there.
+
+        An id is no secret, and who may write a file among the artifacts may not read every model. The seal is known to
+        those alone who may read the store, or a reference to the same file.
+        """
+        if not reference.has_seal(self._key()):
+            raise TensorStoreError(UNSEALED)
+        self._file(reference)
+
+    def _key(self) -> bytes:
+        """Returns the secret of the seals.
+
+        The call that makes it seals the references that are there: releases until 0.2 wrote them without a seal.
+        """
+        file = self.folder / KEY
+        if not file.exists():
+            with self._locked(fcntl.LOCK_EX, name=f"{KEY}.lock"):
+                if not file.exists():
+                    key = secrets.token_hex(32).encode()
+                    for root in self.folder.glob("roots/*"):
+                        for place, reference in FileReference.below(root.resolve(), faults=[]):
+                            reference.sealed(key).overwrite(place)
+                    write_atomically(file, key)
+        return file.read_bytes()
 
     def _write(self, file: model_files.ModelFile, target: Path, pool: ThreadPoolExecutor) -> None:
         with target.open("wb") as out:
@@ -188,11 +190,14 @@ class TensorStore:
                 link.unlink(missing_ok=True)
                 with suppress(FileExistsError):  # relative, so that a home can be moved
                     link.symlink_to(os.path.relpath(target.resolve(), link.parent.resolve()))
+        with suppress(PermissionError):  # of a user who may only read
+            self._key()
 
-    def references(self) -> Iterator[tuple[Path, FileReference]]:
+    def references(self, *, faults: list[str] | None = None) -> Iterator[tuple[Path, FileReference]]:
         """Yields (file, reference) of each reference to a model of the store.
 
-        Raises TensorStoreError if a reference is damaged, or a folder of artifacts is not there.
+        A damaged one is skipped, and its message is added to `faults`; without this list, it raises TensorStoreError.
+        Raises TensorStoreError if a folder of artifacts is not there.
         """
         for root in sorted(self.folder.glob("roots/*")):
             if not root.is_dir():
@@ -200,7 +205,20 @@ class TensorStore:
                     f"the artifacts that {root} leads to are not there, and which models they need is not known. "
                     f"To fix: bring them back, or remove {root} if they are gone for good"
                 )
-            yield from FileReference.below(root.resolve())
+            yield from FileReference.below(root.resolve(), faults=faults)
+
+    def reference_faults(self) -> list[str]:
+        """Returns messages about references that are damaged, lack the seal, or lead to models that the store lacks."""
+        faults: list[str] = []
+        try:
+            for file, reference in self.references(faults=faults):
+                if not self._path(reference.model).exists():
+                    faults.append(f"{file} is gone: the store does not have its model. {self._remedy}")
+                elif not reference.has_seal(self._key()):
+                    faults.append(f"the reference {file}{REFERENCE} cannot be read: {UNSEALED}")
+        except TensorStoreError as error:
+            faults.append(str(error))
+        return faults
 
     def own(self, id: str, owner: str) -> None:
         """Marks a model as that of an owner."""
@@ -224,14 +242,14 @@ class TensorStore:
             # A server stores each file that it is sent as a model of its own; an interrupted call has left references.
             alone = [(replace(file, path=Path(file.path).name),) for file in weights]
             ids = {id_of(each) for each in (files, *alone)}
-            ids |= {reference.model for _, reference in FileReference.below(folder)}
+            ids |= {reference.model for _, reference in FileReference.below(folder, faults=[])}
             models = [self.model(id) for id in ids if self._path(id).exists()]
             known = {file.digests: (model.id, file.path) for model in models for file in model.files}
             for file in weights:
                 model, path = known.get(file.digests, ("", ""))
                 if model and all(digest in self.objects for digest in self._with_parents(file.digests)):
                     num_bytes = len(layouts[file.path].content)
-                    FileReference(model=model, path=path, num_bytes=num_bytes).write(folder / file.path)
+                    self.reference_to(path, model=model, num_bytes=num_bytes).write(folder / file.path)
                     freed += num_bytes
         return freed
 
@@ -271,7 +289,8 @@ class TensorStore:
         """Drops owners, then the models that nobody else owns, and every object that no remaining model needs.
 
         References in the artifacts of dropped owners, which are models of MLflow (MODEL_ID@LEDGER), go with them. A
-        model to which another reference is left stays.
+        model to which another reference is left stays. Where a reference is damaged, so does every model that is there
+        for references, as it may be the one: `reference_faults` has the messages.
 
         waits: whether to wait for writers; otherwise raises BlockingIOError if there are any. Returns the number of
         bytes freed. Raises TensorStoreError, without deleting anything, if damage makes it impossible to determine what
@@ -281,12 +300,12 @@ class TensorStore:
         gone_ids = {owner.partition("@")[0] for owner in gone}
         with self._locked(fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB):
             marks = {id: {mark.name for mark in self._owners(id).glob("*")} for id in self.ids()}
-            references = list(self.references())
+            faults: list[str] = []
+            references = list(self.references(faults=faults))
             lost = [file for file, _ in references if gone_ids.intersection(file.parts)]
             referred = {reference.model for file, reference in references if file not in set(lost)}
-            dropped = [
-                id for id, owners in marks.items() if owners and owners <= {*gone, ARTIFACTS} and id not in referred
-            ]
+            passing = gone if faults else {*gone, ARTIFACTS}
+            dropped = [id for id, owners in marks.items() if owners and owners <= passing and id not in referred]
             left = set(marks) - set(dropped)
             needed = self._with_parents({digest for id in left for digest in self.model(id).digests})
             freed = sum(self._path(id).stat().st_size for id in dropped)
@@ -330,11 +349,7 @@ class TensorStore:
             if missing or hurt:
                 which = ", ".join([*(f"{d[:12]} is missing" for d in missing), *(f"{d[:12]} is damaged" for d in hurt)])
                 faults.append(f"{named} cannot be restored: {which}")
-        try:
-            lost = [file for file, reference in self.references() if not self._path(reference.model).exists()]
-        except TensorStoreError as error:
-            return [*faults, str(error)]
-        return faults + [f"{file} is gone: the store does not have its model. {self._remedy}" for file in lost]
+        return [*faults, *self.reference_faults()]
 
     def _add_file(
         self,
@@ -422,9 +437,9 @@ class TensorStore:
         return self._locked(fcntl.LOCK_SH)
 
     @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
+    def _locked(self, how: int, *, name: str = "lock") -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
+        with (self.folder / name).open("w") as file:
             fcntl.flock(file, how)
             yield
 

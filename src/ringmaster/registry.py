@@ -4,20 +4,20 @@ Techniques, losses, metrics, data sources and engines have one `Registry` each. 
 "package.module:name", by which another process finds it too.
 """
 
+import ast
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
-
-from ringmaster.files import sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,56 @@ def resolve(dotted: str) -> Any:
 
 
 def source_digest(target: Any) -> str | None:
-    """Returns the digest of the source file of a function or class; None where it is compiled, without one."""
+    """Returns the digest of the `source_files` of a function or class; None where it is compiled, without one."""
+    target = inspect.unwrap(target)
     try:
-        file = inspect.getsourcefile(inspect.unwrap(target))
+        file = inspect.getsourcefile(target)
     except TypeError:
         return None
-    return sha256_of(Path(file)) if file else None
+    if not file:
+        return None
+    files = source_files(Path(file), module=target.__module__)
+    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
+
+
+def source_files(file: Path, *, module: str) -> list[Path]:
+    """Returns the source file of a module, and those of the modules of the same project that it imports, also by these.
+
+    They are found in the text of import statements, anywhere in a file, and are below the folder that holds the
+    module's top-level package. Of installed distributions, and of Ringmaster, it is the file alone: a new release has
+    a new version.
+    """
+    root = file.parents[min(module.count(".") + (file.name == "__init__.py"), len(file.parents) - 1)]
+    result = [file]
+    if module.partition(".")[0] in OF_RELEASE or INSTALLED.intersection(file.parts):
+        return result
+    for each in result:  # which grows
+        package = each.relative_to(root).parts[:-1]
+        names = {name[:end] for name in _imported(each, package) for end in range(1, len(name) + 1)}
+        paths = (root.joinpath(*name) for name in sorted(names))
+        found = (path for name in paths for path in (name.with_suffix(".py"), name / "__init__.py") if path.is_file())
+        result += [path for path in found if path not in result]
+    return result
+
+
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders of installed distributions."""
+OF_RELEASE = frozenset({__name__.partition(".")[0], *sys.stdlib_module_names})
+"""Packages that change with a release alone."""
+
+
+def _imported(file: Path, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yields the parts of the names that a file imports: of modules, or of what is in them."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # which importing it says
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else ()
+            yield from ((*base, *filter(None, (node.module or "").split(".")), alias.name) for alias in node.names)
 
 
 def _import(module_name: str, *, dotted: str) -> Any:

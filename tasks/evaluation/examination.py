@@ -191,7 +191,9 @@ def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dic
         )
         scored = score_rows(requested)
         if request.against_job is not None:
-            other = score_rows(others, job=replace(request.against_job, evaluation=job.evaluation))
+            trained_on = request.trained_on and request.against and request.trained_on.read_by(request.against)
+            other_job = replace(request.against_job, evaluation=job.evaluation)
+            other = score_rows(others, job=other_job, data=None, trained_on=trained_on)
             scored = ScoringResult(scores={**scored.scores, **other.scores}, faults={**scored.faults, **other.faults})
     elif any(isinstance(metric, ModelMetric) for metric in metrics_named(metrics or ())):
         scored = score(requested, cases=Cases(texts=()), max_rows=request.max_rows, is_whole=request.is_whole)

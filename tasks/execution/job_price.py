@@ -5,7 +5,7 @@ on the devices that are free first, before all that waits there and after it, un
 those that take the fewest device-seconds. The place is taken that leaves the objective best, and of equal ones that in
 which the job ends first. The plan with the job in that place is then followed, so the delays are those of that plan.
 
-How much later the last job ends is certain within an interval, at the speeds that are believed. Let E and E' be the
+How much later the last job ends is proved within an interval, for the speeds that are believed. Let E and E' be the
 ends of the simulated plans without the job and with it, and L and L' what no plan can beat (`preemptive_bound`). The
 executor leaves a plan for a better one only, so the batch would have ended in [L, E], ends in [L', E'], and thus ends
 
@@ -41,7 +41,7 @@ class JobPrice:
     plan: the plan with the job, at the believed speeds.
     ends_s: when the job ends by it.
     delays_s: by job, how much later it ends by it.
-    least_s, most_s: the certain interval of how much later the last job ends; the plan that is made for the new job may
+    least_s, most_s: the proved interval of how much later the last job ends; the plan that is made for the new job may
         also be a better one for the others, so the least may be negative.
     """
 

@@ -3,7 +3,7 @@
 done: the job continues with its next segment, or is finished.
 preempted, lost: the job is retried at once, any number of times, as it did not cause the outcome.
 crashed: the job is restarted from its last checkpoint, first at once, then after a pause that doubles; it fails at the
-    third crash without progress.
+    third crash without progress, or at the second one with the same error of the job's code.
 out of memory: the option is removed for good and the rest is re-planned.
 invalid (a factory raises, a loss is not finite): the job fails, the others continue.
 
@@ -46,6 +46,7 @@ class OutcomePolicy:
     ) -> None:
         self._job_table, self._plan_progress = job_table, plan_progress
         self._notify, self._want, self._hold_back, self._forget_speed = notify, want, hold_back, forget_speed
+        self._newest_error: dict[str, str] = {}  # of a job's code, in its newest crash
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Acts on an outcome. Returns a description of what follows."""
@@ -198,13 +199,17 @@ class OutcomePolicy:
         job = running.segment.job
         made_progress = self._job_table.records[job].step > running.first_step
         attempts = self._job_table.count_crash(job, made_progress=made_progress)
-        if attempts >= MOST_ATTEMPTS and self._job_table.groups.members(job):
+        newest, error = self._newest_error.pop(job, None), outcome.message if outcome.is_of_code else None
+        is_last = attempts >= MOST_ATTEMPTS or (attempts > 1 and error is not None and error == newest)
+        if is_last and self._job_table.groups.members(job):
             self._job_table.attempts.pop(job)
             self._job_table.write(job, status=JobStatus.WAITING)
-            self.part(job, why=f"the gang of {job} crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
+            self.part(job, why=f"the gang of {job} crashed {attempts} times, the last time: {outcome.message}")
             return "each of its jobs continues alone"
-        if attempts >= MOST_ATTEMPTS:
-            return self.fail(job, f"{outcome.message} (crashed {MOST_ATTEMPTS} times)")  # the cause first
+        if is_last:
+            return self.fail(job, f"{outcome.message} (crashed {attempts} times)")  # the cause first
+        if error is not None:
+            self._newest_error[job] = error
         self._job_table.write(job, status=JobStatus.WAITING)
         self._plan_progress.put_back(running)
         if attempts > 1:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from ringmaster.tasks.planning.bounds import job_costs
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
 from ringmaster.tasks.planning.bounds.completions import likely_ends_s
-from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
+from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly

@@ -262,7 +262,7 @@ def render_svg(plan: Plan, problem: Problem) -> str:
         parts.append(f'<g class="job j{number.get(segment.job, 0)}">{"".join(boxes)}</g>')
     if plan.best_bound_s:
         least = f"no plan ends before {seconds_text(plan.best_bound_s)}"
-        title = "no plan can end before this"
+        title = "no plan ends before this, by these runtimes"
         parts.append(frame.line(plan.best_bound_s, text=least, title=title, style=("bound", "least")))
     return "\n".join([*parts, "</svg>"])
 

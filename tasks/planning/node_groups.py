@@ -102,7 +102,7 @@ def divided(
     for row, jobs in enumerate(model.classes):
         if jobs[0] in homes:
             model.charge_elsewhere(row, problem.device_types[homes[jobs[0]][1]], STAYS)
-    work.charge(COLUMN_S * len(model.lp.columns))
+    work.charge(COLUMN_S * model.num_columns)
     while model.solve(time_limit_s=work.time_left_s):
         done = model.work_by_kind()
         mixed = [m for row, by in enumerate(done) if (m := _mixed(row, {types[k]: x for k, x in by.items()}))]
@@ -114,10 +114,10 @@ def divided(
         if excess <= FEW:
             lengths = [_length_without(model, each, problem.device_types) for each in unwanted]
             unwanted = [unwanted[lengths.index(min(lengths))]]
-            work.charge(AGAIN_S * len(model.lp.columns) * len(lengths))
+            work.charge(AGAIN_S * model.num_columns * len(lengths))
         for each in unwanted:
             model.limit_work(each.row, problem.device_types[each.rarest], each.left)
-        work.charge(AGAIN_S * len(model.lp.columns))
+        work.charge(AGAIN_S * model.num_columns)
     return None
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
-from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
+from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.plans.list_scheduling import Choice, schedule
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem

@@ -12,6 +12,7 @@ from typing import Any
 import pulp
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
+from ringmaster.tasks.planning.bounds.linear_program import in_highs
 from ringmaster.tasks.planning.plans.list_scheduling import Choice
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -75,20 +76,11 @@ def solve_time_indexed(
     for job in problem.jobs:
         for other in job.after:
             model += begins[job.id] >= ends[other]
-    values = _values(model, time_limit_s, seed)
+    highs = in_highs(model, timeLimit=time_limit_s, random_seed=seed, mip_max_nodes=MAX_NODES, gapRel=2e-3)
+    highs.run()
+    values = list(highs.getSolution().col_value)
     chosen = [start for start in starts if values and values[start[-1].index] > 0.5]
     if sorted(job for _, _, job, _, _ in chosen) != sorted(by_job):
         return None
     chosen.sort(key=lambda start: (start[0], -start[1], start[2]))
     return [(job, k) for _, _, job, k, _ in chosen]
-
-
-def _values(model: Any, time_limit_s: float, seed: int) -> list[float]:
-    """Returns what HiGHS sets variables to, by their indices in its own model: PuLP has no status for a node limit."""
-    solver = pulp.HiGHS(
-        msg=False, threads=1, timeLimit=time_limit_s, random_seed=seed, mip_max_nodes=MAX_NODES, gapRel=2e-3
-    )
-    solver.createAndConfigureSolver(model)
-    solver.buildSolverModel(model)
-    solver.callSolver(model)
-    return list(model.solverModel.getSolution().col_value)

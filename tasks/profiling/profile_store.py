@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.registry import source_files
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, FailedTrial, Result
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
@@ -178,8 +179,12 @@ def _scripts(command: Sequence[str] | None) -> dict[str, str]:
 
 
 def source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
-    """Returns the digest of the module that holds a user's factory, without importing it; "" if it is not found."""
-    top, *rest = dotted.partition(":")[0].split(".")
+    """Returns the digest of the module that holds a user's factory, without importing it; "" if it is not found.
+
+    Modules of the same project that it imports are part of it, see `registry.source_files`.
+    """
+    module = dotted.partition(":")[0]
+    top, *rest = module.split(".")
     spec = find_spec(top) or PathFinder.find_spec(top, import_paths)
     for part in rest:
         # The last part of the name alone: a dotted name would need parent packages that are not imported.
@@ -187,7 +192,7 @@ def source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
         spec = PathFinder.find_spec(part, list(folders)) if folders else None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return ""
-    return digest(Path(spec.origin).read_text(errors="replace"))
+    return digest("".join(each.read_text(errors="replace") for each in source_files(Path(spec.origin), module=module)))
 
 
 @dataclass(frozen=True, kw_only=True)

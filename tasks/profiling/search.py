@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
-from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs
+from ringmaster.tasks.profiling.speed_beliefs import GUESS_SPREAD, SpeedBeliefs, prediction_errors
 from ringmaster.techniques import Job
 from ringmaster.techniques.preflight import Candidate, Preflight, Refusal
 from ringmaster.techniques.profiles import PREDICTED, Profile, ProfileKey
@@ -407,7 +407,8 @@ def option_profiles(searches: Sequence[ConfigSearch], beliefs: SpeedBeliefs) -> 
         profile = _profile(candidate, startup_s=candidate.startup_s or GUESSED_STARTUP_ON_A_NODE_S)
         profile = replace(profile, key=search.key_of(fingerprint))
         if candidate.step_s is not None:
-            belief = beliefs.of(search.key, fingerprint, technique=candidate.technique, errors=OF_PREDICTIONS)
+            errors = prediction_errors(candidate.technique)
+            belief = beliefs.of(search.key, fingerprint, technique=candidate.technique, errors=errors)
             profile = replace(profile, step_s=candidate.step_s * belief.ratio(), spread=belief.spread)
             if profile.step_s > search.best_s * math.exp(belief.spread):  # surely slower than a measured one
                 continue
@@ -436,7 +437,7 @@ def known_speeds(searches: Iterable[ConfigSearch], newest: Iterable[Profile], *,
 
 def _note(beliefs: SpeedBeliefs, speed_class: str, option: str, profile: Profile, *, predicted_s: float | None) -> None:
     if predicted_s and profile.step_s > 0:
-        errors = replace(OF_PREDICTIONS, measurement=max(profile.spread, LEAST_MEASUREMENT_ERROR))
+        errors = replace(prediction_errors(profile.technique), measurement=max(profile.spread, LEAST_MEASUREMENT_ERROR))
         beliefs.note(speed_class, option, profile.step_s / predicted_s, technique=profile.technique, errors=errors)
 
 
@@ -456,6 +457,7 @@ def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> P
         export_s=candidate.export_s or 0.0,
         stall_s=candidate.stall_s,
         source=PREDICTED,
+        spread=GUESS_SPREAD if candidate.step_s is None else 0.0,
         predicted_step_s=candidate.step_s,
     )
 

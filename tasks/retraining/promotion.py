@@ -14,16 +14,30 @@ import sqlalchemy as sa
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
-from ringmaster.model_lineage.ledger.registry import final_fault, of_tag, unless_lost, unless_missing
-from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
+from ringmaster.model_lineage.ledger.registry import (
+    CHALLENGER_OF,
+    NOBODY,
+    final_fault,
+    of_tag,
+    unless_lost,
+    unless_missing,
+)
+from ringmaster.model_lineage.ledger.registry import DECISION as TAG
+from ringmaster.model_lineage.records import (
+    CHALLENGER,
+    CHAMPION,
+    KEPT,
+    PREVIOUS,
+    PROMOTED,
+    ROLLED_BACK,
+    WAITING,
+)
 from ringmaster.tasks.alarms import Alarm, promotion_refused
 from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.storage.database import Database
 
-TAG = "ringmaster.decision"
 TABLE = "promotion/decisions.json"
-PROMOTED, KEPT, ROLLED_BACK, WAITING = "promoted", "kept", "rolled back", "waiting"
 TAG_CHARACTERS = 5000  # MLflow's limit for a tag of a version
 TRAINED = "retraining/trained.json"
 """The artifact of a model's MLflow run with the data that a retraining run trained it on."""
@@ -343,6 +357,7 @@ def _lives(row: dict[str, Any]) -> bool:
 class ServingVersions:
     """The current versions of a registered model.
 
+    challenger: without one that a sweep has made of its own name, as nobody asked it to.
     latest: the newest version that a retraining run has made, or that an alias names, whatever was decided about it.
     candidate: the same version, if it has not been compared with a champion yet.
     foreign: a newer version that anything else has made, such as a batch of the same name. It is no candidate.
@@ -375,6 +390,8 @@ def _serving_versions(ledger: Ledger, name: str, versions: Iterable[int]) -> Ser
         return ServingVersions(name=name)
     try:
         champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)
+        if challenger is not None and _is_of_nobody(ledger, challenger):
+            challenger = None
         named = [record.version for record in (champion, challenger) if record is not None]
         own = (each for each in newest_first if each.version in named or _is_of_retraining(ledger, each))
         latest = next(own, None)
@@ -389,6 +406,12 @@ def _serving_versions(ledger: Ledger, name: str, versions: Iterable[int]) -> Ser
         candidate=candidate,
         foreign=None if latest == newest_first[0] else newest_first[0].version,
     )
+
+
+def _is_of_nobody(ledger: Ledger, challenger: ModelRecord) -> bool:
+    """Whether a challenger is the best trial of a sweep of the same name, which nobody has made a challenger of it."""
+    version = ledger.client.get_model_version(challenger.registered_name, str(version_of(challenger)))
+    return bool(version.tags.get(CHALLENGER_OF) == NOBODY)
 
 
 def _is_of_retraining(ledger: Ledger, model: ModelRecord) -> bool:
@@ -415,9 +438,8 @@ def _was_compared(
     version = version_of(latest)
     if champion is not None and version <= version_of(champion):
         return True
-    if challenger is None or version > version_of(challenger):
-        return False
-    made = read_decisions(ledger, challenger)  # it may wait for approval, or be just a sweep's proposal
+    compared = latest if challenger is None or version > version_of(challenger) else challenger
+    made = read_decisions(ledger, compared)  # it may wait for approval, or be just a sweep's proposal
     return bool(made) and made[-1].outcome != WAITING
 
 

@@ -13,9 +13,9 @@ import httpx
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, wait_fixed
 
 from ringmaster.codec import finite, to_json
+from ringmaster.model_lineage.records import KEPT, PROMOTED
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
-from ringmaster.tasks.retraining.promotion import KEPT, PROMOTED
 from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import page_template
 

@@ -4,9 +4,12 @@ An axis holds what is drawn. A value so bad that all others would be drawn on on
 with a triangle that the legend explains.
 """
 
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ringmaster.tasks.planning.gantt import round_step
@@ -28,8 +31,9 @@ MAX_NAMED, NAME_HEIGHT = 10, 14
 """The number of the best trials whose lines have names, and the distance of two names, in pixels."""
 MARKS = ("line", "line done", "line best")
 """The classes of lines in the style sheet, by rank: stopped early or failed, trained to the end, the best."""
-MAX_TICKS, TICKS = 12, 5
-"""The most ticks of an axis of names, and about as many as an axis of numbers has."""
+MAX_TICKS, TICKS, MAX_TICK_CHARACTERS = 12, 5, 16
+"""The most ticks of an axis of names, about as many as an axis of numbers has, and the most characters of one."""
+CHARACTER_WIDTH = 7
 CUT_BEYOND = 4.0
 """A value is cut where an axis for all values would be so many times as long as one for the better three quarters."""
 FIGURE = page_template("""\
@@ -142,15 +146,25 @@ class NameAxis:
 
     values: Sequence[Any]
 
+    @cached_property
+    def texts(self) -> list[str]:
+        """The values as JSON, in which true is not 1, each once."""
+        return list(dict.fromkeys(map(_json, self.values)))
+
     def share(self, value: Any) -> float:
         """Returns the position of a value, from 0 at the bottom to 1 at the top."""
-        return self.values.index(value) / (len(self.values) - 1) if len(self.values) > 1 else 0.5
+        return self.texts.index(_json(value)) / (len(self.texts) - 1) if len(self.texts) > 1 else 0.5
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """The heights and texts of the values, of many only of some."""
-        every = -(-len(self.values) // MAX_TICKS)
-        return [(_y(self.share(value)), f"{value!s:.16}") for value in self.values[::every]]
+        """The heights and texts of the values, of many only of some; long texts without their common beginning."""
+        every = -(-len(self.texts) // MAX_TICKS)
+        plain = [re.sub(r"""[{}"]""", "", text) for text in self.texts]
+        long = [text for text in plain if len(text) > MAX_TICK_CHARACTERS]
+        common = _num_common(long) if len(long) > 1 else 0
+        shown = [f"…{text[common:]}" if common and text in long else text for text in plain]
+        heights = [i / (len(shown) - 1) if len(shown) > 1 else 0.5 for i in range(len(shown))]
+        return [(_y(heights[i]), _cut(shown[i], MAX_TICK_CHARACTERS)) for i in range(0, len(shown), every)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +206,9 @@ class SweepFigures:
         objective = self._axis([*measured.values()])
         of_keys = [_axis_of(p, [values[name][p.key] for name in measured if p.key in values[name]]) for p in space]
         at = [round(LEFT + i * (WIDTH - LEFT - RIGHT) / len(space), 1) for i in range(len(space) + 1)]
-        axes = [{"x": x, "name": p.key, "ticks": a.ticks} for p, a, x in zip(space, of_keys, at, strict=False)]
+        room = int((at[1] - at[0]) / CHARACTER_WIDTH)
+        names = [p.key if len(p.key) <= room else f"…{p.key[1 - room :]}" for p in space]
+        axes = [{"x": x, "name": n, "ticks": a.ticks} for n, a, x in zip(names, of_keys, at, strict=False)]
         axes.append({"x": at[-1], "name": self.objective, "ticks": objective.ticks})
         lines = []
         for name, value in measured.items():
@@ -224,7 +240,10 @@ class SweepFigures:
                 points = [(x(step), _y(axis.share(value))) for step, value in curve]
                 title = f"{name}: {self.objective} {curve[-1][1]:.4g} at step {curve[-1][0]}"
                 lines.append(self._line(name, points, [value for _, value in curve], axis, title))
-        title, marks = f"held-out {self.objective} over steps", [(x(step), step) for step in rungs]
+        title, marks = f"held-out {self.objective} over steps", list[tuple[float, object]]()
+        for step in reversed(rungs):  # the last one has a text; others where there is room before the next
+            is_free = not marks or x(step) + CHARACTER_WIDTH * len(str(most)) <= min(at for at, text in marks if text)
+            marks.append((x(step), step if is_free else ""))
         return self._drawn(title, lines, values, axis, axes=[], rows=axis.ticks, rungs=marks)
 
     def _line(
@@ -293,9 +312,7 @@ def _axis_of(parameter: Parameter, values: Sequence[Any]) -> NumberAxis | NameAx
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     if isinstance(parameter, CategoricalRange) or len(numbers) < len(values):
         listed = parameter.values if isinstance(parameter, CategoricalRange) else ()
-        return NameAxis(
-            values=[*listed, *(value for i, value in enumerate(values) if value not in [*listed, *values[:i]])]
-        )
+        return NameAxis(values=[*listed, *values])
     low, high = min([parameter.low, *numbers]), max([parameter.high, *numbers])
     return NumberAxis(low=low, high=high, is_log=parameter.is_log and low > 0)
 
@@ -315,6 +332,21 @@ def _with_label_heights(lines: Iterable[DrawnLine]) -> list[DrawnLine]:
         heights[place] = min(heights[place], limit)
     placed = {id(line): height for line, height in zip(named, heights, strict=True)}
     return [replace(line, label_y=placed.get(id(line))) for line in lines]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _num_common(texts: Sequence[str]) -> int:
+    """Returns the number of characters with which all texts begin, up to the key that differs."""
+    pairs = enumerate(zip(*texts, strict=False))
+    common = next((i for i, characters in pairs if len({*characters}) > 1), min(map(len, texts)))
+    return texts[0].rfind(", ", 0, common) + 2 if ", " in texts[0][:common] else common
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _y(share: float) -> float:

@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.ledger.registry import CHALLENGER_OF, NOBODY
 from ringmaster.model_lineage.records import CHALLENGER, ModelRecord
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.figures import Reports, SweepFigures, last
@@ -13,8 +15,10 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.events import NUM_ROWS
-from ringmaster.text import markdown
+from ringmaster.text import enumerated, markdown
 
+VARIED = {"model": "varied model"}
+"""Columns of varied keys of a job that the tables have another column for."""
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
 
 
@@ -53,13 +57,34 @@ def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn
         ledger.set_note(run_id, f"{_sentence(rows)} {board}\n\n{mark}\n\n{curves}\n\n{note}")
 
 
-def challenge(ledger: Ledger, uri: str, name: str) -> ModelRecord:
-    """Registers a recorded model as a version of `name` and makes it the challenger.
+def name_fault(ledger: Ledger, sweep: str) -> str | None:
+    """Returns why the best trial of a sweep that challenges no other model cannot be registered under its name.
 
-    Raises LedgerError if the model does not exist.
+    The registered model of that name may be one in production, whose challenger nobody asked for.
     """
+    others = ledger.batches_of(sweep) - {sweep}
+    if not others:
+        return None
+    makers = enumerated([f"batch {other}" if other else "another program" for other in sorted(others)])
+    return (
+        f"the sweep has the name of the registered model {sweep}, of which {makers} has made versions. "
+        f"To fix: rename the sweep, or say `challenger_of: {sweep}`"
+    )
+
+
+def challenge(ledger: Ledger, uri: str, *, sweep: str, challenger_of: str) -> ModelRecord:
+    """Registers the best model of a sweep as a version of `challenger_of`, and makes it the challenger.
+
+    Where that is empty, it becomes a version of the model with the name of the sweep, and no candidate of retraining.
+
+    Raises LedgerError if the model does not exist, or if that name is taken.
+    """
+    if not challenger_of and (fault := name_fault(ledger, sweep)):
+        raise LedgerError(fault)
+    name = challenger_of or sweep
     model = ledger.add_version(ledger.resolve_model(uri), name)
     assert model.version is not None, "a version that was made just now"
+    ledger.client.set_model_version_tag(name, str(model.version), CHALLENGER_OF, challenger_of or NOBODY)
     ledger.set_alias(name, CHALLENGER, model.version)
     return model
 
@@ -105,7 +130,7 @@ def leaderboard(
             **{key: row[key] for key in ("rank", "job")},
             **{f"held-out {key}": row["metrics"].get(key) for key in metrics},
             "held-out rows": row["held-out rows"],
-            **{key: row["values"].get(key) for key in keys},
+            **{VARIED.get(key, key): row["values"].get(key) for key in keys},
             **{key: row[key] for key in ("status", "steps", "device seconds", "model")},
         }
         for row in rows

@@ -97,11 +97,18 @@ class ChatTemplate:
     @cached_property
     def roles(self) -> frozenset[str]:
         """The roles of messages that it tells apart by name."""
+        tests = _ROLE_TESTS.findall(self._source)
+        return frozenset(name for result in tests for name in re.findall(r"[\w-]+", " ".join(result)))
+
+    @cached_property
+    def _source(self) -> str:
+        """Its text; that of all, where a tokenizer has several."""
         template = self._tokenizer.chat_template or ""
-        text = " ".join(template.values()) if isinstance(template, dict) else template
-        return frozenset(
-            name for result in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(result))
-        )
+        return " ".join(template.values()) if isinstance(template, dict) else str(template)
+
+    def unread(self, keys: Collection[str]) -> list[str]:
+        """Returns those of some keys of messages that it does not name."""
+        return sorted(key for key in keys if key not in self._source)
 
     def marks_answers(self, tools: Any) -> bool:
         """Returns whether it marks what the assistant wrote, by {% generation %}."""
@@ -114,10 +121,13 @@ class ChatTemplate:
         tools: Any = None,
         add_generation_prompt: bool = False,
         finds_answers: bool = False,
+        is_formed: bool = False,
     ) -> tuple[str, list[range] | None]:
         """Returns a conversation as text; with `finds_answers` also the parts that the template marks as answers.
 
         These are None where the template marks nothing at all.
+
+        is_formed: whether messages are in the form that the template takes, see `formed`.
 
         Raises ValueError where the template refuses the messages, and DataError where there is none.
         """
@@ -126,21 +136,6 @@ class ChatTemplate:
                 "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
                 "instruction-tuned model"
             )
-        return self._by_jinja(
-            self.with_calls(messages),
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            finds_answers=finds_answers,
-        )
-
-    def _by_jinja(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Any = None,
-        add_generation_prompt: bool = False,
-        finds_answers: bool = False,
-    ) -> tuple[str, list[range] | None]:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -148,7 +143,7 @@ class ChatTemplate:
         finds_answers = finds_answers and self.marks_answers(tools)
         try:
             rendered, result = render_jinja_template(
-                conversations=[list(messages)],
+                conversations=[list(messages if is_formed else self.formed(messages))],
                 tools=tools,
                 chat_template=template,
                 return_assistant_tokens_mask=finds_answers,
@@ -169,13 +164,32 @@ class ChatTemplate:
             )
         return rendered[0], spans
 
-    # Tool calls
+    # The form of messages
 
-    def with_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Returns messages with their tool calls as the template takes them."""
-        if not any(message.get(CALLS) for message in messages):
-            return messages
-        return [_in_form(message, self._call_form) for message in messages]
+    def formed(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Returns messages with their contents and tool calls as the template takes them."""
+        if any(message.get(CALLS) for message in messages):
+            messages = [_in_form(message, self._call_form) for message in messages]
+        return _in_parts(messages, self._roles_in_parts) if self._roles_in_parts else messages
+
+    @cached_property
+    def _roles_in_parts(self) -> frozenset[str]:
+        """The roles whose contents the template renders as lists of parts alone, as some of images and texts do."""
+        user, result = {"role": "user", CONTENT: _mark(1)}, frozenset[str]()
+        for role in ("user", "system", ANSWER):
+            message = {"role": role, CONTENT: _mark(0)}
+            messages = {"user": [message], "system": [message, user], ANSWER: [user, message]}[role]
+            if not self._renders(messages, result) and self._renders(messages, result | {role}):
+                result |= {role}
+        return result
+
+    def _renders(self, messages: Sequence[Message], roles_in_parts: frozenset[str]) -> bool:
+        """Whether the first mark is rendered where the contents of some roles are lists of parts."""
+        try:
+            text, _ = self.rendered(_in_parts(messages, roles_in_parts), is_formed=True)
+        except ValueError:
+            return False
+        return _mark(0) in text.casefold()
 
     @cached_property
     def _call_form(self) -> CallForm:
@@ -183,13 +197,14 @@ class ChatTemplate:
         name, value = _mark(0), _mark(1)
         for form in CALL_FORMS:
             try:
-                text, _ = self._by_jinja(
-                    [_in_form(message, form) for message in _calling(name, value)], tools=_tools(name)
-                )
+                messages = _in_parts(_calling(name, value), self._roles_in_parts)
+                messages = [_in_form(message, form) for message in messages]
+                text, _ = self.rendered(messages, tools=_tools(name), is_formed=True)
             except ValueError:
                 continue
             # Python shows an object with single quotes, and JSON a text with escaped ones.
-            if value in text and not any(each in text for each in (f"'{name}': '{value}'", f'\\"{value}', "None")):
+            lower, wrong = text.casefold(), (f"'{name}': '{value}'", f'\\"{value}')
+            if value in lower and "None" not in text and not any(each in lower for each in wrong):
                 return form
         return CALL_FORMS[0]
 
@@ -315,11 +330,11 @@ class ChatTemplate:
         Raises ValueError where they are not rendered.
         """
         text = self._studied(messages, tools=tools)
-        before, found, behind = text.rpartition(marks[-1])
-        if not found:
+        first, last = ([*re.finditer(mark, text, re.IGNORECASE)] for mark in (marks[0], marks[-1]))
+        if not first or not last:
             raise ValueError(f"the chat template does not render {marks[-1]}")
-        between = before.rpartition(marks[0])[2] if len(marks) > 1 else ""
-        return [piece for piece in self._added_tokens.split(behind) if piece], between
+        between = text[first[-1].end() : last[-1].start()]
+        return [piece for piece in self._added_tokens.split(text[last[-1].end() :]) if piece], between
 
     @cached_property
     def _added(self) -> dict[str, int]:
@@ -371,6 +386,16 @@ def _in_form(message: Message, form: CallForm) -> Message:
     content = {CONTENT: form.content[0]} if form.content and not message.get(CONTENT) else {}
     calls = [_call_in_form(call) for call in message[CALLS]] if form.are_texts else message[CALLS]
     return {**message, **content, CALLS: calls}
+
+
+def _in_parts(messages: Sequence[Message], roles: Collection[str]) -> list[Message]:
+    """Messages whose contents are lists of parts where they are texts of some roles."""
+    return [
+        {**message, CONTENT: [{"type": "text", "text": message[CONTENT]}]}
+        if message["role"] in roles and isinstance(message.get(CONTENT), str)
+        else message
+        for message in messages
+    ]
 
 
 def _call_in_form(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,22 @@ def as_list(value: Any) -> Any:
         ) from None
 
 
+def with_class_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns a row with the names of classes in place of the numbers that `datasets` has for them.
+
+    classes: the names of the classes, by column.
+    """
+    return row | {name: _class_name(row[name], names) for name, names in classes.items() if name in row}
+
+
+def _class_name(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_class_name(each, names) for each in value]
+    if isinstance(value, int) and value < 0:  # `ClassLabel` has -1 where there is no label
+        return IGNORED
+    return names[value] if isinstance(value, int) and value < len(names) else value
+
+
 def check_number(num_classes: int, *, column: str) -> None:
     """Raises DataError where there are more than MAX_CLASSES."""
     if num_classes > MAX_CLASSES:
@@ -262,11 +278,6 @@ def constant_fault(labels: Iterable[str], *, num_rows: int, column: str) -> str:
         f"in column {column!r}, so that there is nothing to learn. To fix: add rows with another one, or name another "
         "label_column"
     )
-
-
-def are_pairs_equal(folder: Path) -> bool:
-    """Returns whether both rows of tokens are equal in all samples to train on."""
-    return all((values == values[:, :1]).all() for values, _ in columns_in(split_file(folder, "training"), "input_ids"))
 
 
 def are_samples_equal(folder: Path) -> bool:

@@ -98,6 +98,25 @@ def load_processor(name: str, *, what: str | None = None) -> Any:
         raise ValueError(f"processor {what or repr(name)} cannot be loaded: {first:.240}. {remedy}") from error
 
 
+def normalisation_of(name: str) -> dict[str, Any]:
+    """Returns the mean and std, of pixels within 0 and 1, by which the processor of a model normalises them.
+
+    Raises ValueError where it cannot be loaded here.
+    """
+    own = load_processor(name)
+    mean, std = getattr(own, "image_mean", None), getattr(own, "image_std", None)
+    if not getattr(own, "do_normalize", False) or mean is None or std is None:
+        mean, std = 0.0, 1.0
+    scale = 255 * (own.rescale_factor if getattr(own, "do_rescale", False) else 1)
+    return {
+        key: each if abs(scale - 1) < 1e-6 else _divided(each, scale) for key, each in (("mean", mean), ("std", std))
+    }
+
+
+def _divided(value: Any, by: float) -> Any:
+    return [each / by for each in value] if isinstance(value, (list, tuple)) else value / by
+
+
 class ImageProcessor:
     """An image processor that is called with one image at a time.
 

@@ -1,12 +1,12 @@
 """The kind of data that fits the columns of files and the model, where they leave no doubt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data.image_processors import has_processor, settings_of
+from ringmaster.techniques.data.image_processors import has_processor, normalisation_of
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import HOW, ImageOptions, images_of
 from ringmaster.techniques.data.sources.text_rows import NEGATIVE
@@ -122,16 +122,18 @@ HARD_NEGATIVES = "hard_negatives"
 def with_hard_negatives(job: Job) -> Job:
     """Returns the job, whose loss compares the hard negatives of its data where it has some, unless it says how many.
 
-    What cannot be read is reported when the data is prepared.
+    The columns of files and of saved data sets are known here; the loss refuses the samples of others where they have
+    more sequences. What cannot be read is reported when the data is prepared.
     """
     spec, number = job.data, 0
     with suppress(ValueError):
         loss = class_of(job.loss)
         is_open = loss is not None and HARD_NEGATIVES in options_of(loss) and HARD_NEGATIVES not in job.loss_options
-        if is_open and spec.kind == "embedding" and spec.path is not None:
+        if is_open and spec.kind == "embedding" and (spec.path is not None or columns_of_saved(spec)):
+            there = None if spec.path is not None else columns_of_saved(spec)
             source, retriever = data_source_named(spec.kind), retriever_of(spec)
             assert isinstance(source, RowSource)
-            negatives = [role for role in source.columns(spec).columns if role.startswith(NEGATIVE)]
+            negatives = [role for role in source.columns(spec, there).columns if role.startswith(NEGATIVE)]
             number = len(negatives) + (0 if retriever is None else retriever.k)
     return replace(job, loss_options={**job.loss_options, HARD_NEGATIVES: number}) if number else job
 
@@ -153,7 +155,7 @@ def with_loss_of(job: Job, *folders: Path) -> Job:
         usual = source.usual_loss if isinstance(source, RowSource) else None
         return job if usual is None else with_hard_negatives(replace(job, loss=usual))
     options = dict(saved["loss_options"])
-    if job.data.path is not None:
+    if job.data.path is not None or columns_of_saved(job.data):
         options.pop(HARD_NEGATIVES, None)  # those of the data that is evaluated on count
     return with_hard_negatives(replace(job, loss=saved["loss"], loss_options=options))
 
@@ -162,7 +164,8 @@ def with_processor_of(spec: DataSpec, model: ModelSpec) -> DataSpec:
     """Returns a spec whose images are read as a model takes them, unless it says how.
 
     They are read by the image processor of a pretrained model, or else in the size of the model's config; and as grey
-    ones where the model has one channel.
+    ones where the model has one channel. Where an option says a part of how they are read, such as their size alone,
+    a pretrained model's processor says the mean and std that none gives.
     """
     if spec.kind != "image-classification":
         return spec
@@ -175,23 +178,31 @@ def with_processor_of(spec: DataSpec, model: ModelSpec) -> DataSpec:
             size = size[0]
         if isinstance(size, int) and size != ImageOptions.image_size:
             kwargs["image_size"] = size
+    if not HOW.isdisjoint(given) and model.from_pretrained is not None and "processor" not in given:
+        kwargs |= _normalisation(model.from_pretrained, given)
     if config.get("num_channels") == 1 and "mode" not in given:
         kwargs["mode"] = "L"
     return replace(spec, kwargs={**spec.kwargs, **kwargs}) if kwargs else spec
 
 
-def check_same_processor(spec: DataSpec, folders: Sequence[Path]) -> None:
-    """Raises ValueError where models that are to read the same rows have other image processors than the first one's.
+def _normalisation(name: str, given: Collection[str]) -> dict[str, Any]:
+    """The mean and std of a model's processor that options neither give nor have by default.
 
-    spec: the rows, as the first model reads them. folders: of models, the first one first.
+    A processor that cannot be read is named beside the options, which the check of the data then refuses.
     """
-    first, *others = map(str, folders)
-    for other in others if spec.kwargs.get("processor") == first else ():
-        if has_processor(other) and settings_of(other) != settings_of(first):
-            raise ValueError(
-                f"data: {first} and {other} have different image processors, and would read the same pixels. To fix: "
-                "evaluate each by itself"
-            )
+    missing = {"mean": ImageOptions.mean, "std": ImageOptions.std}
+    missing = {key: usual for key, usual in missing.items() if key not in given}
+    if not missing or not has_processor(name):
+        return {}
+    try:
+        own = normalisation_of(name)
+    except ValueError:
+        return {"processor": name}
+    return {key: own[key] for key, usual in missing.items() if {*_listed(own[key])} != {usual}}
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _vision_config(model: ModelSpec) -> Mapping[str, Any]:

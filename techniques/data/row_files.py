@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import pyarrow.parquet  # type: ignore[import-untyped]
 
+from ringmaster.techniques.data.class_labels import with_class_names
 from ringmaster.techniques.data.file_patterns import FilePart, opened
 
 MAX_ROW_BYTES = 64 * 2**20
@@ -514,6 +515,7 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
         raise ValueError(f"{path} is not a valid Parquet file: {error}. To fix: check the file") from error
     _check_names(table.schema_arrow.names, path)
     check = partial(check_expansion, path, num_stored_bytes=stream.seek(0, io.SEEK_END))
+    classes = _declared_classes(table.schema_arrow)
     there = [name for name in columns or () if name in table.schema_arrow.names]
     number = num_bytes = 0
     for group in range(table.num_row_groups):
@@ -526,22 +528,36 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
                 number += 1
                 if may_be_large and sum(len(each) for each in values if isinstance(each, (str, bytes))) > MAX_ROW_BYTES:
                     raise row_too_large(f"{path}, row {number}")
-                yield number, dict(zip(batch.schema.names, values, strict=True))
+                row = dict(zip(batch.schema.names, values, strict=True))
+                yield number, with_class_names(row, classes) if classes else row
 
 
 def class_names_in(path: str) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the classes whose numbers a Parquet file has, by column, as `datasets` writes them.
-
-    {} where it writes none, or the file cannot be read, which reading its rows says.
-    """
+    """Returns the names of the classes whose numbers a Parquet file has, by column; {} where it cannot be read."""
     with opened(path) as stream:
         try:
-            metadata = pyarrow.parquet.read_schema(stream).metadata or {}
-            features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-        except (pyarrow.ArrowInvalid, ValueError, KeyError, TypeError):
+            return _declared_classes(pyarrow.parquet.read_schema(stream))
+        except pyarrow.ArrowInvalid:  # which reading its rows says
             return {}
-    declared = {column: (feature.get("feature") or feature).get("names") for column, feature in features.items()}
-    return {column: tuple(names) for column, names in declared.items() if names}
+
+
+def _declared_classes(schema: Any) -> dict[str, tuple[str, ...]]:
+    """The names of classes, by column, that `datasets` writes into the metadata of a file: of a label, or of lists."""
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    result = {column: _class_names(feature) for column, feature in features.items() if column in schema.names}
+    return {column: names for column, names in result.items() if names}
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """The names of the classes that a feature of `datasets` declares, or that of a list's elements."""
+    if isinstance(feature, list):
+        return _class_names(feature[0]) if feature else ()
+    if feature.get("_type") == "ClassLabel":
+        return tuple(feature.get("names") or ())
+    return _class_names(feature["feature"]) if "_type" in feature and "feature" in feature else ()
 
 
 def _values_of(column: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data.text_encoder import VISIBLE
-from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
+from ringmaster.techniques.data_source import DataOptions, PreparedData, Row, shown
 from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -129,7 +129,8 @@ class Columns:
         keys = {each.name: each.metadata for each in fields(options) if "usual" in each.metadata}
         for key, about in keys.items():
             name = getattr(options, key)
-            column = next((each for each in (about["usual"] if name is None else (name,)) if each in there), None)
+            usual = about["usual"] if name is None else (name,)
+            column = next((each for each in usual if each in there or _object_of(each) in there), None)
             if column is not None:
                 result[key.removesuffix("_column")] = column
             elif name is not None or not about["is_optional"]:
@@ -140,10 +141,11 @@ class Columns:
             raise ValueError(
                 f"{where} has no column for {', '.join(missing)}; its rows have "
                 f"{', '.join(sorted(there)) or 'no columns'}. "
-                f"To fix: set {missing[0].split()[0]} to one of them"
+                f"To fix: set {missing[0].split()[0]} to one of them, or to COLUMN.KEY for what a column of "
+                "objects has, such as translation.en"
             )
         optional = frozenset(key.removesuffix("_column") for key, about in keys.items() if about["is_optional"])
-        known = {*result.values(), *options.ignored_columns}
+        known = {*result.values(), *map(_object_of, result.values()), *options.ignored_columns}
         late = {role: tuple(name for name in names if name not in known) for role, names in late.items()}
         return cls(
             columns=result,
@@ -171,7 +173,8 @@ class Columns:
     @property
     def needed(self) -> tuple[str, ...]:
         """The names of the columns that are looked at: those that are read, and those that must have no value."""
-        return tuple(dict.fromkeys((*self.names, *self.decisive, *chain.from_iterable(self.late.values()))))
+        read = (*self.names, *map(_object_of, self.names))
+        return tuple(dict.fromkeys((*read, *self.decisive, *chain.from_iterable(self.late.values()))))
 
     def content(self, row: Any, where: str) -> dict[str, Any]:
         """Returns what is read of a row, by column.
@@ -186,7 +189,7 @@ class Columns:
                 raise ValueError(
                     f"{where} has a value in {name!r}, {what}. To fix: {remedy}; or set data.ignored_columns: [{name}]"
                 )
-        result = {name: row.get(name) for name in self.names}
+        result = {name: _value_in(row, name) for name in self.names}
         for role, name in self.columns.items():
             if result[name] is None and role not in self.optional:
                 problem = (
@@ -203,6 +206,19 @@ class Columns:
         for role, names in self.late.items():
             result[role] = next((content[name] for name in names if name in content), None)
         return result
+
+
+def _object_of(name: str) -> str:
+    """The column of the object that holds the value COLUMN.KEY; the name itself where it has no dot."""
+    return name.partition(".")[0]
+
+
+def _value_in(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of COLUMN.KEY in an object; None where there is none."""
+    if name in row:
+        return row[name]
+    column, _, key = name.partition(".")
+    return _value_in(row[column], key) if key and isinstance(row.get(column), Mapping) else None
 
 
 def retriever_of(spec: DataSpec) -> Retriever | None:
@@ -234,6 +250,11 @@ def text_of(row: Mapping[str, Any], role: str, *, may_be_blank: bool = False) ->
     may_be_blank: whether it may consist of blanks, as an answer may.
     """
     value = row[role]
+    if isinstance(value, Mapping):
+        raise ValueError(
+            f"the {role} is an object, not text. To fix: set {role}_column to COLUMN.KEY, with one of its keys "
+            f"{shown([*map(str, value)])}"
+        )
     if not isinstance(value, str):
         raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
     if not value or not (may_be_blank or VISIBLE.search(value)):
@@ -357,6 +378,13 @@ class RowKind(StoredSource):
         otherwise for a reason, such as cutting at the maximal length, is done to the library's result here, too.
 
         row: as of `sample`, which has made a sample of it.
+        """
+        return None
+
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
+        """Returns what people should know of a row of which a sample is made; None where it is like most rows.
+
+        The rows of each remark are counted. row: as of `sample`.
         """
         return None
 

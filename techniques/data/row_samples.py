@@ -5,10 +5,11 @@ are put together.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ from ringmaster.techniques.data.row_files import (
 )
 from ringmaster.techniques.data.row_kind import (
     LABEL,
+    NOTHING,
     Columns,
     RowKind,
     SampleContext,
 )
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, complete_tokenizer
 from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of, packed
-from ringmaster.techniques.data.stored_source import TextProgress, described
+from ringmaster.techniques.data.stored_source import TextProgress, described, note_on_unread
 from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
 from ringmaster.techniques.data_source import PreparedData, Row, shown
 from ringmaster.techniques.job import DataSpec
@@ -117,10 +119,14 @@ class RowSamples:
                 prepared,
                 num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
                 num_left_out=sum(map(_num_left_out, selected)),
-                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected), *self._notes_on_chats(selected)),
+                notes=(*prepared.notes, *encoded_rows.notes_on_written(selected), *self._remarks(selected)),
             )
 
-    def _notes_on_chats(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
+    def _remarks(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
+        """Yields what people should know of some rows, with how many there are."""
+        given = (each.facts["remark"].filter(each.wanted).drop_null().to_pylist() for each in parts)
+        for remark, number in Counter(chain.from_iterable(given)).items():
+            yield f"{number:,} {'row' if number == 1 else 'rows'}: {remark}"
         if self._kind.reads_messages:
             remarks = np.concatenate([each.column("remarks")[each.wanted] for each in parts])
             yield from self._context.tokenizer.template.notes(remarks)
@@ -224,6 +230,7 @@ class RowSamples:
         is_written = np.zeros(len(rows), np.uint8)
         remarks = np.zeros(len(rows), np.uint8)
         faults: list[str | None] = [None] * len(rows)
+        odd: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
         for place, values in enumerate(by_role):
             num_cut_before, num_written_before = context.num_cut, context.num_written
@@ -243,7 +250,8 @@ class RowSamples:
             num_cut[place] = context.num_cut > num_cut_before
             is_written[place] = context.num_written > num_written_before
             has_sample[place] = True
-            remarks[place] = context.take_remarks()
+            remarks[place], odd[place] = context.take_remarks(), kind.remark(values, context=context)
+            odd[place] = odd[place] or self._late_columns(rows[place])
         table, is_cut, is_learnt = self._table(made)
         content = self._content_facts(table, [by_role[place] for place in np.flatnonzero(has_sample)], has_sample)
         has_sample[has_sample] = is_learnt
@@ -255,10 +263,23 @@ class RowSamples:
             "remarks": remarks,
             "has_sample": has_sample.astype(np.uint8),
             **content,
+            "remark": arrow_files.texts_column(odd),
             "fault": arrow_files.texts_column(faults),
             "classes": arrow_files.column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
         }
         return table if is_learnt.all() else table.filter(is_learnt), faults, facts
+
+    @cached_property
+    def _known_columns(self) -> frozenset[Any]:
+        """The columns that are read, or that a note or a message names where they are not."""
+        columns = self._columns
+        return frozenset((*columns.needed, *columns.unread, *self._options.ignored_columns, self._spec.time_column))
+
+    def _late_columns(self, row: Row) -> str | None:
+        """What people should know of a row with columns that the first row lacks, and that are not read."""
+        read = row.value if isinstance(row.value, Mapping) else {}
+        late = [name for name in read.keys() - self._known_columns if read[name] not in NOTHING]
+        return f"columns that the first row lacks are not read: {shown(sorted(late))}" if late else None
 
     def _content_facts(
         self, table: arrow_files.Table, sources: Sequence[Mapping[str, Any]], has_sample: NDArray[np.bool_]
@@ -468,9 +489,8 @@ class RowSamples:
 
     def _with_label_faults(self, prepared: PreparedData, labels: class_labels.ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
-        faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
-        if unread := [name for name in self._columns.unread if name != self._spec.time_column]:
-            notes.append(f"columns that are not read: {shown(unread)}")
+        faults = [*self._kind.training_faults(self._folder)]
+        notes = [*note_on_unread(self._columns.unread, read=(), spec=self._spec)]
         if self._kind.has_targets and (languages := self._context.tokenizer.languages) is not None:
             notes.append(f"inputs are marked {languages[0]}, and targets {languages[1]}")
         if (column := self._columns.columns.get(LABEL)) is not None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from ringmaster.techniques.data.row_kind import (
 )
 from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.samples import PaddedSamples
-from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_leaks_of_splits
-from ringmaster.techniques.data_source import Dataset, PreparedData, Row, shown
+from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_facts_of_splits
+from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
 __all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of", "text_of"]
@@ -90,37 +91,34 @@ class RowSource(RowKind):
         """Writes a sample of each row."""
         prepared = partial(RowSamples, folder, kind=self, where=where)
         if spec.path is not None:
-            _check_class_names(spec, self.columns(spec))
+            columns = self.columns(spec)
+            if self.has_classes and not self.options(spec).labels:
+                labels = _class_names_of_files(spec, columns.columns[LABEL])
+                spec = replace(spec, options={**spec.options, "labels": labels})
             is_kept = self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer)
             rows, kept_in = partial(self.rows_of_path, spec), cache_dir if is_kept else None
-            return prepared(spec=spec, columns=self.columns(spec), rows=rows, cache_dir=kept_in).write()
+            return prepared(spec=spec, columns=columns, rows=rows, cache_dir=kept_in).write()
         own = {each.name for each in fields(self.options_class)}
         others = {name: value for name, value in spec.kwargs.items() if name not in own}
         splits = load_splits(replace(spec, kwargs=others))
         columns = self.columns(spec, splits[0].column_names)
         if self.has_classes and not self.options(spec).labels:
-            labels = class_names(splits[0].features[columns.columns[LABEL]])
+            labels = class_names(splits[0].features.get(columns.columns[LABEL]))
             spec = replace(spec, options={**spec.options, "labels": labels})
         needed = [name for name in columns.needed if name in splits[0].column_names]
         rows = partial(rows_of_splits, splits, spec, needed, content=columns.content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
-        return with_leaks_of_splits(result, splits, spec, columns=columns.names)
+        read = [name for name in replace(columns, decisive={}, late={}).needed if name in needed]
+        return with_facts_of_splits(result, splits, spec, columns=read)
 
 
-def _check_class_names(spec: DataSpec, columns: Columns) -> None:
-    """Raises ValueError where files have numbers of classes that stand for other names in another file."""
-    known: dict[str, tuple[str, tuple[str, ...]]] = {}
-    matched = [matching(pattern) for pattern in (spec.path, spec.held_out_path) if pattern is not None]
-    for path in (files.path(name) for files in matched for name in files.names):
-        if (spec.format or SUFFIXES.get(Path(path).suffix.lower())) != "parquet":
-            continue
-        for column, names in class_names_in(path).items():
-            first, others = known.setdefault(column, (path, names))
-            if column in columns.names and any(one != other for one, other in zip(names, others, strict=False)):
-                raise ValueError(
-                    f"column {column!r}: the classes that {path} has by number are {shown(names)}, and those of "
-                    f"{first} {shown(others)}. To fix: write names in place of numbers, or cast both to one ClassLabel"
-                )
+def _class_names_of_files(spec: DataSpec, column: str) -> tuple[str, ...]:
+    """The names of the classes of a column that Parquet files to train on declare, in the order of their numbers."""
+    assert spec.path is not None
+    files = matching(spec.path)
+    paths = map(files.path, files.names)
+    tables = (path for path in paths if (spec.format or SUFFIXES.get(Path(path).suffix.lower())) == "parquet")
+    return tuple(dict.fromkeys(chain.from_iterable(class_names_in(path).get(column, ()) for path in tables)))
 
 
 def _split_key(content: Mapping[str, Any], index: int) -> str:

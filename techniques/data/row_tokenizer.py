@@ -273,7 +273,7 @@ class RowTokenizer:
         marks = self._tokenizer.is_fast and not add_generation_prompt and self.template.marks_answers(tools)
         try:
             result = self._tokenizer.apply_chat_template(
-                list(self.template.with_calls(messages)),
+                list(self.template.formed(messages)),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=True,

@@ -41,6 +41,7 @@ class ContentLoss(IntEnum):
     EMPTY = 1
     UNKNOWN = 2
     ONE_COLOUR = 3
+    SAME_ANSWERS = 4
 
 
 class LossDescription(NamedTuple):
@@ -58,6 +59,11 @@ DESCRIPTIONS = {
         "consist of the unknown token alone", "set data.tokenizer to one that knows the characters of these rows"
     ),
     ContentLoss.ONE_COLOUR: LossDescription("are of one colour", "check the files of these images, or remove them"),
+    ContentLoss.SAME_ANSWERS: LossDescription(
+        "have one text as chosen and as rejected",
+        "give answers that differ, or remove these rows; name other columns by chosen_column and rejected_column, or "
+        "raise seq_len where the answers differ only behind what is cut off",
+    ),
 }
 
 
@@ -115,6 +121,9 @@ def content_facts(
         values, lengths = values_of(table[TOKENS])
         if lengths is not None and len(lengths):
             losses = _losses_of_tokens(values, lengths, tokenizer)
+            if values.shape[1:] == (2,) and {*table.column_names} == {TOKENS, LABELS}:  # two answers
+                are_same = _sums(values[:, 0] != values[:, 1], lengths) == 0
+                losses[are_same & (losses == ContentLoss.NONE)] = ContentLoss.SAME_ANSWERS
             # Samples with further columns, such as those of a prompt that rewards read, are not equal by their tokens.
             if OF_TOKENS.issuperset(table.column_names):
                 hashes, sources_are_read = _hashes(np.split(values, np.cumsum(lengths)[:-1])), True

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "data.json"
 """What describes the samples in a folder. Releases before 0.4 had another one, beside files of another form."""
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
-FORMAT = 4
+FORMAT = 5
 # Settings that may name a folder, and arguments of `load_dataset` that may name files of this machine.
 NAME_FOLDERS, NAME_FILES = ("processor", "encoded_as"), ("data_files", "data_dir")
 # Packages whose classes change with a release alone.
@@ -61,7 +61,8 @@ def prepare_once(
     folder = cache_dir.absolute() / "data" / f"{slug}-{key}"
 
     def write_with_description(aside: Path) -> None:
-        described = replace(write(aside), name=name, source=location)
+        written = write(aside)
+        described = replace(written, name=name, source=written.source or location)
         (aside / DESCRIPTION).write_text(json.dumps(to_json(described), indent=1))
 
     publish_once(folder, write_with_description)
@@ -83,6 +84,13 @@ def states_of_arguments(spec: DataSpec) -> list[Any]:
             with suppress(ValueError):  # a file of the hub
                 result += folder_state(folder) if folder.is_dir() else matching(str(value)).state()
     return result
+
+
+def note_on_unread(there: Iterable[str], *, read: Collection[str], spec: DataSpec) -> tuple[str, ...]:
+    """Returns what people should know of columns that are there and not read, nor ignored on purpose, if any."""
+    known = {*read, *spec.options.get("ignored_columns", ()), spec.time_column}
+    unread = [name for name in there if name not in known]
+    return (f"columns that are not read: {data_source.shown(unread)}",) if unread else ()
 
 
 class StoredSource(data_source.DataSource):

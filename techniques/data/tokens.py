@@ -21,7 +21,7 @@ from ringmaster.techniques.data.row_files import (
 )
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.samples import ArraySamples, Collate
-from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
+from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described, note_on_unread
 from ringmaster.techniques.data.text_encoder import Ids, in_pieces
 from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row, data_source_named
@@ -365,13 +365,17 @@ class TextFiles(StoredSource):
 
     def _tokenized(self, spec: DataSpec) -> StoredSource | None:
         """The kind of the rows where they have labels, as the first one says."""
+        return tokenized_source(spec, self._there(spec))
+
+    def _there(self, spec: DataSpec) -> tuple[str, ...]:
+        """The columns of the first row; () for text files."""
         for file in data_files(spec)[0]:
             if format_of(file.path, spec.format) == "text":
-                return None
+                return ()
             rows = (row for _, row in rows_and_errors(file.path, format=spec.format))
             if (first := next((row for row in rows if isinstance(row, Mapping)), None)) is not None:
-                return tokenized_source(spec, first)
-        return None
+                return tuple(first)
+        return ()
 
     def _reading(self, spec: DataSpec) -> RowReading:
         column = self.options(spec).text_column
@@ -388,15 +392,18 @@ class TextFiles(StoredSource):
         """Writes the documents as one stream of tokens, cut into samples."""
         if (tokenized := self._tokenized(spec)) is not None:
             return tokenized.write(folder, as_tokenized(spec), where=where, cache_dir=cache_dir)
-        return write_text(
+        column, there = self.options(spec).text_column, self._there(spec)
+        prepared = write_text(
             folder,
             spec=spec,
             rows=partial(self.rows, spec),
             where=where,
-            column=self.options(spec).text_column,
+            column=column,
             cache_dir=cache_dir,
             parts=partial(encoded_rows.parts_of_files, spec, self._reading(spec)),
         )
+        note = note_on_unread(there, read=[column] if column in there else [COLUMN, arrow_files.MASK], spec=spec)
+        return replace(prepared, notes=(*prepared.notes, *note))
 
 
 def samples_of(table: arrow_files.Table, prepared: PreparedData, *, collate: Collate) -> Dataset:

@@ -140,11 +140,12 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailed(Event):
-    """The rank is about to end because of an error."""
+    """The rank is about to end because of an error. is_of_code: whether it is the job's, and not the machine's."""
 
     NAME = "failed"
     kind: OutcomeStatus
     message: str
+    is_of_code: bool = field(default=False, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,6 +372,7 @@ class Outcome(Event):
     result: the last result of rank 0 (step, metrics, profile, ...).
     was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
         succeed.
+    is_of_code: whether the job's code raised an error, which repeats itself where nothing else changes.
     """
 
     NAME = "outcome"
@@ -378,6 +380,7 @@ class Outcome(Event):
     message: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
     was_killed: bool = False
+    is_of_code: bool = field(default=False, metadata=SINCE_LATER)
 
 
 # -- of scoring and evaluation on request ----------------------------------------------------------------------------

@@ -206,7 +206,8 @@ class _Rank:
             message = f"rank {self.index} was ended: nothing had been heard of this machine's worker for too long"
             return Outcome(status=OutcomeStatus.LOST, message=message, was_killed=True)
         if self.failure is not None:
-            return Outcome(status=self.failure.kind, message=f"rank {self.index}: {self.failure.message}")
+            message, is_of_code = f"rank {self.index}: {self.failure.message}", self.failure.is_of_code
+            return Outcome(status=self.failure.kind, message=message, is_of_code=is_of_code)
         if self.exit_status == -signal.SIGKILL and num_out_of_memory_kills() > self._num_kills_before:
             message = f"rank {self.index} was killed by the kernel for want of memory while {self.phase}"
             return Outcome(status=OutcomeStatus.OUT_OF_MEMORY, message=message)

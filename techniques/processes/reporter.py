@@ -103,7 +103,10 @@ class Reporter:
     """Sends events (phases, beats, progress), and receives commands over the channel; SIGTERM means stop.
 
     log: prints the events into the rank's log; None for a rank without lines of its own.
+    has_stepped: whether steps were done, in this process or before the checkpoint from which it goes on.
     """
+
+    has_stepped = False
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -128,6 +131,8 @@ class Reporter:
     def send(self, event: events.Event) -> None:
         """Sends one event."""
         self._last_sent_s = time.monotonic()
+        if isinstance(event, (events.Steps, events.JobReady)):
+            self.has_stepped = self.has_stepped or event.step > 0
         self._channel.send(events.event_to_json(event))
         if self.log is not None:
             self.log.note(event)

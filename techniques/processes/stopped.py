@@ -40,8 +40,11 @@ def stopped_now() -> dict[int, int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process is stopped now."""
-    return pid in stopped_now()
+    """Returns whether a process is stopped now. A debugger's stop does not count."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 class StoppedProcesses:

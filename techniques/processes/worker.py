@@ -33,6 +33,27 @@ features.modules("trainer")  # loaded by a fork server once, and not by each of 
 # Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
 
+# Parts of messages whose cause is the machine, its devices, its network or its disk, and not the job.
+MACHINE_SIGNS = (
+    *("cuda", "cudnn", "cublas", "nccl", "gloo", "hip error", "device-side"),
+    *("connect", "network", "socket", "peer", "timed out", "timeout", "unavailable", "address already in use"),
+    *("memory", "alloc", "no space left", "quota", "input/output error", "too many open files", "killed", "status -"),
+)
+
+
+def is_of_code(error: Exception) -> bool:
+    """Returns whether a failure is that of the job's code or libraries, and not of the machine.
+
+    Errors of files that name no system call, RuntimeErrors, and exceptions that a user has defined are of code. What
+    derives from OSError and from torch's RuntimeErrors are disks, networks, devices and processes.
+    """
+    text = str(error).lower()
+    if any(sign in text for sign in MACHINE_SIGNS):
+        return False
+    if isinstance(error, OSError):
+        return type(error) is OSError and error.errno is None
+    return not type(error).__module__.startswith("torch.")
+
 
 def failure_kind(error: Exception) -> OutcomeStatus:
     """Returns the kind of a failure, by its remedy: out of memory, invalid or crashed."""
@@ -61,7 +82,11 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - reported to the supervisor, with its kind; the trace goes to the log
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
-        reporter.send(RankFailed(kind=failure_kind(error), message=f"{type(error).__name__}: {message_of(error)}"))
+        kind, of_code = failure_kind(error), is_of_code(error)
+        if kind == OutcomeStatus.CRASHED and of_code and rank == 0 and not (reporter.has_stepped or order.known_step):
+            kind = OutcomeStatus.INVALID  # nothing has been trained, and nothing will be different
+        message = f"{type(error).__name__}: {message_of(error)}"
+        reporter.send(RankFailed(kind=kind, message=message, is_of_code=of_code))
         _leave(1)
 
 
@@ -70,6 +95,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     for folder, url in order.model_urls.items():
         fetch_model(url, Path(folder))
     technique = registry.load(order.technique)
+    reporter.has_stepped = isinstance(technique, BlackBox)  # a program of its own, which does not say what it has done
     if rank == 0 and order.purpose == TRAIN and not (isinstance(technique, BlackBox) and technique.prints_itself):
         reporter.log = RankLog()
     if isinstance(technique, BlackBox):

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """The data that a model is trained on. prepared: the JSON form of its `PreparedData`."""
+    """The data that a model is trained on. prepared: the JSON form of its `PreparedData`; empty to prepare it then."""
 
     spec: DataSpec
     prepared: Mapping[str, Any]
+
+    def read_by(self, folder: Path) -> TrainingData:
+        """Returns the data as the model in a folder reads it, to find the same rows among others that it reads."""
+        return TrainingData(spec=read_by(self.spec, folder), prepared={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,10 @@ def model_spec(folder: Path) -> ModelSpec:
     raise ValueError(f"{folder} holds no model. To fix: give a folder that a job exported or `save_pretrained` wrote")
 
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
 
 
 def base_key(folder: Path) -> str | None:
@@ -128,6 +135,36 @@ def tokenizer_digest(name: str) -> str:
         if file.is_file():
             digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def read_alike(spec: DataSpec, first: Path, other: Path) -> bool:
+    """Returns whether two models in folders make the same samples of rows that name no tokenizer or image processor.
+
+    They do not if each has one of its own, and these differ.
+    """
+    from ringmaster.techniques.data.image_processors import has_processor, settings_of
+    from ringmaster.techniques.data.inference import encodes_text
+
+    folders = (str(first), str(other))
+    if spec.kind == "image-classification":
+        return not all(map(has_processor, folders)) or settings_of(folders[0]) == settings_of(folders[1])
+    if not encodes_text(spec):
+        return True
+    tokenizers = [tokenizer_of(folder.absolute()) for folder in (first, other)]
+    have_files = all((Path(tokenizer) / "tokenizer.json").is_file() for tokenizer in tokenizers)
+    return not have_files or len({*map(tokenizer_digest, tokenizers)}) == 1
+
+
+def read_by(spec: DataSpec, folder: Path) -> DataSpec:
+    """Returns rows as the model in a folder reads them, by its own tokenizer or image processor."""
+    from ringmaster.techniques.data.inference import encodes_text, with_processor_of
+    from ringmaster.techniques.data.sources.image_classification import HOW
+
+    if spec.kind == "image-classification":
+        kwargs, options = ({k: v for k, v in each.items() if k not in HOW} for each in (spec.kwargs, spec.options))
+        plain = replace(spec, kwargs=kwargs, options=options)
+        return with_processor_of(plain, ModelSpec(from_pretrained=str(folder)))
+    return replace(spec, tokenizer=tokenizer_of(folder.absolute())) if encodes_text(spec) else spec
 
 
 # Limits of one forward pass.
@@ -288,7 +325,7 @@ class ScoredRows:
         """The digests of the samples that are trained on."""
         from ringmaster.techniques.data import PreparedData, open_data
 
-        prepared = from_json(PreparedData, data.prepared)
+        prepared = from_json(PreparedData, data.prepared) if data.prepared else None
         training, _ = open_data(data.spec, cache_dir=self.cache_dir, prepared=prepared)
         return {_digest(training[number]) for number in range(len(training))}
 

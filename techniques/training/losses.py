@@ -25,6 +25,7 @@ from ringmaster.techniques.loss import (
     LossInputs,
     is_named,
     loss_named,
+    options_of,
 )
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
@@ -212,9 +213,12 @@ class FunctionLoss(Loss):
             return given
         for name, value in given.items():
             if value.dim() < 2 or value.shape[1] != sequences:
+                remedy = f"give samples whose tensors are [{sequences}, tokens] (docs/losses.md)"
+                if "hard_negatives" in options_of(type(self.function)) and value.dim() > 2 and value.shape[1] > 1:
+                    remedy = f"set hard_negatives: {value.shape[1] - 2} in the loss, or {remedy}"
                 raise ValueError(
                     f"loss {self.function.name}: {name} of a sample is {list(value.shape[1:])}, and not of {sequences} "
-                    f"sequences. To fix: give samples whose tensors are [{sequences}, tokens] (docs/losses.md)"
+                    f"sequences. To fix: {remedy}"
                 )
         return {name: value.flatten(0, 1) for name, value in given.items()}
 

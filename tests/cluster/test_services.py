@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 
 from ringmaster.flows.deployments import AUTOMATION, SUBJECTS
-from ringmaster.flows.services.service_files import ServiceStatus
+from ringmaster.flows.services.pool_processes import ServiceStatus
 from tests.attacks import UNAUTHORIZED, expect_closed_mlflow, expect_closed_prefect, open_to_others, send
 from tests.cluster.waiting import until
 from tests.pool_home import Home

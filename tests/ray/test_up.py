@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.flows.services.service_files import ServiceStatus
+from ringmaster.flows.services.pool_processes import ServiceStatus
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from tests.cluster.waiting import until

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from ringmaster.flows.services.service_files import ServiceStatus
+from ringmaster.flows.services.pool_processes import ServiceStatus
 from ringmaster.flows.settings import EXAMPLES
 from ringmaster.tasks.cluster import cpu_slots
 from tests.cluster.machines import SOURCE

@@ -418,7 +418,8 @@ def conflicts(problem: Problem) -> Iterator[str]:
     alone = [job for job in problem.jobs if job.deadline_s is not None and ends[job.id] > job.deadline_s * (1 + SAME)]
     for job in alone:
         yield (
-            f"job {job.id}: cannot end before {ends[job.id]:.1f} s, its deadline is {job.deadline_s} s: "
+            f"job {job.id}: cannot end before {ends[job.id]:.1f} s by these runtimes, "
+            f"its deadline is {job.deadline_s} s: "
             f"{ends[job.id] - (job.deadline_s or 0.0):.1f} s too late"
         )
     if not alone:

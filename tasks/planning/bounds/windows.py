@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ringmaster.tasks.planning.bounds import job_costs
-from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
+from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.plans.plan import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
+from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.objectives import MAKESPAN, Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem, overhead_s

@@ -342,7 +342,7 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     """Returns what more devices would gain, and which jobs cost most, in sentences: at most a second of work.
 
     Returns no sentence where it would not help: for another objective than the makespan, for short batches, for a plan
-    that misses deadlines, and for one so far above its bound that nothing is certain.
+    that misses deadlines, and for one so far above its bound that little is proved.
 
     device: the kind of the devices, where the nodes have no types.
     """
@@ -359,8 +359,10 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     changes += [unit] if isinstance(unit, gains.MoreNodes) else []
     # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
     renewed = what_if.certificate.windows is None
+    proof = proof_text(are_measured=None)
     lines = [
-        f"With {change_text(gain.change, on=gain.on, device=device)} the last job would end {_between(gain)} earlier."
+        f"With {change_text(gain.change, on=gain.on, device=device)} the last job would end {_between(gain)} earlier, "
+        f"{proof}."
         for gain in (what_if.gain(change, solves_bound=renewed) for change in changes)
     ]
     return lines + [
@@ -389,7 +391,7 @@ def proof_text(*, are_measured: bool | None) -> str:
     are_measured: whether all of them were measured, not predicted; None where nobody says.
     """
     if are_measured:
-        return "for certain"
+        return "by these measured runtimes"
     return "by these runtimes" if are_measured is None else "by these predicted runtimes"
 
 

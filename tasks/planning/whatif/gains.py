@@ -1,4 +1,4 @@
-"""What a change of the problem gains in makespan: an interval that is certain, before anything is planned again.
+"""What a change of the problem gains in makespan: an interval that is proved for its runtimes before planning again.
 
 Let the plan end at UB, and let no plan end before LB. Let no plan of the changed problem end before LB', and let some
 plan of it end at UB'. Then the difference between the best plans of the two problems is in
@@ -236,7 +236,7 @@ class Gain:
     """The answer about a change, in seconds.
 
     on: the node that gets the devices, if a node grows.
-    least_s, most_s: the certain interval.
+    least_s, most_s: the interval, proved for the runtimes of the problem.
     most_by_prices_s: its upper end by the plan's own prices alone.
     bound_s: no plan of the changed problem ends before.
     makespan_s: the end of the best known plan of it; None where no plan is known.
@@ -304,7 +304,7 @@ class WhatIf:
         return min((node.id for node in self.problem.nodes if node.id in every.values()), key=rounded_bound_s)
 
     def gain(self, change: Change, *, solves_bound: bool = True) -> Gain:
-        """Returns the certain interval of what a change gains, without a search. Raises ProblemError as `changed`.
+        """Returns the proved interval of what a change gains, without a search. Raises ProblemError as `changed`.
 
         solves_bound: whether to solve the linear program of the bound again, which takes most of the time; else the
             plan's own prices are the bound.

@@ -1,4 +1,4 @@
-"""How many nodes of an engine are worth their price: each must certainly gain more than it costs.
+"""How many nodes of an engine are worth their price: each must gain more than it costs, by the given runtimes.
 
 Let n nodes be there, let no plan on them end before LB(n), and let a known plan on n + 1 nodes end at UB(n + 1). A node
 that comes after c seconds then makes the last job end earlier by at least
@@ -99,7 +99,7 @@ def nodes_worth(
         worth = gain_s / HOUR_S * prices.per_hour_earlier + prices.cost(num_nodes, gain_s)
         price, cost, why = prices.cost(1, more.makespan_s), prices.cost(num_nodes + 1, more.makespan_s), ""
         if worth < price:
-            gains = f"certainly gains {max(gain_s, 0.0):.0f} s, worth {max(worth, 0.0):.2f}"
+            gains = f"gains at least {max(gain_s, 0.0):.0f} s by these runtimes, worth {max(worth, 0.0):.2f}"
             why = f"one more node {gains}, and costs {price:.2f}"
         elif cost > prices.budget:
             why = f"{num_nodes + 1} nodes cost {cost:.2f}, more than the budget of {prices.budget:g}"

@@ -2,8 +2,9 @@
 
 import hashlib
 import os
+import re
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,18 @@ from ringmaster.registry import resolve, source_digest
 from ringmaster.techniques import data_source
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.data import arrow_files
-from ringmaster.techniques.data.class_labels import constant_fault, distinct_labels
+from ringmaster.techniques.data.class_labels import constant_fault, distinct_labels, with_class_names
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
-from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described, states_of_arguments
+from ringmaster.techniques.data.stored_source import (
+    StoredSource,
+    TextProgress,
+    described,
+    note_on_unread,
+    states_of_arguments,
+)
 from ringmaster.techniques.data.tokens import (
     LABEL_COLUMNS,
     TextOptions,
@@ -33,7 +40,6 @@ from ringmaster.techniques.data.tokens import (
     write_text,
 )
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.metric import IGNORED
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
 LEFT_OUT = frozenset(
@@ -316,21 +322,25 @@ class HuggingFace(StoredSource):
                 content=content,
                 key=lambda content, _: str(content),
             )
-            prepared = write_text(folder, spec=spec, rows=rows, where=where, column=text_column)
-            return with_leaks_of_splits(prepared, splits, spec, columns=[column])
-        prepared = _write_columns(folder, splits, spec, text_column)
-        stored = arrow_files.open_split(folder, "training").column_names
-        read = [name for name in names if RENAMED.get(name, name) in stored]
-        return with_leaks_of_splits(prepared, splits, spec, columns=read)
+            prepared, read = write_text(folder, spec=spec, rows=rows, where=where, column=text_column), [column]
+        else:
+            prepared, masks = _write_columns(folder, splits, spec, text_column), []
+            stored = arrow_files.open_split(folder, "training").column_names
+            read = [name for name in names if RENAMED.get(name, name) in stored]
+        note = note_on_unread(names, read=[*read, *masks], spec=spec)
+        prepared = replace(prepared, notes=(*prepared.notes, *note))
+        return with_facts_of_splits(prepared, splits, spec, columns=read)
 
 
-def with_leaks_of_splits(
+def with_facts_of_splits(
     prepared: data_source.PreparedData, splits: list[Any], spec: DataSpec, *, columns: Sequence[str]
 ) -> data_source.PreparedData:
     """Returns the description with what is wrong where rows of the split to train on are in that to evaluate on.
 
-    columns: those that are read. Some equal rows of a data set of the hub are no fault, as few people can change it.
+    Its source names the revision of a data set of the hub. columns: those that are read. Some equal rows of such a data
+    set are no fault, as few people can change it.
     """
+    prepared = _with_revision(prepared, splits[0], spec)
     if len(splits) < 2:
         return prepared
     leaks = SplitRows(_stored_rows(splits, spec, columns), identity=lambda row: row.content).leaks()
@@ -342,6 +352,25 @@ def with_leaks_of_splits(
     return replace(prepared, notes=(*prepared.notes, fault))
 
 
+def _with_revision(prepared: data_source.PreparedData, split: Any, spec: DataSpec) -> data_source.PreparedData:
+    """The description of a data set of the hub with its commit, by which `datasets` names the folder of its files.
+
+    Without one, with the revision that is asked for, or with a note that there is none.
+    """
+    is_of_files = "data_files" in spec.kwargs and "/" not in str(spec.dataset)  # as of the name json
+    if Path(str(spec.dataset)).is_dir() or is_of_files:
+        return prepared
+    parts = (part for file in split.cache_files for part in Path(file["filename"]).parts)
+    revision = next(filter(_COMMIT.fullmatch, parts), None) or spec.kwargs.get("revision")
+    if revision is not None:
+        return replace(prepared, source=f"hf://{spec.dataset}@{revision}")
+    note = f"the revision of {spec.dataset} that was read is not known; set data.kwargs.revision to read the same again"
+    return replace(prepared, notes=(*prepared.notes, note))
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
 def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> Iterator[data_source.Row]:
     """Yields rows as they are stored, images as the bytes of their files."""
     for name, split in zip((spec.split, spec.held_out_split), splits, strict=True):
@@ -350,7 +379,7 @@ def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> I
             # The bytes of a file alone: it may have another name.
             content = {
                 key: value.get("bytes") or value if isinstance(value, dict) else value
-                for key, value in _with_class_names(row, classes).items()
+                for key, value in with_class_names(row, classes).items()
             }
             yield data_source.Row(
                 file=file, number=number, value=row, content=content, held_out=name == spec.held_out_split
@@ -437,7 +466,7 @@ def rows_of_splits(
         for index, row in enumerate(split.select_columns([*names])):
             place = f"{where}, row {index + 1}"
             values = {name: _image_or_value(value, place) for name, value in row.items()}
-            read = content(_with_class_names(values, classes), place)
+            read = content(with_class_names(values, classes), place)
             held_out = position == 1 if len(splits) == 2 else is_held_out(key(read, index), share=spec.held_out)
             yield data_source.Row(file=where, number=index + 1, value=values, content=read, held_out=held_out)
 
@@ -449,18 +478,6 @@ def class_names(feature: Any) -> tuple[str, ...]:
 
 def _classes_by_column(split: Any, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {name: names for name in columns if (names := class_names(split.features[name]))}
-
-
-def _with_class_names(row: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    return row | {name: _class_name(row[name], names) for name, names in classes.items()}
-
-
-def _class_name(value: Any, names: Sequence[str]) -> Any:
-    if isinstance(value, list):
-        return [_class_name(each, names) for each in value]
-    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
-        return IGNORED
-    return None if value is None else names[value]
 
 
 def _renumbered_classes(splits: list[Any], spec: DataSpec) -> list[dict[str, arrow_files.Array]]:

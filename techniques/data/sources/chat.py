@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.chat_template import ARGUMENTS, CALLS, CONTENT, Message
+from ringmaster.techniques.data.chat_template import ARGUMENTS, CALLS, CONTENT, REASONING, Message
 from ringmaster.techniques.data.row_files import format_of
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
-from ringmaster.techniques.data_source import DataOptions, Row, column
+from ringmaster.techniques.data_source import DataOptions, Row, column, shown
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -35,6 +35,10 @@ PARTS_OF_ANSWERS = "train_detail"
 """The key of messages by which Axolotl leaves characters of an answer out of what is learnt."""
 NOTHING: tuple[Any, ...] = ("", [], {})
 """What messages that call nothing may have as their calls."""
+READ_KEYS = frozenset(
+    {"role", CONTENT, "from", "value", CALL, CALLS, "name", "tool_call_id", PARTS_OF_ANSWERS, *WEIGHTS, *REASONING}
+)
+"""The keys of messages that are read, or refused."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "tools"})
 """The roles of columns with messages, and with the tools that these call."""
@@ -69,6 +73,14 @@ class ConversationSource(RowSource):
         if spec.path is not None and format_of(row.file, spec.format) != "parquet":
             return result
         return result | {role: without_nulls(result[role]) for role in OF_MESSAGES & result.keys()}
+
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
+        """Returns what to know of messages with keys that the chat template does not read."""
+        lists = (row.get(role) for role in OF_MESSAGES - {"tools"})
+        messages = (each for value in lists if isinstance(value, list) for each in value if isinstance(each, Mapping))
+        keys = {key for message in messages for key, value in message.items() if value is not None} - READ_KEYS
+        unread = context.tokenizer.template.unread(keys) if keys else []
+        return f"messages have keys that the chat template does not read: {shown(unread)}" if unread else None
 
 
 def without_nulls(value: Any) -> Any:

@@ -6,14 +6,12 @@ Or prompts alone, to which a language model in training writes the completions i
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.chat_template import ANSWER, CALLS, Message
-from ringmaster.techniques.data.class_labels import are_pairs_equal
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.text_rows import filled
@@ -116,6 +114,10 @@ class Completion(chat.ConversationSource):
             result[place] = {**row, "prompt": prompt, "input": None, "system": None}
         return result
 
+    def remark(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> str | None:
+        """Returns what to know of a completion that repeats the prompt, and of messages."""
+        return REPEATED if _repeats_prompt(row, "completion") else super().remark(row, context=context)
+
     def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
         if context.retriever is not None and not isinstance(row["prompt"], str):
@@ -189,6 +191,18 @@ def _prompt_of(row: Mapping[str, Any]) -> Any:
         return row["prompt"]
     parts = (row["system"] or None, row["prompt"], row["input"] or None)
     return "\n\n".join(str(part) for part in parts if part is not None)
+
+
+REPEATED = (
+    "the text of the prompt also begins what follows it, so that the model reads it twice and learns to repeat it, as "
+    "in TRL; leave one of them out if it is not meant so"
+)
+
+
+def _repeats_prompt(row: Mapping[str, Any], role: str) -> bool:
+    """Whether the text of an answer begins with that of the prompt."""
+    prompt, answer = row["prompt"], row[role]
+    return isinstance(prompt, str) and isinstance(answer, str) and answer.lstrip().startswith(prompt.strip())
 
 
 ASKING = ("system", "developer", "user")
@@ -340,13 +354,10 @@ class Preference(chat.ConversationSource):
         known = [each for each in tokens if each is not None]
         return {"input_ids": filled(known, context.tokenizer.pad_id)} if len(known) == len(tokens) else None
 
-    def training_faults(self, folder: Path) -> Iterable[str]:
-        """Returns what is wrong where no answer is preferred to another one."""
-        if are_pairs_equal(folder):
-            yield (
-                "chosen and rejected are the same in all rows to train on, so that there is nothing to learn. To fix: "
-                "give answers that differ, or name other columns by chosen_column and rejected_column"
-            )
+    def remark(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> str | None:
+        """Returns what to know of answers that repeat the prompt, and of messages."""
+        are_repeated = all(_repeats_prompt(row, role) for role in ("chosen", "rejected"))
+        return REPEATED if are_repeated else super().remark(row, context=context)
 
 
 def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:

@@ -97,7 +97,8 @@ class FeatureRows(row_source.RowSource):
                 "set the column of the feature to one of them"
             )
         optional = frozenset(role(each) for each in self.options(spec).features if not each.get("is_output"))
-        return row_source.Columns(columns=columns, roles=tuple(columns), optional=optional)
+        unread = tuple(name for name in there if name not in columns.values())
+        return row_source.Columns(columns=columns, roles=tuple(columns), optional=optional, unread=unread)
 
     def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns the texts of a row."""

@@ -95,6 +95,7 @@ def filled(rows: Sequence[Sequence[int]], value: int) -> Array:
     return np.array([[*row, *[value] * (width - len(row))] for row in rows])
 
 
+NUMBER_OF_NONE = f"the label {IGNORED} is learnt as a number; remove the row where it stands for no label"
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -114,6 +115,10 @@ class TextRegression(TextClassification):
                 "label_column"
             )
         return {**encoded_texts(row, context), "labels": np.float32(number)}
+
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
+        """Returns what to know of a number that stands for no label elsewhere."""
+        return NUMBER_OF_NONE if read_number(row["label"]) == IGNORED else None
 
     def described(self, prepared: PreparedData) -> PreparedData:
         """Returns the description with one output."""
@@ -400,6 +405,12 @@ class Embedding(RowSource):
             "input_ids": filled(texts, tokenizer.pad_id),
             "attention_mask": filled([[1] * len(tokens) for tokens in texts], 0),
         }
+
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
+        """Returns what to know of a row that has one text twice."""
+        if row["positive"] in [text for role, text in row.items() if role.startswith(NEGATIVE)]:
+            return "the positive is also a negative, so that both are pulled towards the anchor and pushed away"
+        return "the anchor is its own positive" if row["anchor"] == row["positive"] else None
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no text can be told from another one."""

@@ -38,7 +38,13 @@ class Tokenized(RowSource):
     """
 
     name = "tokenized"
-    decisive: ClassVar[Mapping[str, str]] = dict.fromkeys(OTHER_LABEL_COLUMNS, NOT_LEARNT)
+    decisive: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(OTHER_LABEL_COLUMNS, NOT_LEARNT),
+        "seq_lengths": (
+            "by which TRL says that a row holds several samples, and a row is one. To fix: give each sample a row, and "
+            "set packing"
+        ),
+    }
     options_class = TokenizedOptions
     is_causal = True
     packs = True

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 
 from ringmaster.flows.batch.flow_runs import STARTED_RUN
-from ringmaster.flows.services.service_files import ServiceStatus
+from ringmaster.flows.services.pool_processes import ServiceStatus
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.storage.journal import ENDED
 from tests.cluster.pool import Pool

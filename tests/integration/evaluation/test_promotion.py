@@ -6,16 +6,20 @@ from pathlib import Path
 import mlflow.store.tracking.sqlalchemy_store
 import pytest
 
-from ringmaster.errors import LedgerError, PromotionRefused
-from ringmaster.model_lineage import Ledger, Origin
+from ringmaster.errors import InputError, LedgerError, PromotionRefused
+from ringmaster.flows.sweep_form import Sweep, check_name
+from ringmaster.model_lineage import Ledger, Origin, snapshot
+from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.model_lineage.snapshot import DAY_MS, Snapshot, collect, unreached
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.retraining.promotion import MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.sweeping.results import challenge
 
 NAME = "shop.prices"
+NO = PromotionDecision(promote=False, why="worse")
 YES = PromotionDecision(promote=True, why="better", reasons=("better: loss 1 against 2", "p 0.01"))
 
 
@@ -192,3 +196,74 @@ def test_a_model_of_two_names_is_found_by_both_and_kept_for_an_alias_of_either(l
 def test_the_jobs_that_have_made_models_of_a_name_are_known(ledger, versions):
     ledger.add_version(versions[0], "shop.best")
     assert (ledger.jobs_of(NAME), ledger.jobs_of("shop.best")) == (["prices"], [])
+
+
+def swept(ledger, folder, sweep, number):
+    """The model of a trial of a sweep."""
+    run = run_of(ledger, ledger.start_batch(sweep, params={}), number)
+    name, origin = f"{sweep}.trial-{number}", Origin(job=f"trial-{number}")
+    made = ledger.record_model(name, run_id=run, folder=files(folder, number), kind="pretrained", origin=origin)
+    return made.uri
+
+
+def test_a_sweep_challenges_a_registered_model_of_others_only_where_its_file_says_so(ledger, versions, tmp_path):
+    ledger.set_alias(NAME, "champion", 3)
+    trial = swept(ledger, tmp_path, NAME, 4)
+    with pytest.raises(InputError, match=r"registered model shop\.prices, of which batch shop has made versions"):
+        check_name(form_of(NAME), ledger)
+    with pytest.raises(LedgerError, match=r"To fix: rename the sweep, or say `challenger_of: shop\.prices`"):
+        challenge(ledger, trial, sweep=NAME, challenger_of="")
+    assert aliases(ledger) == {"champion": 3}
+    check_name(form_of(NAME, challenger_of=NAME), ledger)
+    assert challenge(ledger, trial, sweep=NAME, challenger_of=NAME).version == 4
+    assert standing(ledger).candidate.version == 4
+
+
+def test_the_best_trial_of_a_sweep_alone_is_no_candidate_before_its_file_says_so(ledger, log, tmp_path):
+    first, second = (swept(ledger, tmp_path, NAME, number) for number in (1, 2))
+    for number, trial in enumerate([first, second], start=1):  # a sweep may be run again
+        check_name(form_of(NAME), ledger)
+        assert challenge(ledger, trial, sweep=NAME, challenger_of="").version == number
+        assert aliases(ledger) == {"challenger": number}
+    found = standing(ledger)
+    assert (found.candidate, found.challenger, found.foreign) == (None, None, 2)
+    challenge(ledger, second, sweep=NAME, challenger_of=NAME)
+    assert standing(ledger).candidate.version == 2
+
+
+@pytest.mark.parametrize("name", ["shop", "shop.prices.trial-1", "shop.prices.x"])
+def test_names_that_other_versions_only_begin_with_are_free_for_sweeps(ledger, versions, name):
+    check_name(form_of(name), ledger)
+
+
+def test_a_model_of_another_program_is_no_sweeps(ledger):
+    ledger.client.create_registered_model("foreign")
+    run = ledger.start_batch("b", params={})
+    ledger.client.create_model_version("foreign", source="file:///x", run_id=run)
+    with pytest.raises(InputError, match="of which another program has made versions"):
+        check_name(form_of("foreign"), ledger)
+
+
+def form_of(name, **given):
+    return Sweep(name=name, template={"job": {}}, space={"seed": [0, 1]}, **given)
+
+
+def standing(ledger):
+    return promotion.standings(ledger, [NAME])[NAME]
+
+
+def test_pages_and_pictures_say_what_was_decided_about_a_version(ledger, versions, log, tmp_path):
+    for number, decision, champion in ((1, YES, None), (2, NO, 1), (3, YES, 1)):
+        promotion.apply(ledger, versions[number - 1], decision, log=log, champion=champion, who="rule")
+    promotion.roll_back(ledger, NAME, log=log, who="me")
+    shown = {1: "champion", 2: "rejected", 3: "rolled back"}
+    lineage = Snapshot.of(ledger, cache=tmp_path / "cache")
+    for number, state in shown.items():
+        record = versions[number - 1]
+        assert lineage.find(record.model_id).states == (state,)
+        assert f">{state}<" in ledger.read_text(record.run_id, family_path(record))
+        page = ledger.client.get_model_version(NAME, str(number)).description
+        assert page.count("- state: ") == 1 and f"\n- state: {state}\n" in page
+    *_, of_client = snapshot._read_client(ledger, tmp_path / "rows.json", is_fresh=True)
+    *_, of_file = snapshot.read_rows(ledger, cache=tmp_path)
+    assert of_client == of_file == {(NAME, 1): "promoted", (NAME, 2): "kept", (NAME, 3): "rolled back"}

@@ -131,6 +131,7 @@ def test_sweep(place):
     place.make("make_base.py", "20")
     sweep = yaml.safe_load((place.folder / f"{SWEEP}.yaml").read_text())
     sweep["template"]["job"] |= {"num_steps": 12, "evaluation": {"metrics": ["loss"], "max_batches": 5}}
+    sweep["template"]["job"]["schedule"]["warmup_steps"] = 2
     sweep["early_stopping"]["min_steps"] = 3
     sweep |= {"space": {"optimizer.lr": [1e-3, 1e-2], "adapter.rank": [4, 8]}, "num_trials": 4}
     (place.folder / "short.yaml").write_text(yaml.safe_dump(sweep))

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 CREATE = """
-import asyncio, os, sys
+import os, sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from ringmaster.flows import settings
@@ -15,21 +16,29 @@ from ringmaster.flows import settings
 settings.embed(settings.home())
 from ringmaster.flows.retraining.examine import file_url
 from ringmaster.flows.services.serving import prefect_database
-from ringmaster.flows.services.prefect_server import create_database
+from ringmaster.flows.services.prefect_server import started_alone
 from ringmaster.model_lineage import Ledger
+from ringmaster.model_lineage.sqlite_files import alone_in
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.storage.database import Database
 import mlflow  # so that both begin at once
 import alembic.command
+from prefect.server.api.server import create_app
+from starlette.testclient import TestClient
+
+app = create_app(final=True, ephemeral=True)
 
 print("ready", flush=True)
 sys.stdin.readline()
 home = settings.home()
 leases_of(home, detect())
 Database(file_url(home / "promotions.db")).close()
-asyncio.run(create_database(prefect_database()))
 Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts").warm_up(batch="tonight")
+with ExitStack() as lock:
+    lock.enter_context(alone_in(prefect_database().parent))
+    with TestClient(started_alone(app, lock)):
+        os._exit(0)  # it has started; Prefect cannot end in order before its services have begun
 """
 
 

@@ -17,7 +17,7 @@ from ringmaster.model_lineage.mlflow_calls import tensors_uri
 from ringmaster.model_lineage.snapshot import Snapshot, collect, consistency_errors
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
-from ringmaster.model_lineage.tensors.store import FileReference
+from ringmaster.model_lineage.tensors.references import FileReference
 from tests.integration.lineage.test_ledger_server import served
 
 RANDOM = np.random.default_rng(0)

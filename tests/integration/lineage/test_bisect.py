@@ -33,7 +33,7 @@ def test_pages_mark_the_culprit_what_it_reached_and_who_serves(family_home):
     assert picture_of(ledger, "base") == before
     assert run("bisect", "small", "--test", "loss <= 2.0")[0] == 0
     marked = picture_of(ledger, "tuned")
-    assert (marked.count(">culprit<"), marked.count(">reached<"), marked.count(">serves<")) == (1, 3, 1)
+    assert (marked.count(">culprit<"), marked.count(">reached<"), marked.count(">champion<")) == (1, 3, 1)
     assert ">culprit<" in picture_of(ledger, "base") and "merged v1" in picture_of(ledger, "small")
     page = ledger.client.get_model_version("spoilt", "1").description
     assert page.startswith("**A fault began here**, as a bisection found by the test `loss <= 2.0`.\n\n- fine-tuned")

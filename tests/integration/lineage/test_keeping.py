@@ -111,6 +111,16 @@ def test_gc_drops_what_nothing_reaches_and_only_when_told_to(family_home):
     assert answer("gc", "--keep-days", "0")["would_drop"] == []
 
 
+def test_gc_names_a_damaged_reference_and_goes_on(family_home):
+    damaged = family_home / "mlartifacts" / "model.safetensors.stored"
+    TensorStore(family_home / "tensors").add_artifacts(damaged.parent)
+    damaged.write_text("[1]")
+    code, _, said = run("gc", "--keep-days", "0", "--yes")
+    damaged.unlink()
+    assert code == 0
+    assert f"{damaged} is damaged: it is no JSON object. To fix: log the model again" in said.replace("\n", " ")
+
+
 def test_gc_says_which_folders_of_runs_lose_their_weights_and_restore_undoes_it(family_home):
     content = (family_home / "models" / "small" / "model.safetensors").read_bytes()
     run_folder = family_home / "batches" / "night" / "20260101-000000"

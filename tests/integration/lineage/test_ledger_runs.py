@@ -8,9 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pandas
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint, model_pages
+from ringmaster.model_lineage.ledger.connection import EXPERIMENT_TAGS
 from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT, valid_key
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"/>'
@@ -353,3 +357,41 @@ def test_params_of_an_attempt_that_was_cut_off_stay(ledger):
 def test_experiments_are_those_of_models_that_are_trained(ledger, run):
     experiment = ledger.client.get_experiment(ledger.experiment_of(run))
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [lambda ledger: ledger.start_batch("again", params={}, batch="old"), lambda ledger: ledger.warm_up(batch="old")],
+    ids=["a run is started", "the ledger is warmed up"],
+)
+@pytest.mark.parametrize("chosen", [None, "genai_development"], ids=["no kind", "a kind that a user chose"])
+def test_an_experiment_of_an_earlier_release_gets_the_kind_that_it_lacks(ledger, opened, chosen):
+    (tag,) = EXPERIMENT_TAGS
+    earlier = Ledger(ledger.tracking_uri, experiment=ledger.experiment)
+    experiment = ledger.client.get_experiment(earlier.experiment_of(earlier.start_batch("old", params={}, batch="old")))
+    ledger.client.set_experiment_tag(experiment.experiment_id, tag, chosen or "")
+    if chosen is None:
+        with sqlite3.connect(ledger.file) as connection:
+            connection.execute("DELETE FROM experiment_tags WHERE key = ?", [tag])
+    again = Ledger(ledger.tracking_uri, experiment=ledger.experiment)
+    again.finished_batches("old", most=1)  # which only reads
+    opened(again)
+    tags = ledger.client.get_experiment(experiment.experiment_id).tags
+    assert tags[tag] == (chosen or EXPERIMENT_TAGS[tag])
+
+
+def test_an_experiment_whose_kind_cannot_be_set_gets_runs_all_the_same(ledger, run, monkeypatch):
+    asked = []
+
+    def refuse(_, experiment_id, key, value):
+        asked.append((experiment_id, key, value))
+        raise MlflowException("only managers may", error_code=PERMISSION_DENIED)
+
+    (tag,) = EXPERIMENT_TAGS
+    with sqlite3.connect(ledger.file) as connection:
+        connection.execute("DELETE FROM experiment_tags WHERE key = ?", [tag])
+    monkeypatch.setattr(MlflowClient, "set_experiment_tag", refuse)
+    again = Ledger(ledger.tracking_uri, experiment=ledger.experiment)
+    for _ in range(2):
+        assert again.start_batch("refused", params={})
+    assert asked == [(ledger.experiment_of(run), tag, EXPERIMENT_TAGS[tag])]

@@ -25,13 +25,17 @@ pytestmark = pytest.mark.full
 
 
 @contextmanager
-def served(place, *, destination, module="mlflow"):
-    """The address of a server on its own sqlite store. destination: the URI of its files."""
+def served(place, *, destination, module="mlflow", options=(), settings=()):
+    """The address of a server on its own sqlite store.
+
+    destination: the URI of its files; options: further words; settings: pairs of further environment variables.
+    """
     port = free_port()
     command = [sys.executable, "-m", module, *(["server"] if module == "mlflow" else []), "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--artifacts-destination", destination]
-    environment = {**os.environ, **QUIET_ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    command += options
+    environment = {**os.environ, **QUIET_ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **dict(settings)}
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=place, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

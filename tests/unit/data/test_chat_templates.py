@@ -125,6 +125,13 @@ def test_a_tokenizer_without_a_template_has_no_end_of_a_turn():
     assert ChatTemplate(tokenizer).turn_end == TurnEnd()
 
 
+def test_a_template_that_changes_letters_ends_answers():
+    template = turns("<|{role}|>\n", "<|end|>\n", "<|assistant|>\n").replace("| trim", "| upper")
+    tokenizer = tokenizer_of(template)
+    assert tokenizer.convert_ids_to_tokens(list(ChatTemplate(tokenizer).turn_end.token_ids)) == ["<|end|>"]
+    assert ChatTemplate(tokenizer_of(CALLS.replace("| tojson", "| tojson | upper"))).turn_end.token_ids
+
+
 # What is left out
 
 
@@ -160,6 +167,27 @@ CONVERSATION = said_by("system user assistant", "one", "what", "one")
 LATER = said_by("user assistant system user assistant", "a", "b", "be odd", "c", "d")
 RESULT = said_by("user assistant tool assistant", "a", "b", "3", "d 3")
 FIRST_ALONE = without("system").replace("message.role != 'system'", "loop.first or message.role != 'system'")
+
+
+PARTS = CHATML.replace("message['content']", "message['content'][0]['text']")
+LOOPED = CHATML.replace(
+    "{{ message['content'] + '<|im_end|>",
+    "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{{ '<|im_end|>",
+)
+ANSWERS_AS_TEXT = LOOPED.replace("{% for part", "{% set text = message.content %}{{ text }}{% for part", 1)
+ANSWERS_AS_TEXT = ANSWERS_AS_TEXT.replace("for part in message.content %}", "for part in [] %}", 1)
+
+
+@pytest.mark.parametrize("template", [PARTS, LOOPED, ANSWERS_AS_TEXT], ids=["first", "all", "of others"])
+def test_contents_are_lists_of_parts_where_a_template_takes_these_alone(tmp_path, template):
+    samples, prepared, tokenizer = opened(tmp_path, template, [{"messages": CONVERSATION}] * 2)
+    expected = tokenizer_of(CHATML).apply_chat_template(CONVERSATION, tokenize=False)
+    assert tokenizer.decode(samples[0]["input_ids"]) == expected
+    learnt = samples[0]["input_ids"][samples[0]["labels"] != IGNORED]
+    assert tokenizer.decode(learnt) == "one<|im_end|>\n"
+    assert tokenizer.convert_ids_to_tokens(list(turn_end_of(Path(prepared.tokenizer_dir)).token_ids)) == ["<|im_end|>"]
+    samples, *_ = opened(tmp_path, template, [{"prompt": CONVERSATION[:2]}] * 2, kind="prompt")
+    assert tokenizer.decode(samples[0]["input_ids"]).endswith("what<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +277,9 @@ def test_what_is_rendered_is_not_refused(tmp_path, messages):
     samples, prepared, tokenizer = opened(tmp_path, CHATML, [{"messages": messages}] * 2)
     whole = tokenizer.apply_chat_template(messages)["input_ids"]
     assert samples[0]["input_ids"].tolist() == whole
-    assert prepared.notes == ()
+    assert [
+        note for note in prepared.notes if "keys that the chat template does not read: id, timestamp" not in note
+    ] == []
 
 
 def test_reasoning_of_answers_that_are_not_learnt_may_be_left_out(tmp_path):

@@ -1,10 +1,12 @@
 """Columns that change what a row means are read, or rows with them are refused; all others are named in a note."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.inference import with_hard_negatives
@@ -126,6 +128,17 @@ def test_numbered_negatives_are_read_in_their_order(prepared, tmp_path, bert_tok
     assert with_hard_negatives(job).loss_options == {"hard_negatives": 2}
 
 
+@pytest.mark.parametrize("names", [(), ("negative",), ("negative_1", "negative_2")])
+def test_negatives_of_a_saved_data_set_are_counted_as_those_of_files_are(tmp_path, names):
+    columns = {name: [f"{name} {i}" for i in range(4)] for name in ("anchor", "positive", *names)}
+    Dataset.from_dict(columns).save_to_disk(tmp_path / "saved")
+    spec = DataSpec(kind="embedding", dataset=str(tmp_path / "saved"))
+    job = Job(name="a", model=ModelSpec(architecture="BertModel"), data=spec, loss="contrastive", num_steps=1)
+    assert with_hard_negatives(job).loss_options.get("hard_negatives", 0) == len(names)
+    given = replace(job, loss_options={"hard_negatives": 0})
+    assert with_hard_negatives(given) == given
+
+
 @pytest.mark.parametrize(
     ("kind", "row", "prompt"),
     [
@@ -232,3 +245,21 @@ def test_an_optional_column_that_the_first_row_lacks_is_read(tmp_path, prepared)
 def test_an_optional_column_of_all_rows_or_none_is_refused_where_it_is_late(prepared, bert_tokenizer, kind, row, late):
     with pytest.raises(ValueError, match=r"line 2 has a value in .*, which the first row lacks\. To fix: give all"):
         prepared(kind, [row, {**row, **late}], tokenizer=bert_tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("text-classification", {"text": "one", "label": 1}),
+        ("chat", {"messages": turns("what", "it is")}),
+        ("prompt", {"prompt": "what"}),
+    ],
+)
+def test_columns_that_only_later_rows_have_are_named(prepared, kind, row):
+    rows = [row, {**row, "label": 0} if "label" in row else row, {**row, "topic": "x"}, {**row, "topic": None}]
+    result, _ = prepared(kind, rows)
+    assert [each for each in result.notes if "columns" in each] == [
+        "1 row: columns that the first row lacks are not read: topic"
+    ]
+    result, _ = prepared(kind, rows, options={"ignored_columns": ["topic"]})
+    assert not [each for each in result.notes if "columns" in each]

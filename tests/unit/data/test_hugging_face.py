@@ -100,6 +100,7 @@ def test_images_become_pixels_with_labels(saved, tmp_path):
     spec = DataSpec(dataset=saved(rows, features), held_out=0.3)
     prepared = prepare(spec, cache_dir=tmp_path)
     assert (prepared.kind, prepared.num_labels, prepared.image_size, prepared.num_channels) == ("images", 2, 6, 3)
+    assert "columns that are not read: id" in prepared.notes
     training, held_out = open_data(spec, cache_dir=tmp_path)
     assert len(training) + len(held_out) == 20
     batch = fetch(training, range(len(training)))
@@ -198,3 +199,40 @@ def test_labels_that_are_no_numbers_of_classes_are_described(saved, tmp_path):
     assert [(each.name, each.dtype, each.shape) for each in prepared.tensors if each.name == "labels"] == [
         ("labels", "float32", (3,))
     ]
+
+
+COMMIT = "68ba7694e23014788dcc8ab5afe613824f45a05c"
+
+
+@pytest.mark.parametrize("kind", [None, "text-classification"])
+@pytest.mark.parametrize(
+    ("folder", "kwargs", "source"),
+    [
+        (COMMIT, {}, f"hf://someone/reviews@{COMMIT}"),
+        (COMMIT, {"revision": "main"}, f"hf://someone/reviews@{COMMIT}"),
+        ("elsewhere", {"revision": "v1.0"}, "hf://someone/reviews@v1.0"),
+        ("elsewhere", {}, "hf://someone/reviews"),
+    ],
+)
+def test_the_revision_of_a_data_set_of_the_hub_is_recorded(tmp_path, monkeypatch, kind, folder, kwargs, source):
+    import datasets
+    from datasets.arrow_writer import ArrowWriter
+
+    file = tmp_path / "default" / "0.0.0" / folder / "reviews-train.arrow"
+    file.parent.mkdir(parents=True)
+    with ArrowWriter(path=str(file)) as writer:
+        for number in range(20):
+            writer.write({"text": f"some text {number}", "label": number % 2})
+        writer.finalize()
+
+    def load_dataset(name, **given):
+        assert (name, given) == ("someone/reviews", kwargs)
+        return datasets.DatasetDict(train=datasets.Dataset.from_file(str(file)))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    spec = DataSpec(dataset="someone/reviews", kind=kind, kwargs=kwargs, vocab_size=300, seq_len=8, held_out=0)
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    assert prepared.source == source
+    assert any("revision of someone/reviews that was read is not known" in each for each in prepared.notes) == (
+        "@" not in source
+    )

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,10 +14,11 @@ from transformers.utils import is_torchvision_available
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.class_labels import ClassLabels
 from ringmaster.techniques.data.image_processors import PROCESSOR
-from ringmaster.techniques.data.inference import check_same_processor, with_processor_of
+from ringmaster.techniques.data.inference import with_processor_of
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data_source import data_source_named
 from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.scoring.scored_rows import read_alike, read_by
 
 KIND = "image-classification"
 SIDE = {"height": 16, "width": 16}
@@ -222,6 +224,47 @@ def test_colours_that_are_lost_are_said(folder):
 # The size of images
 
 
+@pytest.mark.parametrize("are_options", [False, True])
+@pytest.mark.parametrize(
+    ("config", "kwargs", "added"),
+    [
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"image_size": 16},
+         {"mean": [0.4, 0.5, 0.6], "std": [0.2] * 3}),
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"image_size": 16, "std": 0.5},
+         {"mean": [0.4, 0.5, 0.6]}),
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"mean": 0.5}, {"std": [0.2] * 3}),
+        ({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}, {"image_size": 16, "mean": 0, "std": 1}, {}),
+        ({"do_normalize": False}, {"image_size": 16}, {"mean": 0.0, "std": 1.0}),
+        ({"rescale_factor": 1 / 510, "image_mean": [0.1] * 3, "image_std": [0.2] * 3}, {"image_size": 16},
+         {"mean": [0.2] * 3, "std": [0.4] * 3}),
+        ({"image_processor_type": "NoImageProcessor"}, {"image_size": 16}, {"processor": "{base}"}),
+    ],
+)  # fmt: skip
+def test_a_size_alone_keeps_the_mean_and_std_of_the_models_processor(folder, config, kwargs, added, are_options):
+    base = base_of(folder, VIT | config)
+    spec = DataSpec(kind=KIND, path="images", **{"options" if are_options else "kwargs": kwargs})
+    result = with_processor_of(spec, ModelSpec(from_pretrained=base))
+    given = {**result.kwargs, **result.options}
+    wanted = {**kwargs, **added}
+    if "processor" in added:
+        assert given == {**kwargs, "processor": base}
+        with pytest.raises(ValueError, match="and processor both say"):
+            data_source_named(KIND).check(result)
+        return
+    assert given.keys() == wanted.keys()
+    for key, value in wanted.items():
+        np.testing.assert_allclose(given[key], value)
+
+
+def test_images_of_a_size_are_normalised_as_the_models_processor_does(folder):
+    base = base_of(folder, VIT | {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]})
+    theirs = AutoImageProcessor.from_pretrained(base, backend="pil", size={"height": 20, "width": 20})
+    spec = with_processor_of(spec_of(folder, image_size=20), ModelSpec(from_pretrained=base))
+    _, training = opened(spec, folder)
+    image = Image.open(sorted(folder.rglob("*.png"))[0]).convert("RGB")
+    np.testing.assert_allclose(training[0]["pixel_values"], theirs(image, return_tensors="pt")["pixel_values"][0])
+
+
 @pytest.mark.parametrize(
     ("model", "kwargs", "wanted"),
     [
@@ -260,13 +303,29 @@ def test_images_are_of_the_size_of_the_model(tmp_path, model, kwargs, wanted, ar
     assert with_processor_of(text, ModelSpec(**filled(model))) == text
 
 
-def test_models_of_other_processors_do_not_read_the_same_pixels(folder):
+def test_models_of_other_processors_read_images_by_their_own(folder):
     first, same, other = (
-        base_of(folder, VIT | more, name) for name, more in (("a", {}), ("b", {}), ("c", {"resample": 3}))
+        Path(base_of(folder, VIT | more, name)) for name, more in (("a", {}), ("b", {}), ("c", {"resample": 3}))
     )
-    (folder.parent / "bare").mkdir()
-    spec = spec_of(folder, processor=first)
-    check_same_processor(spec, [first, same, folder.parent / "bare"])
-    check_same_processor(spec_of(folder, processor=other), [first, other])  # as its author wants it
-    with pytest.raises(ValueError, match=r"a and .*c have different image processors.*To fix: evaluate each by itself"):
-        check_same_processor(spec, [first, same, other])
+    bare = folder.parent / "bare"
+    bare.mkdir()
+    spec = with_processor_of(spec_of(folder), ModelSpec(from_pretrained=str(first)))
+    assert [read_alike(spec, first, each) for each in (first, same, bare, other)] == [True, True, True, False]
+    assert read_by(spec, other).kwargs["processor"] == str(other)
+    pixels = [opened(read_by(spec, each), folder)[1][0]["pixel_values"].numpy() for each in (first, same, other)]
+    np.testing.assert_array_equal(pixels[0], pixels[1])
+    assert not np.array_equal(pixels[0], pixels[2])
+
+
+def test_models_of_other_tokenizers_read_texts_by_their_own(tmp_path):
+    spec = DataSpec(kind="text-classification", path="x.csv")
+    for name, content in (("a", "{}"), ("b", "{}"), ("c", '{"other": 1}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(content)
+    (tmp_path / "d").mkdir()
+    first, same, other, without = (tmp_path / name for name in "abcd")
+    assert [read_alike(spec, first, each) for each in (same, other, without)] == [True, False, True]
+    (same / "chat_template.jinja").write_text("{{ messages }}")
+    assert not read_alike(spec, first, same)
+    assert read_by(spec, other).tokenizer == str(other)
+    assert read_alike(replace(spec, kind=None, path=None, source="digits"), first, other)

@@ -616,22 +616,45 @@ def test_a_class_that_only_the_held_out_split_names_is_refused_where_a_row_has_i
         prepare(spec, cache_dir=tmp_path / "cache")
 
 
-@pytest.mark.parametrize(
-    ("others", "is_refused"), [(["b", "a"], True), (["a", "b"], False), (["a", "b", "c"], False), (["b"], True)]
-)
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize("others", [["pos", "neg"], ["neg", "pos"], ["neg", "pos", "none"], ["pos"]])
 @pytest.mark.parametrize("where", ["path", "held_out_path"])
-def test_files_that_number_their_classes_in_another_order_are_refused(tmp_path, numbered, others, is_refused, where):
-    numbered(["a", "b"], "a", "b").to_parquet(tmp_path / "one.parquet")
-    numbered(others, "b", "b").to_parquet(tmp_path / "two.parquet")
+def test_classes_that_parquet_files_number_are_read_by_name(tmp_path, numbered, others, where, is_list):
+    numbered(["neg", "pos"], "neg", "pos", is_list=is_list).to_parquet(tmp_path / "one.parquet")
+    numbered(others, "pos", "pos", is_list=is_list).to_parquet(tmp_path / "two.parquet")
     files = {"path": "*.parquet"} if where == "path" else {"path": "one.parquet", "held_out_path": "two.parquet"}
     spec = DataSpec(
         kind="text-classification", vocab_size=300, held_out=0, **{key: str(tmp_path / f) for key, f in files.items()}
     )
-    if is_refused:
-        with pytest.raises(ValueError, match=r"column 'label': .*two.parquet has by number are b.*To fix: write names"):
-            prepare(spec, cache_dir=tmp_path / "cache")
-    else:
-        assert prepare(spec, cache_dir=tmp_path / "cache").labels == ("0", "1")
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    assert prepared.labels[:2] == ("neg", "pos")
+    splits = open_data(spec, cache_dir=tmp_path / "cache", prepared=prepared)
+    labels = [fetch(each, range(len(each)))["labels"] for each in splits if len(each)]
+    numbers = [(each.argmax(-1) if is_list else each).tolist() for each in labels]
+    assert numbers == ([[0, 1, 1, 1]] if where == "path" else [[0, 1], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(-1, "row 3: label -100 stands for none. To fix: add the label"), (None, "line 3 has no value in 'label'")],
+)
+def test_a_row_of_a_parquet_file_without_a_class_is_refused(tmp_path, numbered, number, says):
+    import datasets
+
+    rows = numbered(["neg", "pos"], "neg", "pos")
+    more = datasets.Dataset.from_dict({"text": ["none"], "label": [number]}, features=rows.features)
+    datasets.concatenate_datasets([rows, more]).to_parquet(tmp_path / "rows.parquet")
+    spec = DataSpec(kind="text-classification", path=str(tmp_path / "rows.parquet"), vocab_size=300)
+    with pytest.raises(ValueError, match=says):
+        prepare(spec, cache_dir=tmp_path / "cache")
+
+
+def test_a_class_that_only_another_parquet_file_names_is_refused(tmp_path, numbered):
+    numbered(["a", "b"], "a", "b").to_parquet(tmp_path / "one.parquet")
+    numbered(["c", "b", "a"], "a", "c").to_parquet(tmp_path / "two.parquet")
+    paths = {"path": str(tmp_path / "one.parquet"), "held_out_path": str(tmp_path / "two.parquet")}
+    with pytest.raises(ValueError, match=r"row 2: label 'c' is none of the classes a, b. To fix"):
+        prepare(DataSpec(kind="text-classification", vocab_size=300, **paths), cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sample_checks import compared_places
 from ringmaster.techniques.data.sources.text_rows import TextClassification
 from ringmaster.techniques.job import DataSpec
-from tests.unit.data.conftest import saved_tokenizer
+from tests.unit.data.conftest import CHAT_TEMPLATE, saved_tokenizer
 
 
 def prepared_of(tmp_path, rows, **spec):
@@ -139,3 +139,78 @@ def test_a_text_that_the_library_encodes_otherwise_is_refused(tmp_path, bert_tok
     monkeypatch.setattr(RowTokenizer, "own_call", lambda self, text: {"input_ids": [2, 4, 4, 3]})
     with pytest.raises(ValueError, match=r"d\.jsonl, row 2: its input_ids are \[5\] from place 1 of 2 and the "):
         lines_of(tmp_path, bert_tokenizer, "one one", "one two")
+
+
+ANSWERS = [{"prompt": f"one {n} ", "chosen": "it is", "rejected": "no"} for n in range(8)]
+SAME = {"prompt": "two ", "chosen": "yes", "rejected": "yes"}
+QUESTION = [{"role": "user", "content": "three"}]
+SAME_TURNS = {
+    "prompt": QUESTION,
+    **{role: [{"role": "assistant", "content": "it is"}] for role in ("chosen", "rejected")},
+}
+TURNS = {**SAME_TURNS, "rejected": [{"role": "assistant", "content": "what"}]}
+
+
+@pytest.mark.parametrize(("same", "other"), [(SAME, ANSWERS[0]), (SAME_TURNS, TURNS)], ids=["texts", "messages"])
+@pytest.mark.parametrize(("num_same", "is_refused"), [(0, False), (2, False), (6, True), (8, True)])
+def test_equal_answers_are_counted_and_refused_where_most_are(
+    tmp_path, numbers_tokenizer, same, other, num_same, is_refused
+):
+    result = prepared_of(
+        tmp_path, [same] * num_same + [other] * (8 - num_same), kind="preference", tokenizer=numbers_tokenizer
+    )
+    notes = [each for each in result.notes if "as chosen and as rejected" in each]
+    assert [each.split(", such as")[0] for each in notes] == (
+        [f"{num_same} of 8 have one text as chosen and as rejected"] if num_same else []
+    )
+    assert any("as chosen and as rejected" in each for each in result.training_faults) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("preference", {"prompt": "what is it", "chosen": "what is it yes", "rejected": "what is it three"}),
+        ("completion", {"prompt": "what is it\n", "completion": " what is it yes"}),
+    ],
+)
+def test_answers_that_repeat_the_prompt_are_counted(tmp_path, numbers_tokenizer, kind, row):
+    other = {**row, "prompt": "two"}
+    notes = prepared_of(tmp_path, [row, row, other], kind=kind, tokenizer=numbers_tokenizer).notes
+    assert [each for each in notes if each.startswith("2 rows: the text of the prompt also begins what follows it")]
+    assert not any("the prompt also" in each for each in prepared_of(tmp_path, [other] * 2, kind=kind).notes)
+
+
+@pytest.mark.parametrize("label", [-100, -100.0, "-100"])
+def test_a_number_that_stands_for_no_label_elsewhere_is_counted(tmp_path, bert_tokenizer, label):
+    rows = [{"text": "one", "label": 0.5}, {"text": "two", "label": label}]
+    result = prepared_of(tmp_path, rows, kind="text-regression", tokenizer=bert_tokenizer)
+    assert "1 row: the label -100 is learnt as a number; remove the row where it stands for no label" in result.notes
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"anchor": "one", "positive": "two", "negative": "two"}, "1 row: the positive is also a negative"),
+        ({"anchor": "one", "positive": "one", "negative": "two"}, "1 row: the anchor is its own positive"),
+        ({"anchor": "one", "positive": "two", "negative": "three"}, None),
+    ],
+)
+def test_rows_with_one_text_twice_are_counted(tmp_path, bert_tokenizer, row, what):
+    rows = [row, {"anchor": "what", "positive": "is", "negative": "it"}]
+    notes = prepared_of(tmp_path, rows, kind="embedding", tokenizer=bert_tokenizer).notes
+    assert [note[: len(what or "")] for note in notes] == ([what] if what else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("chat", {"messages": [*QUESTION, {"role": "assistant", "content": "yes", "refusal": "no", "name": None}]}),
+        ("completion", {"prompt": QUESTION, "completion": [{"role": "assistant", "content": "yes", "refusal": "no"}]}),
+        ("prompt", {"prompt": [{**QUESTION[0], "refusal": "no"}]}),
+    ],
+)
+def test_keys_of_messages_that_are_not_read_are_named(tmp_path, chat_tokenizer, kind, row):
+    wanted = "2 rows: messages have keys that the chat template does not read: refusal"
+    assert wanted in prepared_of(tmp_path, [row] * 2, kind=kind, tokenizer=chat_tokenizer).notes
+    reads = saved_tokenizer(tmp_path / "reads", chat_template=f"{CHAT_TEMPLATE}{{# m.refusal #}}")
+    assert wanted not in prepared_of(tmp_path, [row] * 2, kind=kind, tokenizer=reads).notes

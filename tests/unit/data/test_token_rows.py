@@ -84,6 +84,7 @@ def test_rows_of_labels_are_packed(samples_of):
         ({"label": 1}, "has token ids and a column 'label', which a stream of tokens loses"),
         ({"label_ids": [NONE, 6, 7]}, "has token ids and a column 'label_ids', which seems to say what is learnt"),
         ({"response_mask": [0, 1, 1]}, "has token ids and a column 'response_mask', which seems to say what is learnt"),
+        ({"labels": [5, 6, 7], "seq_lengths": [1, 2]}, "has a value in 'seq_lengths', by which TRL says"),
         ({"labels": [5, 6, 7], "loss_weights": [0, 1, 1]}, "has a value in 'loss_weights', which seems to say what is"),
         ({"attention_mask": [1, 1]}, "has 3 token ids, and an attention_mask that is not as long"),
     ],
@@ -91,6 +92,32 @@ def test_rows_of_labels_are_packed(samples_of):
 def test_rows_that_cannot_be_read_are_refused(samples_of, row, says):
     with pytest.raises(ValueError, match=rf"{says}.*To fix: "):
         samples_of([{"input_ids": [5, 6, 7], **row}] * 2, seq_len=3)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
+@pytest.mark.parametrize(
+    ("row", "unread", "options"),
+    [
+        ({"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "source": "a"}, "source", {}),
+        ({"input_ids": [5, 6, 7], "text": "five six seven"}, "input_ids", {}),
+        ({"input_ids": [5, 6, 7], "text": "five six seven"}, None, {"ignored_columns": ["input_ids"]}),
+        ({"body": "five six seven", "label": 1}, "label", {"text_column": "body"}),
+        ({"text": "five six seven"}, None, {}),
+    ],
+)
+def test_columns_that_a_stream_does_not_read_are_named(tmp_path, form, row, unread, options):
+    import datasets
+
+    rows = datasets.Dataset.from_list([row] * 8)
+    where = {"path": str(tmp_path / f"rows.{form}")}
+    if form == "saved":
+        where = {"dataset": str(tmp_path / "saved")}
+        rows.save_to_disk(where["dataset"])
+    else:
+        getattr(rows, {"jsonl": "to_json"}.get(form, "to_parquet"))(where["path"])
+    spec = DataSpec(**where, kind="language-modeling", seq_len=2, vocab_size=300, held_out=0, options=options)
+    notes = [each for each in prepare(spec, cache_dir=tmp_path / "cache").notes if each.startswith("columns")]
+    assert notes == ([] if unread is None else [f"columns that are not read: {unread}"])
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -58,7 +58,6 @@ def texts(labels):
         ("text-regression", texts([0.5] * 9), "the label 0.5 in column 'label'"),
         ("text-regression", texts(["1"] * 9), "the label 1.0 in column 'label'"),
         ("token-classification", [{"tokens": ["one", "two"], "tags": ["O", "O"]}] * 9, "the label O in column 'tags'"),
-        ("preference", [{"prompt": f"{n}", "chosen": "one", "rejected": "one"} for n in range(9)], "the same"),
         ("embedding", [{"anchor": "one", "positive": "two"}] * 9, "the same"),
     ],
 )
@@ -76,8 +75,8 @@ def test_data_of_one_label_is_refused(tmp_path, tokenizer, kind, rows, what):
         ("text-regression", texts([0.5] * 9 + [0.25])),
         ("token-classification", [{"tokens": ["one", "two"], "tags": ["O", "X"]}] * 9),
         ("token-classification", [{"tokens": ["one"], "tags": ["O"]}] * 9 + [{"tokens": ["it"], "tags": ["X"]}]),
-        ("preference", [{"prompt": f"{n} ", "chosen": "one", "rejected": "one"} for n in range(9)]
-            + [{"prompt": "is ", "chosen": "one", "rejected": "two"}]),
+        ("preference", [{"prompt": f"{n} ", "chosen": "one", "rejected": "one"} for n in range(4)]
+            + [{"prompt": "is ", "chosen": "one", "rejected": "two"}] * 4),
         ("embedding", [{"anchor": word, "positive": word} for word in ("one", "two", "three")]),
         ("seq2seq", [{"input": "one", "target": "two"}] * 9),
         ("chat", [{"messages": [{"role": "user", "content": "is"}, {"role": "assistant", "content": "it"}]}] * 9),

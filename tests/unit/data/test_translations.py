@@ -1,6 +1,7 @@
 """Inputs and targets of encoder-decoders have the tokens of `tokenizer(text, text_target=...)`, with its languages."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -165,3 +166,47 @@ def test_a_tokenizer_without_its_package_names_the_package(tmp_path, monkeypatch
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     with pytest.raises(ValueError, match=r"without the package sentencepiece\. To fix: .*pip install sentencepiece"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved", "translation"])
+def test_translations_in_objects_are_read_by_their_keys(tmp_path, form):
+    import datasets
+
+    pairs = [{"en": each["input"], "fr": each["target"]} for each in ROWS]
+    rows = datasets.Dataset.from_list([{"id": "x", "translation": each} for each in pairs])
+    where = {"path": str(tmp_path / f"pairs.{form}")}
+    if form in ("jsonl", "parquet"):
+        getattr(rows, {"jsonl": "to_json", "parquet": "to_parquet"}[form])(where["path"])
+    else:
+        if form == "translation":
+            rows = rows.cast_column("translation", datasets.Translation(languages=["en", "fr"]))
+        where = {"dataset": str(tmp_path / "pairs")}
+        datasets.DatasetDict(train=rows, test=rows.select([1])).save_to_disk(where["dataset"])
+    tokenizer = saved_tokenizer(tmp_path / "tokenizer", "MBartTokenizer")
+    options = {"source_language": "en_XX", "target_language": "fr_XX"}
+    spec = DataSpec(kind="seq2seq", tokenizer=tokenizer, held_out=0, options=options, **where)
+    with pytest.raises(ValueError, match=r"no column for input_column, target_column; .*COLUMN\.KEY.*translation\.en"):
+        prepare(spec, cache_dir=tmp_path / "cache")
+    whole = {**options, "input_column": "translation", "target_column": "translation"}
+    with pytest.raises(
+        ValueError, match=r"is an object, .*set input_column to COLUMN\.KEY, with one of its keys en, fr"
+    ):
+        prepare(replace(spec, options=whole), cache_dir=tmp_path / "cache")
+    columns = {"input_column": "translation.en", "target_column": "translation.fr"}
+    spec = replace(spec, options={**options, **columns})
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    training, _ = open_data(spec, cache_dir=tmp_path / "cache", prepared=prepared)
+    _, expected = prepared_rows(tmp_path, tokenizer, options=options)
+    assert [training[n]["labels"][training[n]["labels"] != -100].tolist() for n in range(3)] == [y for _, y in expected]
+    assert "columns that are not read: id" in prepared.notes
+    if "dataset" in where:
+        leaking = prepare(replace(spec, held_out_split="test"), cache_dir=tmp_path / "cache")
+        assert "rows of the evaluation split" in "".join(leaking.training_faults).replace("1 row of", "rows of")
+
+
+def test_a_row_without_the_key_of_a_language_is_refused(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"translation": {"en": "a", "fr": "b"}}\n{"translation": {"en": "a"}}\n')
+    options = {"input_column": "translation.en", "target_column": "translation.fr"}
+    spec = DataSpec(kind="seq2seq", path=str(tmp_path / "rows.jsonl"), held_out=0, options=options)
+    with pytest.raises(ValueError, match=r"line 2 has no column 'translation.fr'.* To fix: add the value"):
+        prepare(spec, cache_dir=tmp_path / "cache")

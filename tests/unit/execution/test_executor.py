@@ -106,6 +106,28 @@ def test_a_crash_is_tried_again_and_after_three_times_given_up(tmp_path):
     assert bench.journal.jobs()["bad"].message == "as it should (crashed 3 times)"
 
 
+def raises(message, *, num_steps=0):
+    def act(call, runner):
+        return replace(crashes_after(num_steps)(call, runner), message=message, is_of_code=True)
+
+    return act
+
+
+def test_the_same_error_of_code_at_the_same_step_is_final_at_the_second_time(tmp_path):
+    runner = FakeRunner(
+        script={
+            "bad": [raises("labels", num_steps=2), *(raises("labels") for _ in range(9))],
+            "other": [raises("labels"), raises("rows")],
+            "further": [raises("labels", num_steps=1) for _ in range(5)],
+        }
+    )
+    bench = Bench(tmp_path, [job("bad"), job("other"), job("further")], runner=runner)
+    assert bench.run()
+    assert bench.statuses == {"bad": JobStatus.FAILED, "other": JobStatus.DONE, "further": JobStatus.DONE}
+    assert [e.attempt for e in bench.told(SegmentStarted) if e.segment.job == "bad"] == [1, 2]
+    assert bench.journal.jobs()["bad"].message == "labels (crashed 2 times)"
+
+
 def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
     runner = FakeRunner(script={"a": [crashes_after(1) for _ in range(7)]})
     bench = Bench(tmp_path, [job("a")], runner=runner)

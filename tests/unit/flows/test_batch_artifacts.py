@@ -112,7 +112,9 @@ def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():
     found = Prediction(makespan_s=21.0, low_s=18.0, high_s=24.5, load=1.0, spread=0.1, num_earlier=3)
     assert "Likely 18.0 to 24.5 s in 90 % of runs." in plan_markdown(plan, problem, found)
     certain = plan_markdown(plan, problem, replace(found, earliest_s=15.0, latest_s=23.0))
-    assert "Likely 18.0 to 24.5 s in 90 % of runs, never before 15.0 s." in certain
+    assert "Likely 18.0 to 24.5 s in 90 % of runs, at the earliest 15.0 s by these runtimes." in certain
+    nothing = plan_markdown(plan, problem, replace(found, earliest_s=0.04, latest_s=23.0))
+    assert "Likely 18.0 to 24.5 s in 90 % of runs." in nothing, "zero seconds are no earliest end"
     assert "Predicted" not in plan_markdown(plan, problem)
 
 

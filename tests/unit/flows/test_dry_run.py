@@ -137,7 +137,7 @@ def test_a_deadline_that_no_plan_meets_is_told_and_planned_all_the_same(tmp_path
     assert not found.is_good
     assert found.summary() == "a would be late"
     assert found.plan is not None
-    assert "No plan meets these deadlines: a." in "\n".join(found.sentences())
+    assert "By these runtimes no plan meets these deadlines: a." in "\n".join(found.sentences())
 
 
 def test_jobs_that_cannot_be_trained_are_told_with_those_that_adapt_them(tmp_path, monkeypatch):

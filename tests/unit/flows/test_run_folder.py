@@ -21,7 +21,7 @@ from ringmaster.flows.batch.run_folder import (
 from ringmaster.flows.reports.progress import View
 from ringmaster.flows.run_order import stamped_folder
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.model_lineage.tensors.store import FileReference
+from ringmaster.model_lineage.tensors.references import FileReference
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url

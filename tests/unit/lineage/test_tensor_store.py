@@ -1,7 +1,10 @@
 """The tensor store: exact contents, equal tensors stored once, damage detected, and safe concurrent use."""
 
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from safetensors.numpy import save_file
 from ringmaster.errors import TensorObjectError, TensorStoreError
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.objects import BLOCK_BYTES, pack, unpack
+from ringmaster.model_lineage.tensors.references import FileReference
+from ringmaster.model_lineage.tensors.store import ARTIFACTS, KEY
 from tests.children import in_a_child
 from tests.drawing import draws
 
@@ -208,6 +213,67 @@ def test_gc_drops_nothing_where_damage_hides_what_is_needed(store, tmp_path):
     path.write_bytes(content)
     assert store.gc(drop=["m-1"]) > 0
     assert store.fsck() == []
+
+
+@pytest.fixture
+def referred(store, tmp_path):
+    """A stored model that is there for a reference among the artifacts."""
+    folder, root = model(tmp_path / "m", weights()), tmp_path / "artifacts"
+    root.mkdir()
+    stored = store.add(folder, owner=ARTIFACTS)
+    store.add_artifacts(root)
+    num_bytes = (folder / "model.safetensors").stat().st_size
+    store.reference_to("model.safetensors", model=stored.id, num_bytes=num_bytes).write(root / "model.safetensors")
+    return stored, root / "model.safetensors"
+
+
+def test_gc_goes_on_where_a_reference_is_damaged_and_keeps_what_it_may_stand_for(store, referred, tmp_path):
+    kept, file = referred
+    gone = store.add(model(tmp_path / "gone", weights()), owner="m-1")
+    reference = Path(f"{file}.stored")
+    whole = reference.read_bytes()
+    reference.write_bytes(b"[1]")
+    assert store.gc(drop=["m-1"]) > 0
+    assert store.ids() == [kept.id] != [gone.id]
+    (fault,) = store.reference_faults()
+    assert fault.startswith(f"the reference {reference} is damaged: ") and "To fix: " in fault
+    assert fault in store.fsck()
+    reference.write_bytes(whole)
+    assert (store.gc(drop=[]), store.reference_faults(), store.ids()) == (0, [], [kept.id])
+    reference.unlink()
+    assert store.gc(drop=[]) > 0 and store.ids() == []
+
+
+def test_a_reference_counts_only_with_the_seal_of_its_store(store, referred, tmp_path):
+    stored, file = referred
+    reference = FileReference.at(file)
+    store.check(reference)
+    other = TensorStore(tmp_path / "other")
+    other.add(tmp_path / "m")
+    foreign = other.reference_to(reference.path, model=stored.id, num_bytes=1)
+    for wrong in (replace(reference, seal=""), replace(reference, path="config.json"), foreign):
+        with pytest.raises(TensorStoreError, match=r"this store did not write the reference\. To fix: "):
+            store.check(wrong)
+        wrong.write(file)
+        (fault,) = store.reference_faults()
+        assert f"{file}.stored cannot be read" in fault
+        assert store.gc(drop=[]) == 0
+    assert stat.S_IMODE((store.folder / KEY).stat().st_mode) & 0o022 == 0
+
+
+def test_references_of_earlier_releases_are_sealed_once(store, referred):
+    _, file = referred
+    reference = replace(FileReference.at(file), seal="")
+    reference.write(file)
+    (store.folder / KEY).unlink()  # earlier releases have none
+    store.add_artifacts(file.parent)
+    sealed = FileReference.at(file)
+    store.check(sealed)
+    assert replace(sealed, seal="") == reference
+    reference.write(file)
+    store.add_artifacts(file.parent)
+    with pytest.raises(TensorStoreError, match="this store did not write"):
+        store.check(FileReference.at(file))
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "gone", "empty"])

@@ -314,6 +314,13 @@ def test_late_interaction_adds_the_largest_cosine_of_each_token_of_the_question(
         assert rewards.tolist() == [pytest.approx(row, rel=1e-4) for row in own]
 
 
+@pytest.mark.parametrize("name", ["contrastive", "late-interaction"])
+def test_samples_with_other_negatives_than_the_loss_compares_are_refused_with_their_number(name):
+    _, loss = made(BERT, PAIRS, name)
+    with pytest.raises(ValueError, match=r"of 2 sequences\. To fix: set hard_negatives: 3 in the loss, or give"):
+        loss.forward_inputs(triplets(2, 5))
+
+
 def test_the_right_passage_is_ranked_among_its_negatives():
     batch = triplets(8, 5)
     model, loss = made(BERT, PAIRS, "contrastive", hard_negatives=3)

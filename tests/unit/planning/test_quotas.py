@@ -208,14 +208,14 @@ def test_one_more_device_for_a_user_costs_the_other_one_so_much():
     what_if = WhatIf(problem, solve(problem))
     gain = what_if.gain(MoreQuota(user="ana", taken_from="ben"))
     assert gain.most_s == pytest.approx(200.0, rel=0.02)
-    text = " ".join(gain_lines(gain, what_if, proof="for certain"))
+    text = " ".join(gain_lines(gain, what_if, proof="by these runtimes"))
     assert text.startswith("With one more device for ana and as many less for ben: the best plan ends ")
     later = what_if.planned(gain, work_s=0.5)
     users = {each.user: each for each in later.users}
     assert users["ana"].planned_s < users["ana"].before_s
     assert users["ben"].bound_s == pytest.approx(200.0)
     assert users["ben"].bound_s <= users["ben"].planned_s
-    lines = list(gain_lines(later, what_if, proof="for certain"))
+    lines = list(gain_lines(later, what_if, proof="by these runtimes"))
     assert any(line.startswith("The jobs of ben then end after ") for line in lines)
     assert gain_json(later)["users"][0]["user"] == "ana"
     explained = " ".join(explanation_lines(explain(what_if)))

@@ -6,7 +6,18 @@ from random import Random
 import numpy as np
 import pytest
 
-from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs, SpeedErrors
+from ringmaster.tasks.profiling.search import predicted_profiles
+from ringmaster.tasks.profiling.speed_beliefs import (
+    GUESS_SPREAD,
+    OF_PREDICTIONS,
+    SpeedBeliefs,
+    SpeedErrors,
+    errors_of,
+    prediction_errors,
+)
+from ringmaster.techniques import GangShape, Profile
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.profiles import PREDICTED
 
 OF_A = SpeedErrors(machine=0.2, technique=0.1, job=0.25, option=0.1, measurement=0.05)
 OF_B = SpeedErrors(machine=0.05, technique=0.02, job=0.1, option=0.03, measurement=0.02)
@@ -83,3 +94,49 @@ def test_the_newest_measurement_of_an_option_counts():
     once = SpeedBeliefs()
     once.note("a", 0, 1.5, technique="ddp", errors=OF_B)
     assert beliefs.of("a", 1, technique="ddp", errors=OF_B) == once.of("a", 1, technique="ddp", errors=OF_B)
+
+
+def predicted(technique, *, step_s=1.0, spread=0.0):
+    return Profile(
+        technique=technique, num_devices=1, num_ranks=1, step_s=step_s, peak_bytes=1, source=PREDICTED, spread=spread
+    )
+
+
+def total(errors):
+    return math.hypot(errors.machine, errors.technique, errors.job, errors.option)
+
+
+@pytest.mark.parametrize("technique", ["ddp", "shared_base"])
+def test_the_errors_of_built_in_techniques_are_those_of_the_cost_model(technique):
+    assert errors_of(predicted(technique)) == OF_PREDICTIONS
+
+
+def test_the_prediction_of_a_technique_of_ones_own_is_wide_until_one_job_has_trained_by_it():
+    errors = errors_of(predicted("my-technique"))
+    beliefs = SpeedBeliefs()
+    before = beliefs.of("a", 0, technique="my-technique", errors=errors)
+    assert math.exp(1.645 * before.spread) > 31 / 4.6, "a run that took 31 s, where 4.6 s were predicted, is likely"
+    beliefs.note("b", 0, 6.7, technique="my-technique", errors=errors)
+    after = beliefs.of("a", 0, technique="my-technique", errors=errors)
+    assert after.ratio() > 4 and after.spread < before.spread / 2
+    assert beliefs.of("c", 0, technique="ddp", errors=OF_PREDICTIONS).ratio() < 1.2, (
+        "it says little of other techniques"
+    )
+
+
+def test_the_prediction_of_a_step_of_which_nothing_is_known_covers_steps_of_milliseconds_and_of_a_minute():
+    candidate = Candidate(technique="command", config={}, num_devices=1, num_ranks=1, least_bytes=0, step_s=None)
+    shape = GangShape(kind="cpu", num_devices=1, memory_bytes=1)
+    preflight = Preflight(job="a", data={}, facts={}, candidates=(candidate,), refusals=())
+    (profile,) = predicted_profiles(preflight, shapes=[shape])
+    belief = SpeedBeliefs().of("a", 0, technique="command", errors=errors_of(profile))
+    assert belief.ratio() * profile.step_s * math.exp(-1.645 * belief.spread) < 0.02
+    assert belief.ratio() * profile.step_s * math.exp(1.645 * belief.spread) > 60
+
+
+@pytest.mark.parametrize("technique", ["ddp", "my-technique"])
+@pytest.mark.parametrize("spread", [0.05, 0.3, 1.1, GUESS_SPREAD])
+def test_the_parts_of_a_stated_spread_add_up_to_it(technique, spread):
+    errors, prior = errors_of(predicted(technique, spread=spread)), prediction_errors(technique)
+    assert total(errors) == pytest.approx(spread)
+    assert errors.machine <= prior.machine and errors.technique <= prior.technique

@@ -17,8 +17,10 @@ from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.reference import reference
 
 ROOT = Path(__file__).parents[3]
+FOLDERS = ("src/ringmaster", "flows", "tasks", "techniques", "model_lineage", "tests", "examples", "benchmarks")
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *PAGES]
+SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
 OURS = r"(?:flows|tasks|techniques|model_lineage|tests|examples|benchmarks|docs)/[\w./-]*"
 
 
@@ -50,6 +52,34 @@ def test_a_link_leads_somewhere_inside_the_project(document: Path, link: str):
 @pytest.mark.parametrize(("document", "path"), each(rf"`({OURS})`"))
 def test_a_file_that_is_named_is_there(document: Path, path: str):
     assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(("document", "pointer"), each(r"(`\w+`(?: \(|\s+in\s+)`[\w/]+\.py`)"))
+def test_a_file_defines_the_name_that_is_said_to_be_in_it(document: Path, pointer: str):
+    name, path = re.findall(r"`([^`]+)`", pointer)
+    files = [file for file in SOURCES if file.as_posix().endswith(f"/{path}")]
+    assert files, "no file has this name"
+    assert any(name in _definitions(file) for file in files), f"none of {files} defines {name}"
+
+
+@pytest.mark.parametrize(("document", "name"), each(r"`((?:\w+/)*\w+\.py)`"))
+def test_a_module_that_is_named_is_there(document: Path, name: str):
+    assert any(file.as_posix().endswith(f"/{name}") for file in SOURCES)
+
+
+def _definitions(file: Path) -> set[str]:
+    """Returns the names of the classes, functions and variables that a file defines at its top and in its classes."""
+    names: set[str] = set()
+    tree = ast.parse(file.read_text())
+    for node in [*tree.body, *(each for top in tree.body if isinstance(top, ast.ClassDef) for each in top.body)]:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                names.add(node.name)
+            case ast.Assign():
+                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+    return names
 
 
 @pytest.mark.parametrize(("document", "target"), each(r"\bmake ([a-z]+(?:-[a-z]+)*)(?=[ `]*(?:$|`|#| {2,}|[A-Z]+=))"))

@@ -49,7 +49,7 @@ class FakeLedger:
 
     def get_alias(self, name: str, alias: str) -> ModelRecord | None:
         of_name = {model.version: model for model in self.records if model.registered_name == name}
-        return of_name.get(self.aliases.get(alias))
+        return of_name.get(self.aliases[alias]) if alias in self.aliases else None
 
     def set_alias(self, name: str, alias: str, number: int) -> None:
         if self.moves_left == 0:

@@ -6,6 +6,7 @@ import pytest
 
 from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.model_lineage import ModelRecord, Origin
+from ringmaster.model_lineage.ledger.registry import CHALLENGER_OF, NOBODY
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision
@@ -268,6 +269,17 @@ def test_a_challenger_that_nobody_compared_is_a_candidate(log):
     assert standing(ledger).candidate == version(4)
     apply(ledger, version(4), NO, log)
     assert standing(ledger).candidate is None
+
+
+def test_a_challenger_that_no_file_of_a_sweep_names_is_no_candidate_and_hides_none_that_was_compared(log):
+    ledger = FakeLedger([version(1), version(2)], champion=1)
+    apply(ledger, version(2), NO, log)
+    ledger.records.append(of_a_batch(3))
+    ledger.set_alias(NAME, "challenger", 3)
+    assert standing(ledger).candidate.version == 3
+    ledger.set_model_version_tag(NAME, "3", CHALLENGER_OF, NOBODY)
+    found = standing(ledger)
+    assert (found.latest, found.candidate, found.foreign) == (version(2), None, 3)
 
 
 def test_a_champion_of_before_decisions_were_kept_is_no_candidate():

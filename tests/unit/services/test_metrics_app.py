@@ -150,5 +150,11 @@ def test_a_page_of_another_site_is_refused(origin):
     assert client().get("/metrics", headers={"Origin": "http://127.0.0.1:9464"}).status_code == 200
 
 
+def test_a_header_that_cannot_be_read_gets_the_page_in_its_plain_form():
+    page = client().get("/metrics", headers={"Accept": "application/openmetrics-text; version=[;;q=x"})
+    assert page.status_code == 200
+    assert page.headers["Content-Type"].startswith("text/plain")
+
+
 def test_it_can_only_be_read():
     assert client().post("/metrics").status_code == 405

@@ -1,42 +1,60 @@
-"""Prefect's database in SQLite: created by one process at a time, and checked before a server starts."""
+"""Prefect's database in SQLite: created by one server at a time, and checked before a server starts."""
 
-import asyncio
 import sqlite3
 import threading
-from contextlib import closing, suppress
-from types import SimpleNamespace
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from ringmaster.errors import InputError
-from ringmaster.flows.services import prefect_server
 from ringmaster.flows.services.first_processes import check_prefect_database
+from ringmaster.flows.services.prefect_server import started_alone
+from ringmaster.model_lineage.sqlite_files import alone_in
 
 
-def test_one_process_at_a_time_creates_the_tables(tmp_path, monkeypatch):
-    """Alembic commits after each migration: a second process would run one that the first is about to run."""
-    both, have_met = threading.Barrier(2), []
+def test_servers_of_one_file_start_one_after_another(tmp_path):
+    """Prefect creates tables and registers blocks as it starts, as if no other server did so at once."""
+    both, have_met, have_started = threading.Barrier(2), [], threading.Barrier(2)
 
-    class Database:
-        async def create_db(self):
-            with suppress(threading.BrokenBarrierError):
-                both.wait(timeout=0.5)
-                have_met.append(True)
+    @asynccontextmanager
+    async def lifespan(_):
+        with suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.5)
+            have_met.append(True)
+        yield
 
-        async def engine(self):
-            async def dispose():
-                pass
+    def serve():
+        with ExitStack() as lock:
+            lock.enter_context(alone_in(tmp_path))
+            with TestClient(started_alone(Starlette(lifespan=lifespan), lock)):
+                have_started.wait(timeout=60)
 
-            return SimpleNamespace(dispose=dispose)
-
-    monkeypatch.setattr(prefect_server, "provide_database_interface", Database)
-    file = tmp_path / "prefect.db"
-    threads = [threading.Thread(target=lambda: asyncio.run(prefect_server.create_database(file))) for _ in range(2)]
+    threads = [threading.Thread(target=serve) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not have_met
+    assert not have_started.broken, "the lock is given back when one has started, not when it ends"
+
+
+def test_a_server_that_cannot_start_says_why_on_one_line_and_lets_others_start(capsys):
+    @asynccontextmanager
+    async def lifespan(_):
+        raise RuntimeError("UNIQUE constraint failed:\nblock_type.slug")
+        yield
+
+    released = []
+    with ExitStack() as lock:
+        lock.callback(released.append, True)
+        with pytest.raises(RuntimeError), TestClient(started_alone(Starlette(lifespan=lifespan), lock)):
+            pass
+        assert released
+    assert (
+        capsys.readouterr().err == "Prefect's server cannot start or end: UNIQUE constraint failed: block_type.slug\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from ringmaster.flows.services.service_files import reap
 from ringmaster.tasks.process_identity import ProcessId
+from ringmaster.techniques.processes.stopped import is_stopped
 
 WAITING = "import signal; print(flush=True); signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
@@ -46,6 +47,14 @@ def test_a_process_is_itself_until_it_ends(start):
     assert process.end(grace_s=120)
     assert not process.lives()
     assert process.wait(0)
+
+
+def test_one_that_is_stopped_ends_in_order_too(start):
+    process, _ = start(WAITING)
+    process.signal(signal.SIGSTOP)
+    while not is_stopped(process.pid):
+        pass
+    assert process.end(grace_s=120)
 
 
 def test_one_that_has_ended_and_was_not_waited_for_does_not_live(start):

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus
+from ringmaster.flows.services.pool_processes import ServiceState, ServiceStatus
+from ringmaster.flows.services.service_files import ServiceFiles
 from ringmaster.flows.services.supervisor import Supervisor, delay_s
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.pool.engines import Service

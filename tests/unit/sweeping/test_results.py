@@ -11,7 +11,7 @@ from ringmaster.codec import to_json
 from ringmaster.flows.output import TextConsole, print_rows
 from ringmaster.tasks.execution.job_table import CLONED, LIKE, SETTLED
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.sweeping.figures import NumberAxis, SweepFigures
+from ringmaster.tasks.sweeping.figures import CHARACTER_WIDTH, NumberAxis, SweepFigures
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.tasks.sweeping.space import CategoricalRange
 from tests.unit.sweeping.sweeps import RATES, SEEDS, Swept, spec
@@ -174,3 +174,67 @@ def test_the_best_trial_is_that_of_the_first_row():
         best(board({"a": {4: {"accuracy": 0.1}}, "b": {4: {"accuracy": 0.2}}}, {}, jobs=map(row_of, "ab")))["job"]
         == "b"
     )
+
+
+def ticks_of(svg):
+    return [e.text for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("class") == "tick"]
+
+
+def drawn_over(key, values):
+    """Parallel coordinates of trials that differ in one key, and the height at which each one is drawn."""
+    names = [f"t{i}" for i in range(len(values))]
+    space = [CategoricalRange(key=key, values=tuple(values[:1]))]
+    figures = figures_of({name: 0.5 + i / 100 for i, name in enumerate(names)})
+    svg = figures.parallel_coordinates(space, {name: {key: each} for name, each in zip(names, values, strict=True)})
+    return svg, [lines_in(svg)[name][0][1] for name in names]
+
+
+def test_values_of_other_types_have_places_of_their_own():
+    svg, heights = drawn_over("x", [True, 1, 0, False, None, "1", 1])
+    assert len(set(heights[:-1])) == 6 and heights[-1] == heights[1]
+    assert {"true", "false", "null", "0", "1"} <= {*ticks_of(svg)}
+
+
+def test_long_values_are_told_apart_by_what_differs():
+    adapters = [{"kind": "lora", "rank": rank, "targets": ["all"]} for rank in (4, 8, 16)]
+    svg, heights = drawn_over("adapter", [*adapters, None, [1, 2], [1, 3]])
+    assert len(set(heights)) == 6
+    shown = ticks_of(svg)
+    assert [text for text in shown if text.startswith("…")] == [
+        "…rank: 4, targe…",
+        "…rank: 8, targe…",
+        "…rank: 16, targ…",
+    ]
+    assert {"null", "[1, 2]", "[1, 3]"} <= {*shown}
+
+
+def test_one_value_and_one_trial_are_drawn():
+    svg, (height,) = drawn_over("x", [{"a": "a long text that all trials have"}])
+    assert 84 <= height <= 380
+    assert "a: a long text …" in ticks_of(svg)
+
+
+def test_names_of_axes_that_have_no_room_are_shown_by_their_ends():
+    keys = [f"optimizer.options.key_number_{i}" for i in range(6)]
+    space = [CategoricalRange(key=key, values=(1, 2)) for key in keys]
+    svg = figures_of({"a": 0.5}).parallel_coordinates(space, {"a": dict.fromkeys(keys, 1)})
+    names = [e.text for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("class") == "name"]
+    assert all(name.startswith("…") and key.endswith(name[1:]) for name, key in zip(names, keys, strict=False))
+    assert max(map(len, names)) * CHARACTER_WIDTH <= 700 / 6
+
+
+def test_rungs_that_lie_together_have_one_text():
+    reports = {"a": {10: {"accuracy": 0.1}, 20: {"accuracy": 0.2}, 1000: {"accuracy": 0.3}}}
+    svg = SweepFigures(name="s", objective="accuracy", reports=reports, done=["a"]).learning_curves([10, 20, 400, 1000])
+    root = ElementTree.fromstring(svg)
+    assert len([line for line in root.iter(f"{SVG}line") if line.get("class") == "rung"]) == 4
+    texts = [e.text for e in root.iter(f"{SVG}text") if e.get("y") == "396"]
+    assert [text for text in texts if text] == ["1000", "400", "20"]
+
+
+def test_a_varied_model_does_not_hide_the_model_that_was_trained():
+    values = {"trial-0": {"model": {"architecture": "A"}, "seed": 1}}
+    job = {**row_of("trial-0"), "model_uri": "models:/s.trial-0/1"}
+    reports = {"trial-0": {3: {"accuracy": 0.5}}}
+    (row,) = leaderboard(["trial-0"], objective="accuracy", values=values, reports=reports, jobs=[job])
+    assert (row["model"], row["varied model"]) == ("models:/s.trial-0/1", "{'architecture': 'A'}")

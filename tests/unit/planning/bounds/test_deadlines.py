@@ -30,8 +30,8 @@ def told(problem: Problem) -> tuple[str, ...]:
 def test_jobs_that_cannot_meet_their_own_deadlines_are_all_named():
     jobs = (single("a", deadline_s=9.0), single("b", after=("a",), deadline_s=19.5), single("c", deadline_s=10.0))
     assert told(Problem("p", (PlanningNode("n", 3),), jobs)) == (
-        "job a: cannot end before 10.0 s, its deadline is 9.0 s: 1.0 s too late",
-        "job b: cannot end before 20.0 s, its deadline is 19.5 s: 0.5 s too late",
+        "job a: cannot end before 10.0 s by these runtimes, its deadline is 9.0 s: 1.0 s too late",
+        "job b: cannot end before 20.0 s by these runtimes, its deadline is 19.5 s: 0.5 s too late",
     )
 
 
@@ -63,7 +63,7 @@ def test_a_job_is_due_for_those_that_wait_for_it():
 def test_a_job_cannot_start_before_all_that_it_waits_for_fits_the_devices():
     jobs = (single("base"), single("other"), single("tuned", after=("base", "other"), deadline_s=25.0))
     (fault,) = told(Problem("p", (PlanningNode("n", 1),), jobs))
-    assert fault == "job tuned: cannot end before 30.0 s, its deadline is 25.0 s: 5.0 s too late"
+    assert fault == "job tuned: cannot end before 30.0 s by these runtimes, its deadline is 25.0 s: 5.0 s too late"
 
 
 def test_deadlines_beside_nodes_that_go_away():

@@ -157,7 +157,7 @@ def test_a_batch_is_planned_as_by_a_dry_run(tmp_path, monkeypatch):
     assert (len(done.stdout.splitlines()), done.stdout.count(", by these predicted runtimes.")) == (2, 2)
     monkeypatch.setattr(dry_run, "dry_run", lambda batch, *, profiles, seed: replace(found, are_measured=True))
     done = run("whatif", batch, "--add-devices", 1, "--at-once")
-    assert (len(done.stdout.splitlines()), done.stdout.count(", for certain.")) == (2, 2)
+    assert (len(done.stdout.splitlines()), done.stdout.count(", by these measured runtimes.")) == (2, 2)
     refused = run("whatif", batch, "--explain", "--plan", tmp_path / "plan.json").exception
     assert "--plan is for a problem file" in str(refused)
     batch.write_text(BATCH.replace("OBJECTIVE", "cost"))

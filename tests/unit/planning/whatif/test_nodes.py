@@ -35,7 +35,7 @@ def test_by_hand():
     assert worth(NodePrices(per_node_hour=1.0, per_hour_earlier=0.0)).num_nodes == 1
     answer = worth(NodePrices(per_node_hour=1.0, per_hour_earlier=1.0))
     assert answer.num_nodes == 8 and answer.ends_s == HOUR_S
-    assert answer.why == "one more node certainly gains 0 s, worth 0.00, and costs 1.00"
+    assert answer.why == "one more node gains at least 0 s by these runtimes, worth 0.00, and costs 1.00"
     assert worth(NodePrices(per_node_hour=1.0, per_hour_earlier=1.0), come_s=0.8 * HOUR_S).num_nodes == 2
 
 

@@ -65,7 +65,7 @@ def test_what_a_report_says():
     plan = solve(problem, work_s=LITTLE)
     lines = section(plan, problem, device="NVIDIA H200")
     assert lines[0].startswith("With one more device (NVIDIA H200) on n0 the last job would end ")
-    assert lines[0].endswith(" earlier.")
+    assert lines[0].endswith(" earlier, by these runtimes.")
     assert 1 < len(lines) <= 4
     assert all(line.startswith("Without ") for line in lines[1:])
     many = draw("scale-12x16")
@@ -120,6 +120,6 @@ def test_intervals_in_words(least_s, most_s, says):
         change=MoreDevices(num_devices=1), on="n0", least_s=least_s, most_s=most_s, most_by_prices_s=most_s,
         bound_s=0.0, makespan_s=None,
     )  # fmt: skip
-    (line,) = gain_lines(gain, of(draw("tiny-3x2")), proof="for certain")
+    (line,) = gain_lines(gain, of(draw("tiny-3x2")), proof="by these runtimes")
     assert line.startswith("With one more device on n0")
     assert says in line
