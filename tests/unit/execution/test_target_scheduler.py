@@ -155,7 +155,7 @@ class Probing(FakeRunner):
         is_reached = self.reached is not None and first < self.reached <= last
         last = self.reached if is_reached else last
         noise = [each for each in measured(self.scale or 0.0, num=1000 * bool(self.scale)) if first <= each.step < last]
-        call.on_event(Steps(first_step=first, seconds=(1.0,) * (last - first), noise=tuple(noise)))
+        call.on_event(Steps(first_step=first, seconds=(1.0,) * (last - first), measurements=tuple(noise)))
         self.steps[name] = last
         is_end = is_reached or last == call.order.job.total_steps
         ended = {"metrics": {"loss": 1.0}, REACHED: is_reached} if is_end else {}
@@ -246,7 +246,7 @@ def test_noise_that_is_heard_late_is_waited_for(tmp_path):
     for number, search in enumerate(SEARCHED.searches()):
         assert not asked
         noise = tuple(each for each in measured(48.0) if each.step < 50)
-        steps = Steps(first_step=0, seconds=(1.0,) * 50, noise=noise)
+        steps = Steps(first_step=0, seconds=(1.0,) * 50, measurements=noise)
         scheduler.listen(GangReport(number=number, job=search.name, event=steps))
         evaluated = EvaluationReported(step=50, metrics=metrics["metrics"])
         scheduler.listen(GangReport(number=number, job=search.name, event=evaluated))
