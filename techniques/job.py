@@ -111,9 +111,6 @@ UPDATE_RULES = (SUM,)
 """How the gradient of a common component is made of the jobs' gradients."""
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""
-FLAT, IVF = "flat", "ivf"
-INDEXES = (FLAT, IVF)
-"""The indexes of a knowledge store."""
 LEARNING_RATE_RULES = ("damped-gain", "square-root")
 FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
 """Keys of a pretrained model's `config` that may give it a head which its file lacks."""
@@ -505,32 +502,6 @@ class AdaptationSpec:
     composition: Composition | None = field(default=None, metadata=SINCE_LATER)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    """How passages are encoded and searched.
-
-    Attributes:
-        index: "flat", which compares a question with all passages; or "ivf" with those of the nearest of some clusters.
-        num_lists: the clusters of an IVF index; None for 4 sqrt(passages).
-        least_recall: the share of the 10 nearest passages that an IVF index must find. So many clusters are searched.
-        batch_size: the texts of a forward pass of the encoder.
-        max_length: the tokens to which a text is cut.
-        words: the words of a passage, into which longer texts are divided (100 in DPR: Karpukhin et al.,
-            arXiv:2004.04906); None for whole texts.
-        overlap: the words that a passage shares with the one before it.
-        seed: of the clusters' first centroids, and of the passages whose neighbours are compared.
-    """
-
-    index: str = FLAT
-    num_lists: int | None = None
-    least_recall: float = 0.95
-    batch_size: int = 64
-    max_length: int = 256
-    words: int | None = None
-    overlap: int = 0
-    seed: int = 0
-
-
 Variant = tuple[int, str, int]
 """What may change of a job after its probe: batch size, precision, and the steps between two exchanges."""
 
@@ -607,7 +578,6 @@ class Job:
         exact_chunk: the samples of one forward and backward of an exact job, which decide its bits; the global batch is
             a power of two of them. None until it is chosen in the preflight.
         adaptation: how the model is derived from other models besides training; None for plain training.
-        store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
         phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
@@ -639,7 +609,6 @@ class Job:
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
     phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
-    store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
     parts: tuple[JobPart, ...] = stored_parts(part_kind)
 
     def __post_init__(self) -> None:
@@ -667,6 +636,11 @@ class Job:
     def fields_with(self, effect: Effect, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
         """Returns the JSON form of the fields that have an effect, but those with their defaults and those in `but`."""
         return set_fields(self, but=SAME[effect] | self.unaffected(effect) | but)
+
+    @property
+    def made_by(self) -> str:
+        """The technique that makes what the job asks for, in place of training; "" where it trains."""
+        return next((part.made_by for part in self.parts if part.made_by), "")
 
     @property
     def base_format(self) -> str | None:

@@ -93,6 +93,8 @@ class JobPart:
         description: what the key may have, as in `Description`.
         effects: what may differ between jobs that differ in the part.
         is_exact: whether a job with the part has the same bits on any number of devices.
+        made_by: the technique that makes what such a job asks for, in place of training; "" where it trains.
+        model_kind: how its model is made, in the lineage; "" for the way of other jobs.
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
     """
 
@@ -100,6 +102,8 @@ class JobPart:
     description: ClassVar[str] = ""
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
     is_exact: ClassVar[bool] = False
+    made_by: ClassVar[str] = ""
+    model_kind: ClassVar[str] = ""
     group_obstacle: ClassVar[str] = ""
 
     @property

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
+from ringmaster.features.stores.job import is_store
 from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
-from ringmaster.tasks.batch.schema import STORE
 from ringmaster.techniques.job import (
     ADAPTATIONS,
     ADAPTERS,
@@ -158,11 +158,6 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
     )
     if kind == MERGED:
         yield from _merged(job, adaptation)
-
-
-def is_store(job: Raw) -> bool:
-    """Whether a job makes a knowledge store."""
-    return job.get("kind") == STORE or job.get("store") is not None
 
 
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:

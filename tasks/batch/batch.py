@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.features.stores.job import StoreSettings
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.findings import Finding, Place, as_list, findings_where, got
 from ringmaster.tasks.batch import document, grid, ludwig, rules, yaml_sections
@@ -25,7 +26,7 @@ from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data import inference
 from ringmaster.techniques.data.row_files import has_tokenizer
-from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings
+from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec
 from ringmaster.techniques.job_parts import is_name
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved

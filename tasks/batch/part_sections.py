@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -43,10 +43,16 @@ def part_keys() -> dict[str, Any]:
         if not kind.key:
             result |= _fields(kind)
             continue
-        name, title = kind.__name__, (kind.__doc__ or "").partition("\n")[0]
-        section = create_model(f"{name}Section", __base__=Section, __doc__=title, **_fields(kind))
-        result[kind.key] = (section | None, Field(default=None, description=kind.description))
+        result[kind.key] = (section_of(kind.key) | None, Field(default=None, description=kind.description))
     return result
+
+
+@cache
+def section_of(key: str) -> type[Section]:
+    """Returns the section of the part that lies under a key."""
+    kind = part_kinds()[key]
+    name, title = kind.__name__.removesuffix("Settings"), (kind.__doc__ or "").partition("\n")[0]
+    return create_model(f"{name}Section", __base__=Section, __doc__=title, **_fields(kind))
 
 
 def _fields(kind: type[JobPart]) -> dict[str, Any]:

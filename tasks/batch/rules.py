@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ringmaster.extras import missing_extra
+from ringmaster.features.stores.job import is_store
 from ringmaster.findings import Finding, Place, Raw, are_counts, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
 from ringmaster.tasks.batch.grid import MAX_JOBS
@@ -52,46 +52,6 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     job = as_mapping(raw)
     yield from not_finite(job, place=())
     yield from chain.from_iterable(rule(job) for rule in JOB_RULES)
-
-
-def _store(job: Raw) -> Iterator[Finding]:
-    """Yields why a job makes no knowledge store; places are relative to the job."""
-    if not adaptation_rules.is_store(job):
-        return
-    model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
-    store = as_mapping(job.get("store"))
-    length = store.get("max_length")
-    problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
-    trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics", "allow_untrusted")
-    yield from findings_where(
-        (problem, ("store",), problem, remedy),
-        (
-            job.get("base") is None and model.get("from_pretrained") is None,
-            ("base",),
-            "is missing: passages are encoded by a model that has been trained",
-            "give a job's name, models:/NAME@ALIAS or a folder; or model.from_pretrained",
-        ),
-        (data.get("path") is None and data.get("name") is None, ("data",), "has no files of passages", "give a path"),
-        (
-            data.get("kind") not in (None, "passages"),
-            ("data", "kind"),
-            "is not passages, as in a store",
-            "leave it out",
-        ),
-        (
-            None not in (length, data.get("seq_len")) and length != data["seq_len"],
-            ("data", "seq_len"),
-            f"is {data.get('seq_len')}, and store.max_length, which says the same, is {length}",
-            "give one of the two",
-        ),
-        (
-            any(store.get(key) != value for key, value in as_mapping(data.get("kwargs")).items()),
-            ("data", "kwargs"),
-            "is not read: a store divides passages by its own words and overlap",
-            "give these under store",
-        ),
-        *((job.get(key), (key,), "is for training, and a store trains nothing", f"remove {key}") for key in trains),
-    )
 
 
 def _negatives(job: Raw) -> Iterator[Finding]:
@@ -317,7 +277,7 @@ def _length(job: Raw) -> Iterator[Finding]:
         (
             steps is None
             and epochs is None
-            and not adaptation_rules.is_store(job)
+            and not is_store(job)
             and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
             ("num_steps",),
             "is missing",
@@ -548,7 +508,6 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _loss,
     adaptation_rules.adaptation_findings,
     adaptation_rules.adapter_findings,
-    _store,
     _negatives,
 )
 """Of several faults at one place, the first is reported."""

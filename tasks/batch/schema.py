@@ -15,7 +15,7 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.part_sections import Section, part_keys
+from ringmaster.tasks.batch.part_sections import Section, part_keys, section_of
 from ringmaster.tasks.batch.references import (
     METHODS,
     MOST_EPOCHS,
@@ -415,32 +415,10 @@ class AdapterSection(Section):
         return self
 
 
-class StoreSection(Section):
-    """The index of a job of kind store, and how its passages are encoded."""
-
-    index: Annotated[str, OneOf(job.INDEXES)] = Field(
-        default=job.StoreSettings.index, description=f"one of {', '.join(job.INDEXES)}"
-    )
-    num_lists: Whole | None = Field(default=None, description="the clusters of an ivf index, such as 1024")
-    least_recall: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=job.StoreSettings.least_recall,
-        description="the share of the 10 nearest passages that an ivf index must find, such as 0.95",
-    )
-    batch_size: Whole = Field(
-        default=job.StoreSettings.batch_size, description="the passages of a forward pass, such as 64"
-    )
-    max_length: Annotated[int, Field(ge=2, le=MOST_AT_ONCE)] = Field(
-        default=job.StoreSettings.max_length, description="the tokens to which texts are cut, such as 256"
-    )
-    words: Whole | None = Field(
-        default=None, description="the words of a passage, into which longer texts are divided, such as 100"
-    )
-    overlap: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
-        default=job.StoreSettings.overlap, description="the words shared with the passage before, such as 20"
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        default=job.StoreSettings.seed, description="the seed of the clusters, such as 0"
-    )
+if TYPE_CHECKING:
+    StoreSection = Section
+else:
+    StoreSection = section_of(STORE)
 
 
 class NegativesSection(Section):
@@ -454,7 +432,7 @@ class NegativesSection(Section):
     store: StoreSection = Field(default=StoreSection(), description="the index of the passages, such as {index: ivf}")
 
 
-class _JobEntry(Section):
+class JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
@@ -466,9 +444,6 @@ class _JobEntry(Section):
     model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
     kind: Annotated[str, OneOf((STORE,))] | None = Field(
         default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
-    )
-    store: StoreSection | None = Field(
-        default=None, description="the index of a knowledge store, such as {index: ivf}, or leave the key out"
     )
     base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
     adaptation: AdaptationSection | None = Field(
@@ -546,10 +521,8 @@ class _JobEntry(Section):
     )
 
 
-if TYPE_CHECKING:
-    JobEntry = _JobEntry
-else:
-    JobEntry = create_model("JobEntry", __base__=_JobEntry, __doc__=_JobEntry.__doc__, **part_keys())
+if not TYPE_CHECKING:
+    JobEntry = create_model("JobEntry", __base__=JobEntry, __doc__=JobEntry.__doc__, **part_keys())
 
 
 class GridEntry(Section):

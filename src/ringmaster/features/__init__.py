@@ -28,6 +28,7 @@ BUILTIN = (
     "ringmaster.features.local_updates",
     "ringmaster.features.kernels",  # before what reads the state of the optimizer, which kernels may replace
     "ringmaster.features.target",
+    "ringmaster.features.stores",
     "ringmaster.features.untrusted",
     "ringmaster.features.warm_start",
 )

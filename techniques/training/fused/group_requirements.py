@@ -111,7 +111,7 @@ def _why_not(job: Job) -> str | None:
         return obstacles[0]
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
         return "is exact: true, and what is trained beside it may change its last digits"
-    if job.adaptation is not None or job.store is not None:
+    if job.adaptation is not None:
         return "is adapted in another way too"
     if job.phases:
         return "has changed its batch size on the way"

@@ -15,7 +15,7 @@ from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, 
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
-from ringmaster.techniques.job import OPTIMIZERS, StoreSettings
+from ringmaster.techniques.job import OPTIMIZERS
 from ringmaster.techniques.job_parts import part_kinds
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -27,7 +27,6 @@ PAIRS = {
     schema.Schedule: ScheduleSpec,
     schema.Evaluation: EvaluationSpec,
     schema.AdapterSection: Adapter,
-    schema.StoreSection: StoreSettings,
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.features.kernels.job import Numerics
 from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.stores.job import StoreSettings
 from ringmaster.features.target.job import Target
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.features.warm_start.job import WarmStart
@@ -24,7 +25,7 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import SAME, Composition, ParameterGroup, StoreSettings
+from ringmaster.techniques.job import SAME, Composition, ParameterGroup
 from ringmaster.techniques.job_parts import Effect
 
 JOB = Job(
@@ -62,10 +63,10 @@ FULL = replace(
         composition=Composition(component="c", jobs=("a", "b"), paths=("x", "y"), weights=(1.0, 1.0)),
     ),
     loss_options={"beta": 0.1},
-    store=StoreSettings(),
     parts=(
         LocalUpdates(workers=2, sync_every=8),
         Numerics(tolerance=1e-5),
+        StoreSettings(),
         Target(metric="loss", at_most=1.0),
         Untrusted(allow_untrusted=True),
         WarmStart(checkpoints="c", step=3),

@@ -290,14 +290,19 @@ NAMING_FEATURES = {
     "flows/lineage/reproducing.py",
     "flows/lineage/undoing.py",
     "flows/pool/profiling.py",
+    "tasks/batch/adaptation_rules.py",
     "tasks/batch/batch.py",
+    "tasks/batch/rules.py",
     "tasks/batch/shared_components.py",
     "tasks/execution/referee.py",
     "tasks/execution/starter.py",
     "tasks/execution/target_scheduler.py",
     "tasks/pool/request_handler.py",
+    "techniques/data/sources/passages.py",
     "techniques/local.py",
     "techniques/models/rewriting.py",
+    "techniques/retrieval/knowledge_store.py",
+    "techniques/retrieval/store_builder.py",
 }
 
 
