@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ringmaster.features.target.job import Target, Variables
+from ringmaster.features.target.job import Phases, Target, Variables
 from ringmaster.tasks.execution.target_scheduler import LEAST_GAIN, choose_variant
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.job import TrainingPhase
@@ -260,7 +260,7 @@ def changed_gain(
     """Returns by what factor the target is reached sooner by a run that changes its batch size after the probe."""
     if not phases or any(loss <= target for loss in early.values()):
         return 1.0
-    changed = replace(job, phases=phases, num_steps=phases[-1].num_steps)
+    changed = replace(job, num_steps=phases[-1].num_steps).with_parts(Phases(phases=phases))
     first, size = phases[-1].first_step, phases[-1].global_batch_size
     last = reached(Run(changed, folder / "probe").losses(changed.total_steps), target, default=0)
     # A job that has not reached its target is begun again with its own batch size.

@@ -125,7 +125,7 @@ OF_SAMPLES = frozenset(
 _SAME_STEP = frozenset(
     {
         *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
-        *("evaluation.every_steps", "evaluation.at_steps", "phases"),
+        *("evaluation.every_steps", "evaluation.at_steps"),
     }
 )
 _SAME_TIME = OF_SAMPLES | _SAME_STEP | {"techniques", "num_devices"}
@@ -580,7 +580,6 @@ class Job:
         adaptation: how the model is derived from other models besides training; None for plain training.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
-        phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
         parts: those of optional features (`ringmaster.features`), one of each kind, in the order of their keys.
     """
 
@@ -608,7 +607,6 @@ class Job:
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
-    phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
     parts: tuple[JobPart, ...] = stored_parts(part_kind)
 
     def __post_init__(self) -> None:
@@ -730,6 +728,11 @@ class Job:
     def varies(self) -> bool:
         """Whether its batch size, precision or exchanges are still to be chosen."""
         return any(part.varies(self) for part in self.parts)
+
+    @property
+    def phases(self) -> tuple[TrainingPhase, ...]:
+        """The phases of a job that has changed its batch size, precision or exchanges on the way; none of others."""
+        return tuple(phase for part in self.parts for phase in part.phases)
 
     def phase(self, step: int) -> TrainingPhase:
         """Returns the phase of a step (0-based)."""

@@ -145,6 +145,15 @@ class JobPart:
         return {}
 
     @property
+    def phases(self) -> tuple[Any, ...]:
+        """The stretches of a job's steps that differ (`TrainingPhase`), from its first step to its last one."""
+        return ()
+
+    def with_steps(self, num_steps: int) -> Self:
+        """Returns the part in a job with another number of steps."""
+        return self
+
+    @property
     def base_format(self) -> str | None:
         """The format in which the frozen weights below an adapter are held; None for the weights as they are."""
         return None

@@ -44,9 +44,9 @@ def step_jump(before: Job, after: Job, *, step: int) -> str:
 
 
 def with_steps(job: Job, num_steps: int) -> Job:
-    """Returns a job with another number of steps; the last of its phases is as long as is left."""
-    phases = (*job.phases[:-1], replace(job.phases[-1], num_steps=num_steps)) if job.phases else ()
-    return replace(job, num_steps=num_steps, num_epochs=None, phases=phases)
+    """Returns a job with another number of steps."""
+    parts = tuple(part.with_steps(num_steps) for part in job.parts)
+    return replace(job, num_steps=num_steps, num_epochs=None, parts=parts)
 
 
 def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:

@@ -113,8 +113,6 @@ def _why_not(job: Job) -> str | None:
         return "is exact: true, and what is trained beside it may change its last digits"
     if job.adaptation is not None:
         return "is adapted in another way too"
-    if job.phases:
-        return "has changed its batch size on the way"
     if job.optimizer.name in OF_WHOLE_TENSORS:
         return f"is trained with {job.optimizer.name}, which needs whole matrices, and its parameters lie in rows"
     if job.optimizer.layer_decay is not None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.target.job import Phases
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows import cli
 from ringmaster.flows.lineage import reproducing
@@ -85,7 +86,7 @@ def test_a_job_that_went_on_with_local_updates_is_made_again(bench, home, tmp_pa
     local = LocalUpdates(workers=2, sync_every=2, warmup_steps=3)
     changed = replace(job.phase(0), first_step=3, parts=(local,))
     layouts = (Layout("ddp", 2), *(Layout("local", num, {"micro_batch": 4}) for num in (2, 1)))
-    made = train(bench, home, replace(job, phases=(job.phase(0), changed)), layouts=layouts)
+    made = train(bench, home, job.with_parts(Phases(phases=(job.phase(0), changed))), layouts=layouts)
 
     report = made.reproduced()
 

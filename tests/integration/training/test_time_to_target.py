@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.codec import from_json
 from ringmaster.features.local_updates.job import LocalUpdates
-from ringmaster.features.target.job import Target, Variables
+from ringmaster.features.target.job import Phases, Target, Variables
 from ringmaster.techniques import EvaluationSpec, Job
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
@@ -30,7 +30,7 @@ def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9, parts=(
         num_steps=num_steps,
         parts=parts,
     )
-    return replace(job, phases=(job.phase(0), changed), num_steps=num_steps)
+    return replace(job, num_steps=num_steps).with_parts(Phases(phases=(job.phase(0), changed)))
 
 
 def test_a_job_ends_where_an_evaluation_reaches_its_target(bench, tmp_path):

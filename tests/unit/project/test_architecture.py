@@ -294,6 +294,7 @@ NAMING_FEATURES = {
     "tasks/batch/batch.py",
     "tasks/batch/rules.py",
     "tasks/batch/shared_components.py",
+    "tasks/execution/job_table.py",
     "tasks/execution/referee.py",
     "tasks/execution/starter.py",
     "tasks/execution/target_scheduler.py",

@@ -167,7 +167,11 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
     assert [job.name for job in batch.jobs] == [
         "finder.to-20", "finder.index-20", "finder.to-40", "finder.index-40", "finder",
     ]  # fmt: skip
-    assert (index.base, index.part(StoreSettings).index, index.data.path) == (first.name, "ivf", str(folder / "passages.jsonl"))
+    assert (index.base, index.part(StoreSettings).index, index.data.path) == (
+        first.name,
+        "ivf",
+        str(folder / "passages.jsonl"),
+    )
     assert second.parents == (first.name, index.name)
     assert last.part(WarmStart) == WarmStart(checkpoints=second.name, step=40)
     assert [job.loss_options for job in (first, second)] == [{}, {"hard_negatives": 3}]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.features.target.job import Target, Variables
+from ringmaster.features.target.job import Phases, Target, Variables
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.job import TrainingPhase
 
@@ -32,7 +32,9 @@ def phase(first_step, size, num_steps, *, lr_factor=1.0, precision="fp32"):
     )
 
 
-CHANGED = replace(PLAIN, num_steps=55, phases=(phase(0, 16, 100), phase(10, 64, 55, lr_factor=2.0, precision="bf16")))
+CHANGED = replace(
+    PLAIN, num_steps=55, parts=(Phases(phases=(phase(0, 16, 100), phase(10, 64, 55, lr_factor=2.0, precision="bf16"))),)
+)
 
 
 def test_a_job_without_phases_has_that_of_its_own():
@@ -65,7 +67,7 @@ def test_any_list_of_phases_reads_each_sample_once_and_ends_its_schedule(changes
     for length, size, rest in changes:
         first += length
         phases.append(phase(first, size, first + rest))
-    job = replace(PLAIN, num_steps=phases[-1].num_steps, phases=tuple(phases))
+    job = replace(PLAIN, num_steps=phases[-1].num_steps, parts=(Phases(phases=tuple(phases)),))
 
     ends = [job.samples(step) for step in range(job.total_steps)]
 

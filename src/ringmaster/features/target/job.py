@@ -13,6 +13,7 @@ from ringmaster.techniques.job import (
     EvaluationSpec,
     Job,
     OptimizerSpec,
+    TrainingPhase,
     Variant,
     exchanging,
     is_rewriting,
@@ -303,6 +304,20 @@ class Variables(JobPart):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Phases(JobPart):
+    """What a job has changed on its way to a target. A run makes it; files have no such key."""
+
+    effects = Effect(0)
+    group_obstacle = Target.group_obstacle
+
+    phases: tuple[TrainingPhase, ...] = ()
+
+    def with_steps(self, num_steps: int) -> "Phases":
+        """Returns the phases, of which the last one is as long as is left."""
+        return Phases(phases=(*self.phases[:-1], replace(self.phases[-1], num_steps=num_steps)))
+
+
 def search_steps(job: Job) -> int:
     """Returns the steps of the short runs that compare learning rates for a job."""
     return max(math.ceil(SEARCH_SHARE * job.total_steps), LEAST_SEARCH_STEPS)
@@ -313,4 +328,4 @@ def variables_of(job: Job) -> Variables:
     return job.part(Variables) or Variables()
 
 
-PARTS = (Target, Variables)
+PARTS = (Target, Variables, Phases)
