@@ -4,12 +4,25 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import Annotated, Any
 
 from ringmaster.codec import SINCE_LATER, set_fields, stored_flat, stored_parts
 from ringmaster.findings import Raw, as_mapping
-from ringmaster.techniques.job_parts import Effect, FirstCheckpoint, JobPart, PartT, part_in, part_kind
+from ringmaster.techniques.job_parts import (
+    Choices,
+    Description,
+    Distinct,
+    Effect,
+    FirstCheckpoint,
+    Format,
+    JobPart,
+    Limits,
+    PartT,
+    Positive,
+    part_in,
+    part_kind,
+)
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
@@ -131,7 +144,7 @@ _SAME_STEP = frozenset(
 _SAME_TIME = OF_SAMPLES | _SAME_STEP | {"techniques", "num_devices"}
 _SAME_MODEL = _SAME_TIME | {
     *("optimizer", "clip_grad_norm", "global_batch_size", "communication", "compile", "exact", "exact_chunk"),
-    *("adapter", "freeze", "adaptation", "evaluation.max_batches", "evaluation.max_rows"),
+    *("adapter", "freeze", "evaluation.max_batches", "evaluation.max_rows"),
 }
 SAME: Mapping[Effect, frozenset[str]] = {Effect.STEP: _SAME_STEP, Effect.TIME: _SAME_TIME, Effect.MODEL: _SAME_MODEL}
 """The fields of a job, but those of its parts, that have no such effect; every other field is counted, also one that is
@@ -467,8 +480,8 @@ class Composition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptationSpec:
-    """How a model is derived from other models, besides plain training.
+class AdaptationSpec(JobPart):
+    """How a model is derived from others, if not by plain training alone.
 
     Other models are named as a base is: a job of the batch, "models:/NAME@ALIAS", or a folder.
 
@@ -490,16 +503,38 @@ class AdaptationSpec:
         composition: of composed and extracted models.
     """
 
-    kind: str
-    method: str | None = None
-    teacher: str | None = None
-    teacher_model: ModelSpec | None = field(default=None, metadata=SINCE_LATER)
-    temperature: float = 2.0
-    weight: float = 0.5
-    sparsity: float = 0.5
-    parents: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
+    key = "adaptation"
+    description = "how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
+    group_obstacle = "is adapted in another way too"
+
+    kind: Annotated[str, Choices(tuple(ADAPTATIONS)), Description(f"one of {', '.join(ADAPTATIONS)}")]
+    method: Annotated[
+        Annotated[str, Choices(tuple(chain.from_iterable(ADAPTATIONS.values())))] | None,
+        Description("; ".join(f"{', '.join(names)} where {kind}" for kind, names in ADAPTATIONS.items() if names)),
+    ] = None
+    teacher: Annotated[
+        Annotated[str, Format("parent")] | None, Description("another job's name, models:/NAME@ALIAS or a folder")
+    ] = None
+    teacher_model: Annotated[
+        ModelSpec | None,
+        Description("the teacher's model, such as {factory: ...}, where the teacher does not define it"),
+    ] = field(default=None, metadata=SINCE_LATER)
+    temperature: Annotated[Positive, Description("the divisor of the logits, such as 2.0")] = 2.0
+    weight: Annotated[float, Limits(ge=0, le=1), Description("the teacher's share of the loss, such as 0.5")] = 0.5
+    sparsity: Annotated[
+        float, Limits(gt=0, lt=1), Description("the share of weights that become zero, such as 0.5")
+    ] = 0.5
+    parents: Annotated[
+        tuple[Annotated[str, Format("parent")], ...],
+        Distinct(),
+        Description("the models to merge, such as [job-a, models:/NAME@ALIAS]"),
+    ] = ()
+    weights: Annotated[tuple[float, ...], Description("a number for each of the parents, such as [0.7, 0.3]")] = ()
     composition: Composition | None = field(default=None, metadata=SINCE_LATER)
+
+    def renamed(self, rename: Callable[[str], str]) -> "AdaptationSpec":
+        """Returns the adaptation with `rename` applied to the names of other models."""
+        return replace(self, teacher=self.teacher and rename(self.teacher), parents=tuple(map(rename, self.parents)))
 
 
 Variant = tuple[int, str, int]
@@ -577,7 +612,6 @@ class Job:
             order (`training.exact_sums`).
         exact_chunk: the samples of one forward and backward of an exact job, which decide its bits; the global batch is
             a power of two of them. None until it is chosen in the preflight.
-        adaptation: how the model is derived from other models besides training; None for plain training.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
         parts: those of optional features (`ringmaster.features`), one of each kind, in the order of their keys.
@@ -603,7 +637,6 @@ class Job:
     techniques: tuple[str, ...] | None = None
     num_devices: tuple[int, ...] | None = None
     exact: bool = False
-    adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
@@ -644,6 +677,11 @@ class Job:
     def base_format(self) -> str | None:
         """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
         return next((name for part in self.parts if (name := part.base_format) is not None), None)
+
+    @property
+    def adaptation(self) -> AdaptationSpec | None:
+        """How the model is derived from other models besides training; None for plain training."""
+        return self.part(AdaptationSpec)
 
     @property
     def is_exact(self) -> bool:
@@ -702,14 +740,11 @@ class Job:
 
     def renamed(self, name: str, rename: Callable[[str], str]) -> "Job":
         """Returns the same job under the name `name`, with `rename` applied to the names of its parents."""
-        base, value = self.base and rename(self.base), self.adaptation
-        if value is not None:
-            teacher = value.teacher and rename(value.teacher)
-            value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
+        base = self.base and rename(self.base)
         store = self.data.store
         data = self.data if store is None else self.data.reading(store=rename(store))
         parts = tuple(part.renamed(rename) for part in self.parts)
-        return replace(self, name=name, base=base, adaptation=value, data=data, parts=parts)
+        return replace(self, name=name, base=base, data=data, parts=parts)
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""

@@ -239,7 +239,7 @@ def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
         if how is not None and (how.kind in REWRITING or how.method == STRUCTURED):
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
-            job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
+            job = job.with_parts(replace(how, teacher_model=models[how.teacher]))
         if (maker := named.get(job.data.store or "")) is not None:
             job = replace(job, data=job.data.reading(passages=to_json(maker.data)))
         completed.append(job)
@@ -397,7 +397,7 @@ def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job
         folder = None if how is None or how.teacher is None else _folder(job, how.teacher, folders)
         if how is None or how.teacher_model is not None or folder is None:
             return job
-        return replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
+        return job.with_parts(replace(how, teacher_model=model_of_folder(folder)))
 
     return tuple(map(completed, jobs))
 

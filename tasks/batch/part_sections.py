@@ -24,6 +24,7 @@ from ringmaster.techniques.job_parts import (
 FORMATS: Mapping[str, Any] = {
     "folder": AfterValidator(references.folder),
     "metric": AfterValidator(lambda name: references.metric(name.removeprefix("eval/"))),
+    "parent": AfterValidator(references.parent),
     "module": StringConstraints(pattern=MODULE_PATTERN),
     "name": StringConstraints(pattern=NAME_PATTERN),
 }
@@ -34,6 +35,10 @@ class Section(BaseModel):
     """Base of all sections of a batch file: unknown keys are refused, and types are not coerced."""
 
     model_config = ConfigDict(extra="forbid", strict=True, title=None)
+
+
+SECTIONS: dict[Any, type[Section]] = {}
+"""The sections of dataclasses of which parts have fields; the schema has them."""
 
 
 def part_keys() -> dict[str, Any]:
@@ -51,7 +56,7 @@ def part_keys() -> dict[str, Any]:
 def section_of(key: str) -> type[Section]:
     """Returns the section of the part that lies under a key."""
     kind = part_kinds()[key]
-    name, title = kind.__name__.removesuffix("Settings"), (kind.__doc__ or "").partition("\n")[0]
+    name, title = kind.__name__.removesuffix("Settings").removesuffix("Spec"), (kind.__doc__ or "").partition("\n")[0]
     return create_model(f"{name}Section", __base__=Section, __doc__=title, **_fields(kind))
 
 
@@ -79,7 +84,7 @@ def _type_of(hint: Any) -> Any:
         return list[_type_of(arguments[0])]  # type: ignore[misc]
     if origin is Mapping:
         return dict[tuple(map(_type_of, arguments))]  # type: ignore[misc]
-    return hint
+    return SECTIONS.get(hint, hint)
 
 
 def _checks(annotation: Any) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import as_list, got
 from ringmaster.tasks.planning.objectives import objective_names
-from ringmaster.techniques import job, registry
+from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.images import is_image
@@ -424,7 +424,6 @@ DataKind = Annotated[
 ModuleName = Annotated[str, StringConstraints(pattern=MODULE_PATTERN)]
 Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
 FreezePattern = Annotated[str, StringConstraints(pattern=r"^!?[^!\s]\S*$")]
-METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in methods)
 Parent = Annotated[str, AfterValidator(parent)]
 Metric = Annotated[str, AfterValidator(metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})]
 ANY_METRIC = {"anyOf": [{"enum": list(metric_names())}, {"pattern": "^[a-z-]+/.+$"}], "type": "string"}

@@ -15,9 +15,8 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.part_sections import Section, part_keys, section_of
+from ringmaster.tasks.batch.part_sections import SECTIONS, Section, part_keys, section_of
 from ringmaster.tasks.batch.references import (
-    METHODS,
     MOST_EPOCHS,
     Adopt,
     Command,
@@ -264,6 +263,9 @@ class ModelSection(Section):
     adopt: Adopt = Field(default=None, description="true for an unedited script of Trainer, TRL or Accelerate")
 
 
+SECTIONS[job.ModelSpec] = ModelSection
+
+
 class ParameterGroupSection(Section):
     """Settings of the parameters whose names match a pattern; a later group overrides an earlier one."""
 
@@ -340,33 +342,6 @@ class Evaluation(Section):
         default=job.EvaluationSpec.max_new_tokens,
         description="the most tokens that a model writes for a metric generated_*, such as 64",
     )
-
-
-class AdaptationSection(Section):
-    """How a model is derived from others, if not by plain training alone."""
-
-    kind: Annotated[str, OneOf(tuple(job.ADAPTATIONS))] = Field(description=f"one of {', '.join(job.ADAPTATIONS)}")
-    method: Annotated[str, OneOf(METHODS)] | None = Field(
-        default=None,
-        description="; ".join(f"{', '.join(names)} where {kind}" for kind, names in job.ADAPTATIONS.items() if names),
-    )
-    teacher: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
-    teacher_model: ModelSection | None = Field(
-        default=None, description="the teacher's model, such as {factory: ...}, where the teacher does not define it"
-    )
-    temperature: Positive = Field(
-        default=job.AdaptationSpec.temperature, description="the divisor of the logits, such as 2.0"
-    )
-    weight: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=job.AdaptationSpec.weight, description="the teacher's share of the loss, such as 0.5"
-    )
-    sparsity: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=job.AdaptationSpec.sparsity, description="the share of weights that become zero, such as 0.5"
-    )
-    parents: Annotated[list[Parent], Distinct] = Field(
-        default=[], description="the models to merge, such as [job-a, models:/NAME@ALIAS]"
-    )
-    weights: list[float] = Field(default=[], description="a number for each of the parents, such as [0.7, 0.3]")
 
 
 class AdapterSection(Section):
@@ -446,9 +421,6 @@ class JobEntry(Section):
         default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
     )
     base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
-    adaptation: AdaptationSection | None = Field(
-        default=None, description="how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
-    )
     adapter: AdapterSection | None = Field(
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",

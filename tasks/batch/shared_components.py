@@ -147,8 +147,9 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
         loss_options={},
         global_batch_size=math.gcd(*(job.global_batch_size for job in jobs)),
         evaluation=replace(first.evaluation, metrics=("loss",)),
-        adaptation=AdaptationSpec(kind=COMPOSED, composition=how),
-    ).with_parts(Components(components={component: f"part0.{paths[0]}"}))
+    ).with_parts(
+        AdaptationSpec(kind=COMPOSED, composition=how), Components(components={component: f"part0.{paths[0]}"})
+    )
     return [
         composite,
         *(
@@ -156,10 +157,12 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
                 job,
                 base=component,
                 num_steps=0,
-                adaptation=AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
                 techniques=None,
                 num_devices=None,
-            ).with_parts(Components(components={**job.components, component: path}))
+            ).with_parts(
+                AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
+                Components(components={**job.components, component: path}),
+            )
             for index, (job, path) in enumerate(zip(jobs, paths, strict=True))
         ),
     ]

@@ -296,7 +296,7 @@ def _measure(
 ) -> ModelMeasurements:
     data = order.data or to_json(prepare(order.data_spec, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(
-        job=replace(order.job.without(QuantizedBase), model=model, base=None, adapter=None, adaptation=None),
+        job=replace(order.job.without(QuantizedBase, AdaptationSpec), model=model, base=None, adapter=None),
         model_dir=str(folder),
         data=data,
         slot=order.slots[0],

@@ -111,8 +111,6 @@ def _why_not(job: Job) -> str | None:
         return obstacles[0]
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
         return "is exact: true, and what is trained beside it may change its last digits"
-    if job.adaptation is not None:
-        return "is adapted in another way too"
     if job.optimizer.name in OF_WHOLE_TENSORS:
         return f"is trained with {job.optimizer.name}, which needs whole matrices, and its parameters lie in rows"
     if job.optimizer.layer_decay is not None:

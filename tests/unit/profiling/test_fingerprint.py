@@ -54,16 +54,16 @@ FULL = replace(
     adapter=Adapter(),
     clip_grad_norm=1.0,
     optimizer=OptimizerSpec(layer_decay=0.8, groups=(ParameterGroup(match="*.bias", lr=0.1, weight_decay=0.2),)),
-    adaptation=AdaptationSpec(
-        kind="distilled",
-        teacher="t",
-        teacher_model=ModelSpec(from_pretrained="t"),
-        parents=("p",),
-        weights=(1.0,),
-        composition=Composition(component="c", jobs=("a", "b"), paths=("x", "y"), weights=(1.0, 1.0)),
-    ),
     loss_options={"beta": 0.1},
     parts=(
+        AdaptationSpec(
+            kind="distilled",
+            teacher="t",
+            teacher_model=ModelSpec(from_pretrained="t"),
+            parents=("p",),
+            weights=(1.0,),
+            composition=Composition(component="c", jobs=("a", "b"), paths=("x", "y"), weights=(1.0, 1.0)),
+        ),
         LocalUpdates(workers=2, sync_every=8),
         Numerics(tolerance=1e-5),
         StoreSettings(),
@@ -191,7 +191,7 @@ def test_data_that_are_padded_count_with_their_lengths():
     ids=str,
 )
 def test_what_may_change_the_speed_is_measured_anew(change):
-    job = replace(JOB, adaptation=AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
+    job = JOB.with_parts(AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
     assert speed_key(replace(job, **change), DATA) != speed_key(job, DATA)
 
 

@@ -45,7 +45,7 @@ def family(journal=None, **jobs):
         (replace(PLAIN, base="a", adapter=Adapter(kind="lora")), True, "lora"),
         (replace(PLAIN, base="a", adapter=Adapter(kind="prefix")), True, "prefix-tuned"),
         (replace(PLAIN, base="a", adapter=Adapter(kind="ia3")), True, "ia3"),
-        *((replace(PLAIN, adaptation=AdaptationSpec(kind=kind)), True, kind) for kind in ADAPTATIONS),
+        *((PLAIN.with_parts(AdaptationSpec(kind=kind)), True, kind) for kind in ADAPTATIONS),
     ],
 )
 def test_a_job_says_of_what_kind_its_model_is(job, has_parents, kind):
@@ -54,11 +54,11 @@ def test_a_job_says_of_what_kind_its_model_is(job, has_parents, kind):
 
 
 def test_all_that_a_model_comes_from_are_its_parents():
-    distilled = replace(PLAIN, base="student", adaptation=AdaptationSpec(kind="distilled", teacher="big"))
+    distilled = replace(PLAIN, base="student", parts=(AdaptationSpec(kind="distilled", teacher="big"),))
     assert family(student="models:/n.student/1", big="models:/n.big/2").parents(distilled) == [
         "models:/n.student/1", "models:/n.big/2",
     ]  # fmt: skip
-    merged = replace(PLAIN, adaptation=AdaptationSpec(kind="merged", parents=("a", "models:/b@champion", "a")))
+    merged = PLAIN.with_parts(AdaptationSpec(kind="merged", parents=("a", "models:/b@champion", "a")))
     notes = Notes({"base:models:/b@champion": "models:/b/7"}, jobs={"a": "models:/n.a/1"})
     assert family(notes, a="").parents(merged) == ["models:/n.a/1", "models:/b/7"]
     warm = replace(PLAIN, base="models:/b@champion")
@@ -67,7 +67,7 @@ def test_all_that_a_model_comes_from_are_its_parents():
 
 def test_a_student_starts_from_its_base_and_is_distilled_from_its_teacher(monkeypatch):
     monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: f"m-{source}")
-    student = replace(PLAIN, base="start", adaptation=AdaptationSpec(kind="distilled", teacher="big"))
+    student = replace(PLAIN, base="start", parts=(AdaptationSpec(kind="distilled", teacher="big"),))
     relatives = family(start="models:/n.start/1", big="models:/n.big/2")
     assert relatives.first_weights(student) == "models:/n.start/1"
     assert relatives.first_weights(replace(student, base="big")) is None
@@ -85,7 +85,7 @@ def test_the_model_that_the_weights_are_from_comes_first(monkeypatch):
     relatives = family(before="models:/before/1", index="models:/index/1", big="models:/big/1")
     assert relatives.parents(part) == ["m-org/base", "models:/before/1", "models:/index/1"]
     assert relatives.parents(replace(part, model=PLAIN.model)) == ["models:/before/1", "models:/index/1"]
-    student = replace(PLAIN, model=part.model, adaptation=AdaptationSpec(kind="distilled", teacher="big"))
+    student = replace(PLAIN, model=part.model, parts=(AdaptationSpec(kind="distilled", teacher="big"),))
     assert relatives.parents(student) == ["m-org/base", "models:/big/1"]
 
 
@@ -140,7 +140,7 @@ def test_a_parent_that_is_not_recorded_is_told():
     with pytest.raises(LedgerError, match="its base a is not, and would be lost"):
         family(a=None).parents(replace(PLAIN, base="a"))
     with pytest.raises(LedgerError, match="its parent big is not"):
-        family(big=None).parents(replace(PLAIN, adaptation=AdaptationSpec(kind="distilled", teacher="big")))
+        family(big=None).parents(PLAIN.with_parts(AdaptationSpec(kind="distilled", teacher="big")))
 
 
 def test_what_weights_are_read_from_becomes_a_node_once(monkeypatch, tmp_path):
