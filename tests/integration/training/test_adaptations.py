@@ -61,7 +61,7 @@ class Family:
         return self.bench.train(job, layout, folder, **self.order(job) | changes)
 
     def distilled(self, **changes) -> Job:
-        return self.bench.job(**{"adaptation": DISTILLED, **changes})
+        return self.bench.job(**{"parts": (DISTILLED,), **changes})
 
     def pruned(self, said: AdaptationSpec, **changes) -> Job:
         return self.bench.job(self.parent.order.job.model, base="parent", parts=(said,), **changes)
