@@ -59,7 +59,7 @@ def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, round
     from benchmarks.trainers import Ours, llama
     from ringmaster.tasks.execution.starter import checkpoint_interval_s
     from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes
-    from ringmaster.techniques.training.segment_loop import _copy_s
+    from ringmaster.techniques.training.trial import _copy_s
 
     cores = sorted(os.sched_getaffinity(0))
     trainer = Ours(llama(hidden_size, num_layers, seq_len, batch_size), folder, cores=cores[-1:]).trainer

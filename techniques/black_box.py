@@ -39,7 +39,7 @@ class BlackBox(Technique):
 
     @abstractmethod
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """Runs a trial. Sends the events and returns the result of `techniques.training.segment_loop.trial`."""
+        """Runs a trial. Sends the events and returns the result of `techniques.training.trial.trial`."""
 
     @abstractmethod
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:

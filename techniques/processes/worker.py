@@ -9,62 +9,25 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from ringmaster import features
 from ringmaster.codec import from_json
-from ringmaster.errors import PERMANENT_ERRORS, ChannelClosed
+from ringmaster.errors import ChannelClosed
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import OutcomeStatus, RankFailed, RankResult
+from ringmaster.techniques.processes.failures import failure_kind, is_of_code
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join, show_gpus
 from ringmaster.techniques.processes.reporter import RankLog, Reporter
 from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.training import segment_loop
-from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
+from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, train_segment
 from ringmaster.techniques.training.trainer import Trainer
+from ringmaster.techniques.training.trial import trial
 from ringmaster.text import message_of
 
 features.modules("trainer")  # loaded by a fork server once, and not by each of its children
-
-# Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
-OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
-
-# Parts of messages whose cause is the machine, its devices, its network or its disk, and not the job.
-MACHINE_SIGNS = (
-    *("cuda", "cudnn", "cublas", "nccl", "gloo", "hip error", "device-side"),
-    *("connect", "network", "socket", "peer", "timed out", "timeout", "unavailable", "address already in use"),
-    *("memory", "alloc", "no space left", "quota", "input/output error", "too many open files", "killed", "status -"),
-)
-
-
-def is_of_code(error: Exception) -> bool:
-    """Returns whether a failure is that of the job's code or libraries, and not of the machine.
-
-    Errors of files that name no system call, RuntimeErrors, and exceptions that a user has defined are of code. What
-    derives from OSError and from torch's RuntimeErrors are disks, networks, devices and processes.
-    """
-    text = str(error).lower()
-    if any(sign in text for sign in MACHINE_SIGNS):
-        return False
-    if isinstance(error, OSError):
-        return type(error) is OSError and error.errno is None
-    return not type(error).__module__.startswith("torch.")
-
-
-def failure_kind(error: Exception) -> OutcomeStatus:
-    """Returns the kind of a failure, by its remedy: out of memory, invalid or crashed."""
-    text = str(error).lower()
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return OutcomeStatus.OUT_OF_MEMORY
-    if isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
-        return OutcomeStatus.OUT_OF_MEMORY
-    if isinstance(error, PERMANENT_ERRORS):
-        return OutcomeStatus.INVALID
-    return OutcomeStatus.CRASHED
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
@@ -115,8 +78,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
     reporter.phase("loading data and model", timeout_s=BUILD_TIMEOUT_S)
     trainer = Trainer(order, technique, ranks, beat=reporter.beat)
-    loop = {TRAIN: segment_loop.train_segment, TRIAL: segment_loop.trial}[order.purpose]
-    result = loop(trainer, order, reporter)
+    result = trial(trainer, order, reporter) if order.purpose == TRIAL else train_segment(trainer, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
     reporter.send(RankResult(result=result))
     _leave(0)

@@ -35,9 +35,10 @@ from ringmaster.techniques.retrieval.knowledge_store import (
     write_store,
 )
 from ringmaster.techniques.retrieval.passage_encoder import ENCODER_FILES, Vectors
-from ringmaster.techniques.training import segment_loop
 from ringmaster.techniques.training.job_state import JobTrainingState, Root, prepared_data
+from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, train_segment
 from ringmaster.techniques.training.trainer import StepReport
+from ringmaster.techniques.training.trial import trial
 
 VECTORS = "vectors"
 """The tensor of a checkpoint: [passages that are encoded, features], in the order of the steps."""
@@ -179,9 +180,9 @@ def run(order: GangOrder, rank: int, reporter: Reporter) -> dict[str, Any]:
     """Runs one rank of a trial or a segment; returns the result of the loops of training."""
     encoder = encoder_folder(order, rank)
     ranks = join(order, rank, num_ranks=order.num_devices, axes={"dp_replicate": order.num_devices})
-    reporter.phase("loading passages and encoder", timeout_s=segment_loop.BUILD_TIMEOUT_S)
+    reporter.phase("loading passages and encoder", timeout_s=BUILD_TIMEOUT_S)
     builder = StoreBuilder(order, ranks, encoder=encoder, beat=reporter.beat)
-    loop = segment_loop.trial if order.purpose == TRIAL else segment_loop.train_segment
+    loop = trial if order.purpose == TRIAL else train_segment
     result = loop(builder, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
     return result

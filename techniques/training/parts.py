@@ -62,8 +62,7 @@ class TrainingState(Protocol):
 class TrainedModel(TrainingState, Protocol):
     """A job that is trained alone, with its model.
 
-    model: as the technique has laid it out. unwrapped: with the names of the model as it was built.
-    parameters: those that are trained. updated_parameters: those that this rank's optimizer updates.
+    model: as the technique has laid it out. parameters: those that are trained.
     optimizer: a part may replace it by another one of `build_optimizer`, before the first step.
     own_share: of the global batch. micro_batch: the rows of a forward pass.
     """
@@ -78,11 +77,11 @@ class TrainedModel(TrainingState, Protocol):
 
     @property
     def unwrapped(self) -> nn.Module:
-        """See above."""
+        """The module whose parameters have the names of the model as it was built."""
 
     @property
     def updated_parameters(self) -> list[nn.Parameter]:
-        """See above."""
+        """The parameters that this rank's optimizer updates."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the autocast context of the job's precision."""

@@ -1,353 +1,412 @@
-"""The training loop of a segment: from the newest checkpoint to its last step, or until a stop command."""
+"""The loop of a segment: a gang trains each of its jobs from the newest checkpoint to the job's own last step.
+
+Mostly that is one job. A gang that trains a group is known to its supervisor as the lead job, the job of the order.
+Events of the other members carry the member's name, and members end one by one. A member that fails leaves the group,
+and the others go on unaffected. When the lead job ends early, all other members are checkpointed, so that they can go
+on without it.
+
+If a config limits how many jobs are trained at once, the lead job and the first members start. The others wait. When a
+job has left, the next waiting job joins between two steps, in the sequence of the order's `members`.
+
+All ranks of a gang act on the sums of the commands that they received, so they do the same at the same steps. A loss
+that is not finite fails one job, also with several ranks, because all ranks see it. Any other error may occur on one
+rank alone, and ends a gang of several ranks.
+"""
+
+from __future__ import annotations
 
 import math
-import shutil
-import statistics
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Protocol
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Protocol, TypeVar
 
-import torch
-
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.checkpoints.saving import CheckpointedState, Saver, SaveVotes, WriteRetries, takes_nothing
-from ringmaster.techniques.checkpoints.state import HostCopies
-from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
-from ringmaster.techniques.processes.events import (
-    NUM_ROWS,
-    EvaluationReported,
-    JobEvent,
-    JobReady,
-    OutcomeStatus,
-    Steps,
-    TrialMeasured,
-)
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.processes.events import JobOfGroupEnded, OutcomeStatus
+from ringmaster.techniques.processes.failures import failure_kind
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
-from ringmaster.techniques.training.job_state import Root
-from ringmaster.techniques.training.parts import TrainerPart, TrainingState
-from ringmaster.techniques.training.trainer import (
-    ENOUGH_S,
-    LEAST_STEPS,
-    USUAL_STEPS,
-    WARM_UP_STEPS,
-    StepReport,
-    Trainer,
-)
+from ringmaster.techniques.processes.reporter import STOP, Reporter
+from ringmaster.techniques.training.job_session import JobSession, SessionState
+from ringmaster.techniques.training.trainer import StepReport
 
-LEAST_S = 0.4  # total of measured steps: steps of milliseconds are measured more often than usual
-TIMEOUT_S = 300.0
-EVALUATED_BATCHES = 2
+T = TypeVar("T")
 
-
-class TrialSubject(Protocol):
-    """What a trial measures: a trainer, or a group of jobs that are trained together."""
-
-    ranks: Ranks
-
-    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
-        """Trains the next global step."""
-
-    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
-        """Returns the pieces that this rank writes into a checkpoint of the present state."""
-
-    def save(self, root: Root) -> float:
-        """Checkpoints the state; returns the seconds."""
-
-    def export(self, folder: Path, root: Root) -> None:
-        """Writes the finished model of the newest checkpoint under `root`."""
-
-    def evaluate(self, *, max_batches: int | None = None) -> Any:
-        """Measures the metrics over held-out data, on at most `max_batches` global batches."""
-
-    def num_evaluated_batches(self) -> float:
-        """Returns the number of global batches of one evaluation."""
-
-
-class SegmentSubject(TrialSubject, CheckpointedState, TrainingState, Protocol):
-    """What a segment brings to its last step: a trainer, or the encoding of a knowledge store.
-
-    parts: as of `JobTrainingState`.
-    """
-
-    parts: tuple[TrainerPart, ...]
-
-    def restore(self, root: Root, *, known_step: int = 0) -> int:
-        """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps."""
-
-    def begin_segment(self, root: Root) -> None:
-        """Begins a segment after the checkpoint that was restored, if any."""
-
-    def first_events(self) -> Iterator[JobEvent]:
-        """Yields the events that a segment reports at its beginning."""
-
-    def num_evaluated_rows(self) -> int:
-        """Returns the number of held-out rows of one evaluation."""
-
-    def store(self, root: Root) -> CheckpointStore:
-        """Returns the checkpoints under `root`."""
-
-
-def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-    """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
-
-    By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
-    the last measurement is done. The reference kernel is timed before and after, when no gang of the node trains.
-    """
-    reporter.phase("trying", timeout_s=TIMEOUT_S)
-    reference_s = time.monotonic()
-    reporter.send(time_on_ranks(trainer.ranks))
-    reference_s = time.monotonic() - reference_s
-    warm_up = [_timed_step(trainer, reporter)[0] for _ in range(WARM_UP_STEPS)]
-    ready_s = time.monotonic() - order.ordered_at_s - reference_s
-    reporter.send(JobReady())
-    seconds: list[float] = []
-    stop = measure = False
-    while not stop:
-        _, (stop, measure) = _timed_step(trainer, reporter)
-        if measure and not seconds:
-            seconds = _measure(trainer, reporter)
-            further_s = trainer.rule.unmeasured_s(trainer) if isinstance(trainer, Trainer) else 0.0
-            median_s = statistics.median(seconds) + further_s
-            # The first steps are slower; their excess over the median counts as start-up time.
-            startup_s = ready_s - len(warm_up) * median_s
-            measured = {
-                "step_s": median_s,
-                "spread": standard_error(seconds),
-                "num_measured_steps": len(seconds),
-                "startup_s": max(startup_s, 0.0),
-                "peak_bytes": int(trainer.ranks.max(trainer.ranks.peak_bytes())),  # of the rank that held most
-            }
-            profile = {**measured, **_measure_saving(trainer, order)}
-            reporter.send(TrialMeasured(profile=profile, mean_step_s=statistics.fmean(seconds) + further_s))
-    reporter.send(time_on_ranks(trainer.ranks))
-    return {"status": "done"}
-
-
-def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
-    asks = (float(reporter.has_command(STOP)), float(reporter.has_command(MEASURE)))
-    started_s = time.perf_counter()
-    report = trainer.step(asks)
-    if trainer.ranks.device.type == "cuda":
-        torch.cuda.synchronize()
-    stop, measure = report.requests[0] > 0, report.requests[1] > 0
-    return time.perf_counter() - started_s, (stop, measure)
-
-
-def _measure(trainer: TrialSubject, reporter: Reporter) -> list[float]:
-    """Returns the seconds of several steps, as many on every rank: enough steps, or enough seconds."""
-    seconds: list[float] = []
-    while len(seconds) < LEAST_STEPS or not _enough(trainer, seconds):
-        seconds.append(_timed_step(trainer, reporter)[0])
-    return seconds
-
-
-def _enough(trainer: TrialSubject, seconds: list[float]) -> bool:
-    total_s = sum(seconds)
-    is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= LEAST_S)
-    return trainer.ranks.sum([float(is_enough)])[0] > 0
-
-
-def _measure_saving(trainer: TrialSubject, order: GangOrder) -> dict[str, float]:
-    """Measures the seconds of a checkpoint, of the stall by a background save, of an evaluation and of an export."""
-    scratch = Path(order.folder) / "scratch"
-    working_s = time.thread_time()
-    save_s = trainer.save(scratch / "checkpoints")
-    working_s = time.thread_time() - working_s
-    stall_s = trainer.ranks.max(_copy_s(trainer) + (working_s if trainer.ranks.device.type == "cpu" else 0.0))
-    started_s = time.perf_counter()
-    trainer.export(scratch / "model", scratch / "checkpoints")
-    export_s = time.perf_counter() - started_s
-    started_s = time.perf_counter()
-    trainer.evaluate(max_batches=EVALUATED_BATCHES)
-    evaluated_s = time.perf_counter() - started_s
-    if trainer.ranks.rank == 0:
-        shutil.rmtree(scratch)
-    num_batches = trainer.num_evaluated_batches()
-    evaluate_s = evaluated_s * num_batches / max(min(EVALUATED_BATCHES, num_batches), 1)
-    return {"save_s": save_s, "stall_s": stall_s, "export_s": export_s, "evaluate_s": evaluate_s}
-
-
-def _copy_s(trainer: TrialSubject) -> float:
-    """Returns the seconds for which a background save stalls training: a copy of the state to existing buffers.
-
-    Writing the copy takes no GPU time, but on a CPU it takes time of the cores that train.
-    """
-    copies = HostCopies(is_pinned=trainer.ranks.device.type == "cuda")
-    trainer.pieces(copies=copies)
-    started_s = time.perf_counter()
-    trainer.pieces(copies=copies)
-    return time.perf_counter() - started_s
-
-
-REPORT_EVERY_S = 0.2
 BUILD_TIMEOUT_S = 300.0  # to read data, make a model, compile: silent work of unknown length
 SAVE_TIMEOUT_S = 300.0
 # A rank counts as hung when a step takes this many times the slowest so far, and at least some seconds.
 TIMEOUT_STEPS, LEAST_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
+NOTHING = "the batch of step {step} has no label to learn from. To fix: leave such samples out"
 
 
-def train_segment(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-    """Trains to `order.last_step`; after a job's last step, evaluates and exports its model. Returns the result."""
-    assert order.checkpoint_dir is not None and order.model_dir is not None
-    root = order.checkpoint_dir
-    reporter.phase("restoring", timeout_s=SAVE_TIMEOUT_S)
-    first_step = trainer.restore(root, known_step=order.known_step)
-    trainer.begin_segment(root)
-    startup_s = time.monotonic() - order.ordered_at_s
-    reporter.send(JobReady(step=first_step, startup_s=startup_s))
-    for event in trainer.first_events():
-        reporter.send(event)
-    saver = Saver(trainer, trainer.store(root), reporter, ranks=trainer.ranks)
-    stopped, reached = False, None
-    may_end = any(part.may_end_job for part in trainer.parts)
-    if order.job.is_evaluated(first_step) and (may_end or first_step >= order.last_step):
-        # The gang that trained up to this step may have died before it reported the metrics.
-        reached = _evaluate(trainer, reporter)
-    if reached is None:
-        stopped, reached = _steps(trainer, order, reporter, saver)
-    result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
-    if trainer.next_step > first_step:
-        reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
-        result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.has_command(STOP))
-        if result["save_s"] is None:  # a command has ended the wait for a full disk
-            return {"status": OutcomeStatus.PREEMPTED, **result, "step": saver.saved_step, "save_s": 0.0}
-    if reached is not None or trainer.next_step == order.job.total_steps:
-        reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
-        started_s = time.perf_counter()
-        result["metrics"] = reached or trainer.evaluate()
-        result |= {NUM_ROWS: trainer.num_evaluated_rows(), "evaluate_s": time.perf_counter() - started_s}
-        for part in trainer.parts:
-            result |= part.final_values(result["metrics"])
-        reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
-        started_s = time.perf_counter()
-        if not _exported(trainer, order, reporter):
-            return {"status": OutcomeStatus.PREEMPTED, **result}
-        result["export_s"] = time.perf_counter() - started_s
-        for part in trainer.parts:
-            result |= part.after_export(trainer, reporter)
-    return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
+class Stepper(Protocol):
+    """What takes the steps of the jobs that a gang trains now.
 
-
-def _exported(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> bool:
-    """Writes the finished model, and waits where its disk or store takes nothing; returns whether it is written.
-
-    A stop command ends the wait. The state of the last step is in a checkpoint.
+    isolates: whether a job that fails leaves the others unaffected. If not, its error ends the gang.
     """
-    assert order.checkpoint_dir is not None and order.model_dir is not None
-    retries = WriteRetries(trainer.ranks, reporter, gives_up=lambda: reporter.has_command(STOP))
-    while True:
-        fault: OSError | None = None
+
+    ranks: Ranks
+    isolates: bool
+
+    def open(self, order: GangOrder) -> SessionState:
+        """Returns the state of a job, with its newest checkpoint restored."""
+
+    def join(self, state: SessionState) -> None:
+        """Trains a job from the next step on."""
+
+    def leave(self, state: SessionState) -> None:
+        """Trains a job no longer."""
+
+    def step(self, states: Sequence[SessionState], asks: tuple[float, ...]) -> dict[str, StepReport]:
+        """Takes the next step of jobs; returns their reports by name. asks: summed over the ranks, if given."""
+
+    def evaluate(self, states: Sequence[SessionState]) -> Mapping[str, Mapping[str, float]]:
+        """Returns the metrics of jobs over their held-out data, by name."""
+
+
+class TrainedState(SessionState, Protocol):
+    """A job that a gang trains alone: a trainer, or the encoding of a knowledge store."""
+
+    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+        """Trains the next global step; `asks` are summed over the ranks."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Returns the metrics over held-out data."""
+
+
+class SingleStepper:
+    """Takes the steps of one job. What ranks ask of each other is summed with its loss."""
+
+    isolates = False
+
+    def __init__(self, state: TrainedState) -> None:
+        self._state, self.ranks = state, state.ranks
+
+    def open(self, order: GangOrder) -> SessionState:
+        """Restores the job's newest checkpoint."""
+        assert order.checkpoint_dir is not None
+        self._state.restore(order.checkpoint_dir, known_step=order.known_step)
+        return self._state
+
+    def join(self, state: SessionState) -> None:
+        """Does nothing."""
+
+    def leave(self, state: SessionState) -> None:
+        """Does nothing."""
+
+    def step(self, states: Sequence[SessionState], asks: tuple[float, ...]) -> dict[str, StepReport]:
+        """Takes the job's next step."""
+        return {self._state.job.name: self._state.step(asks)}
+
+    def evaluate(self, states: Sequence[SessionState]) -> dict[str, dict[str, float]]:
+        """Evaluates the job."""
+        return {self._state.job.name: self._state.evaluate()}
+
+
+def train_segment(state: TrainedState, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    """Trains one job to `order.last_step`; after its last step, evaluates and exports its model. Returns the result."""
+    segment = SegmentLoop(SingleStepper(state), [order], reporter)
+    segment.train()
+    return segment.outcomes[order.job.name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Requests:
+    """What a rank asks of all: its values, and whose they are.
+
+    values: whether to stop, the lead job's last step, whether each of `waiting` leaves, and those of the jobs.
+    asked: the jobs, and how many values each has: whether it leaves, and the state of its saves.
+    """
+
+    values: tuple[float, ...]
+    waiting: Sequence[str]
+    asked: Sequence[tuple[JobSession, int]]
+
+
+class SegmentLoop:
+    """The jobs that a gang trains now, the jobs that wait, and the outcomes of those that have ended.
+
+    orders: of the jobs; the lead job's first.
+    at_once: the most jobs that are trained at once; None for all.
+    """
+
+    def __init__(
+        self, stepper: Stepper, orders: Sequence[GangOrder], reporter: Reporter, *, at_once: int | None = None
+    ) -> None:
+        self._stepper, self._order, self._reporter = stepper, orders[0], reporter
+        self._ranks = stepper.ranks
+        self._waiting = list(orders)
+        self._at_once = at_once or len(orders)
+        self._sessions: dict[str, JobSession] = {}
+        self.outcomes: dict[str, dict[str, Any]] = {}
+        self._until = 0  # last step of the latest command to the lead job to go on
+
+    def train(self) -> None:
+        """Trains all jobs, step by step, until none is left."""
+        self._fill(since_s=self._order.ordered_at_s)
+        timeout = StepTimeout(self._reporter)
+        while self._sessions:
+            seconds, did_more = self._step()
+            timeout.learn(seconds)
+            if self._fill(since_s=time.monotonic()) or did_more:
+                timeout.announce()
+
+    @property
+    def _is_dissolved(self) -> bool:
+        """Whether the lead job ended early."""
+        lead = self.outcomes.get(self._order.job.name)
+        return lead is not None and lead["status"] != OutcomeStatus.DONE
+
+    @property
+    def _in_line(self) -> list[str]:
+        """The names of the jobs that wait for a position, in order."""
+        return [order.job.name for order in self._waiting]
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def _step(self) -> tuple[float, bool]:
+        """Takes one step of all jobs, and does what is due or commanded after it.
+
+        Returns the duration of the step in seconds, and whether jobs were saved, evaluated or ended.
+        """
+        started_s, sessions = time.perf_counter(), list(self._sessions.values())
+        requests = None if self._stepper.isolates else self._requests()
+        asks = () if requests is None else requests.values
+        reports = self._all_or_each(sessions, lambda states: self._stepper.step(states, asks))
+        seconds = time.perf_counter() - started_s
+        for name, report in reports.items():
+            if math.isfinite(report.loss):
+                self._sessions[name].add(report)
+            else:
+                self._lose(self._sessions[name], report)
+        self._reporter.beat()
+        if requests is None:  # a job that failed asks for nothing any more
+            requests = self._requests()
+            return seconds, self._follow(requests, self._ranks.sum([*requests.values]))
+        return seconds, self._follow(requests, reports[self._order.job.name].requests)
+
+    def _lose(self, session: JobSession, report: StepReport) -> None:
+        """Ends a job whose loss is not finite."""
+        message = lost_loss(report.loss, step=report.step) if report.count else NOTHING.format(step=report.step)
+        if self._stepper.isolates:
+            self._end(session, OutcomeStatus.INVALID, message=message)
+        else:
+            session.end(OutcomeStatus.INVALID)  # the state being saved is valid, and all ranks reach this line
+            raise ValueError(message)
+
+    def _all_or_each(
+        self, sessions: Sequence[JobSession], act: Callable[[Sequence[SessionState]], Mapping[str, T]]
+    ) -> Mapping[str, T]:
+        """Runs `act` on all jobs at once. If it fails, runs it on each alone: the job at fault fails again."""
         try:
-            trainer.export(Path(order.model_dir), order.checkpoint_dir)
-        except OSError as error:
-            fault = error
-        has_failed, is_hopeless = trainer.ranks.sum([float(fault is not None), float(not takes_nothing(fault))])
-        if not has_failed:
-            return True
-        what = fault or OSError("the model could not be written on another rank")
-        if is_hopeless:
-            raise what
-        if not retries.wait(OSError(f"the model cannot be written: {what}"), step=trainer.next_step):
+            return act([session.state for session in sessions])
+        except Exception as error:  # a user's data or loss may raise anything: the others can go on
+            if self._ends_gang(error):
+                raise
+            traceback.print_exception(error)
+        result: dict[str, T] = {}
+        for session in sessions:
+            self._try(session, lambda session=session: result.update(act([session.state])))  # type: ignore[misc]
+            self._reporter.beat()
+        return result
+
+    def _requests(self) -> _Requests:
+        """Returns what this rank asks of all, in the same order on every rank.
+
+        A command to one rank reaches all. Only the first rank sets the last step.
+        """
+        reported, sessions = self._reporter.commanded_to_leave(), list(self._sessions.values())
+        is_over = self._reporter.has_command(STOP) or self._order.job.name in reported
+        until = float(self._reporter.commanded_until()) if self._ranks.rank == 0 else 0.0
+        never_begun = {name: float(name in reported) for name in self._in_line}
+        asks = [(float(session.name in reported), *session.asks()) for session in sessions]
+        values = (float(is_over), until, *never_begun.values(), *chain.from_iterable(asks))
+        return _Requests(values=values, waiting=[*never_begun], asked=[*zip(sessions, map(len, asks), strict=True)])
+
+    def _follow(self, requests: _Requests, sums: Sequence[float]) -> bool:
+        """Saves, evaluates and ends jobs after a step, as due or commanded; returns whether it did any of these.
+
+        sums: of all ranks' requests.
+        """
+        left = iter(sums)
+        is_over, self._until = next(left) > 0, int(next(left))
+        leaving, due = {name for name in requests.waiting if next(left) > 0}, set[str]()
+        for session, num_values in requests.asked:
+            leaves, *saves = islice(left, num_values)
+            if leaves:
+                leaving.add(session.name)
+            if session.follow(saves):
+                due.add(session.name)
+        self._prolong(self._sessions.values())
+        is_over = is_over or self._is_dissolved
+        if is_over:
+            self._dismiss(self._in_line, OutcomeStatus.PREEMPTED)
+        else:
+            self._dismiss(leaving, OutcomeStatus.LEFT)
+        under_way = [session for session in self._sessions.values() if not session.is_done]
+        ending = [session for session in under_way if is_over or session.name in leaving]
+        unsaved = [session for session in under_way if session not in ending and session.is_unsaved]
+        saving = [s for s in under_way if s not in ending and s not in unsaved and s.name in due]
+        if ending or saving or unsaved:
+            self._reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
+        for session in unsaved:
+            self._try(session, session.save)
+        for session in saving:
+            session.begin_save()
+        for session in self._saved(ending):
+            self._end(session, OutcomeStatus.PREEMPTED if is_over else OutcomeStatus.LEFT)
+        settled = self._settle(
+            [session for session in self._sessions.values() if session.is_done or session.is_evaluated]
+        )
+        return bool(ending or saving or unsaved or settled)
+
+    def _settle(self, sessions: Sequence[JobSession]) -> bool:
+        """Saves finished jobs, evaluates together all jobs that are due, and ends finished jobs."""
+        if not sessions:
             return False
+        kept = self._saved_or_ended([session for session in sessions if session.is_done])
+        kept += [session for session in sessions if not session.is_done]
+        if measured := [session for session in kept if session.is_at_its_end or session.is_evaluated]:
+            self._reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
+            started_s = time.perf_counter()
+            metrics = self._all_or_each(measured, self._stepper.evaluate)
+            seconds = (time.perf_counter() - started_s) / len(measured)
+            for name, result in metrics.items():
+                self._sessions[name].measured(result, seconds=seconds)
+        done = self._saved_or_ended([session for session in self._sessions.values() if session.is_done])
+        if any(session.is_at_its_end for session in done):
+            self._reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
+        for session in done:
+            if not session.is_at_its_end:
+                self._end(session, OutcomeStatus.DONE)
+            elif self._try(session, session.export):
+                self._end(session, OutcomeStatus.DONE if session.is_exported else OutcomeStatus.PREEMPTED)
+            self._reporter.beat()
+        return True
+
+    def _saved_or_ended(self, sessions: Sequence[JobSession]) -> list[JobSession]:
+        """Saves finished jobs; ends those of which a command ends the wait for a full disk, and returns the others."""
+        if any(session.has_unsaved_steps for session in sessions):
+            self._reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
+        saved = self._saved(sessions)
+        for session in saved:
+            if session.is_unsaved:
+                self._end(session, OutcomeStatus.PREEMPTED)
+        return [session for session in saved if not session.is_unsaved]
+
+    def _saved(self, sessions: Sequence[JobSession]) -> list[JobSession]:
+        """Writes the last checkpoints of jobs concurrently; returns the jobs for which this succeeded."""
+        for session in sessions:
+            session.begin_last_save()
+        return [session for session in sessions if self._try(session, session.save)]
+
+    # -- joining and leaving -------------------------------------------------------------------------------------------
+
+    def _fill(self, *, since_s: float) -> bool:
+        """Fills free positions with waiting jobs; returns whether any joined.
+
+        Jobs with nothing left to train join too, so that they can be evaluated.
+        since_s: the time from which the first jobs' start-up is counted.
+        """
+        has_any = False
+        while self._waiting and not self._is_dissolved and len(self._sessions) < self._at_once:
+            self._reporter.phase("restoring", timeout_s=SAVE_TIMEOUT_S)
+            new = self._admitted()
+            startup_s = time.monotonic() - since_s
+            for session in new:
+                self._stepper.join(session.state)
+                session.ready(startup_s=startup_s)
+            self._prolong(new)
+            self._settle([session for session in new if session.may_end_now])
+            has_any, since_s = True, time.monotonic()
+        if self._is_dissolved:
+            self._dismiss(self._in_line, OutcomeStatus.PREEMPTED)
+        return has_any
+
+    def _admitted(self) -> list[JobSession]:
+        """Admits waiting jobs to the free positions; each restores its newest checkpoint."""
+        known = set(self._sessions)
+        while self._waiting and not self._is_dissolved and len(self._sessions) < self._at_once:
+            self._admit(self._waiting.pop(0))
+            self._reporter.beat()
+        return [session for name, session in self._sessions.items() if name not in known]
+
+    def _dismiss(self, jobs: Collection[str], status: OutcomeStatus) -> None:
+        """Ends those of `jobs` that are waiting, with `status`."""
+        gone = [order for order in self._waiting if order.job.name in jobs]
+        self._waiting = [order for order in self._waiting if order.job.name not in jobs]
+        for order in gone:
+            self._close(order.job.name, {"status": status, "step": _steps_done(order)})
+
+    def _prolong(self, sessions: Iterable[JobSession]) -> None:
+        """Extends the jobs' last steps by as many steps as the lead job's was extended."""
+        if self._until > self._order.last_step:
+            for session in sessions:
+                session.prolong(self._until - self._order.last_step)
+
+    def _admit(self, order: GangOrder) -> None:
+        name = order.job.name
+        try:
+            state = self._stepper.open(order)
+        except Exception as error:  # noqa: BLE001 - a user's data may raise anything: the others can go on
+            status, message = self._verdict(name, error)
+            self._close(name, {"status": status, "step": _steps_done(order), "message": message})
+        else:
+            sender = self._reporter.about(name) if self._stepper.isolates else self._reporter
+            self._sessions[name] = JobSession(state, reporter=self._reporter, sender=sender)
+
+    def _try(self, session: JobSession, action: Callable[[], None]) -> bool:
+        """Runs `action`; returns whether it succeeded. A job for which it fails is checkpointed and leaves."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - as above
+            status, message = self._verdict(session.name, error)
+            if action == session.save:
+                status = OutcomeStatus.INVALID
+            if status == OutcomeStatus.INVALID or self._try(session, session.save):
+                self._end(session, status, message=message)
+            return False
+        return True
+
+    def _ends_gang(self, error: Exception) -> bool:
+        """Whether an error is not one job's alone."""
+        is_of_device = failure_kind(error) == OutcomeStatus.OUT_OF_MEMORY
+        return not self._stepper.isolates or self._ranks.num_ranks > 1 or is_of_device
+
+    def _verdict(self, job: str, error: Exception) -> tuple[OutcomeStatus, str]:
+        """The status and message of a job in which an error occurred; re-raises errors that are not the job's alone."""
+        kind = failure_kind(error)
+        if self._ends_gang(error) or (kind != OutcomeStatus.INVALID and job == self._order.job.name):
+            raise error
+        traceback.print_exception(error)
+        # A retry may fix any other error. It can also occur when the job is trained alone, and is handled there.
+        status = OutcomeStatus.INVALID if kind == OutcomeStatus.INVALID else OutcomeStatus.PREEMPTED
+        return status, f"{type(error).__name__}: {error}"
+
+    def _end(self, session: JobSession, status: OutcomeStatus, *, message: str = "") -> None:
+        del self._sessions[session.name]
+        self._stepper.leave(session.state)
+        is_lead = session.name == self._order.job.name
+        status = OutcomeStatus.PREEMPTED if is_lead and status == OutcomeStatus.LEFT else status
+        self._close(session.name, session.end(status, message=message))
+
+    def _close(self, job: str, outcome: dict[str, Any]) -> None:
+        self.outcomes[job] = outcome
+        if job != self._order.job.name and outcome["status"] != OutcomeStatus.PREEMPTED:
+            self._reporter.about(job).send(JobOfGroupEnded(outcome=outcome))
 
 
-def _evaluate(trainer: SegmentSubject, reporter: Reporter) -> dict[str, float] | None:
-    """Evaluates and reports the present state; returns the metrics if they end the job."""
-    reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
-    metrics = trainer.evaluate()
-    num_rows = trainer.num_evaluated_rows()
-    reporter.send(EvaluationReported(step=trainer.next_step, metrics=metrics, wall_s=time.time(), num_rows=num_rows))
-    return metrics if any(part.ends_job(metrics) for part in trainer.parts) else None
-
-
-def _steps(
-    trainer: SegmentSubject, order: GangOrder, reporter: Reporter, saver: Saver
-) -> tuple[bool, dict[str, float] | None]:
-    """Trains the steps of the segment, until an evaluation ends the job.
-
-    Returns whether a command stopped it early, and the metrics that have ended the job.
-    """
-    progress = StepProgress(reporter, trainer.ranks)
-    timeout = StepTimeout(reporter)
-    every_s, saved_s, last_step = order.checkpoint_every_s, time.monotonic(), order.last_step
-    is_first = trainer.ranks.rank == 0
-    while trainer.next_step < last_step:
-        save_due = every_s is not None and saver.is_idle and time.monotonic() - saved_s >= every_s
-        # All ranks act on the sums, so that they stop, save and continue at the same step. Only rank 0 sends the
-        # last step.
-        commanded_until = float(reporter.commanded_until()) if is_first else 0.0
-        report = trainer.step((float(reporter.has_command(STOP)), float(save_due), commanded_until, *saver.asks()))
-        if not math.isfinite(report.loss):
-            saver.finish()  # the state being saved is valid, and all ranks reach this line
-            raise ValueError(lost_loss(report.loss, step=report.step))
-        progress.add(report)
-        timeout.learn(report.seconds)
-        stop, save = (total > 0 for total in report.requests[:2])
-        last_step = max(last_step, int(report.requests[2]))
-        saver.follow(SaveVotes(*report.requests[3:]))
-        if saver.has_failed:  # further steps would be lost at the next fault
-            progress.flush()
-            reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
-            if saver.save_at_once(gives_up=lambda: reporter.has_command(STOP)) is None:
-                return True, None
-            saved_s = time.monotonic()
-            timeout.announce()
-        if stop and trainer.next_step < last_step:
-            progress.flush()
-            return True, None
-        if save and trainer.next_step < last_step:
-            saved_s = time.monotonic()
-            reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
-            saver.begin()
-            timeout.announce()
-        if order.job.is_evaluated(trainer.next_step):
-            progress.flush()
-            if (reached := _evaluate(trainer, reporter)) is not None:
-                return False, reached
-            timeout.announce()
-    progress.flush()
-    return False, None
+def _steps_done(order: GangOrder) -> int:
+    """The steps of a job's newest checkpoint, for a job whose state could not be created."""
+    checkpoint = CheckpointStore(order.checkpoint_dir).newest() if order.checkpoint_dir is not None else None
+    return checkpoint.manifest.step if checkpoint is not None else 0
 
 
 def lost_loss(loss: float, *, step: int) -> str:
     """Returns the message for a loss that is not finite."""
     return f"the loss became {loss} at step {step}. To fix: a lower learning rate, a warm-up, or clip_grad_norm"
-
-
-class StepProgress:
-    """Collects steps and sends them a few times a second, so that reporting does not slow down quick steps."""
-
-    def __init__(self, reporter: Reporter, ranks: Ranks) -> None:
-        self._reporter, self._ranks = reporter, ranks
-        self._steps: list[StepReport] = []
-        self._sent_s = time.monotonic()
-
-    def add(self, report: StepReport) -> None:
-        """Adds a completed step."""
-        self._steps.append(report)
-        if time.monotonic() - self._sent_s >= REPORT_EVERY_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Sends all steps that were not sent yet."""
-        if self._steps:
-            self._reporter.send(
-                Steps(
-                    first_step=self._steps[0].step,
-                    losses=tuple(report.loss for report in self._steps),
-                    rewards=tuple(report.reward for report in self._steps if report.reward is not None),
-                    seconds=tuple(report.seconds for report in self._steps),
-                    wall_s=time.time(),
-                    num_samples=sum(report.num_samples for report in self._steps),
-                    num_tokens=sum(report.num_tokens for report in self._steps),
-                    peak_bytes=self._ranks.peak_bytes(),
-                    measurements=tuple(each for report in self._steps for each in report.measurements),
-                )
-            )
-        self._steps, self._sent_s = [], time.monotonic()
 
 
 class StepTimeout:

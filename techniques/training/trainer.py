@@ -71,16 +71,18 @@ class StepReport:
     reward: the mean reward of the completions, of losses that generate them.
     num_samples, num_tokens: of the global batch; tokens by `num_tokens_of`.
     measurements: what parts have read from the gradients.
+    count: of labels, or rows, over which the loss is a mean.
     """
 
     step: int
     loss: float
     seconds: float
-    requests: tuple[float, ...]
+    requests: tuple[float, ...] = ()
     reward: float | None = None
     num_samples: int = 0
     num_tokens: int = 0
     measurements: tuple[Any, ...] = ()
+    count: float = 1.0
 
 
 class Trainer(JobTrainingState):
@@ -241,6 +243,7 @@ class Trainer(JobTrainingState):
             num_samples=num_samples,
             num_tokens=round(num_tokens * self.own_share[1] / self.ranks.num_ranks),  # other axes have the same rows
             measurements=tuple(each for each in measurements if each is not None),
+            count=count,
         )
         for part in self.parts:
             part.after_step(self)

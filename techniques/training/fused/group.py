@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,26 +36,9 @@ from ringmaster.techniques.training.fused.packed_attention import packed_attenti
 from ringmaster.techniques.training.job_state import Root, prepared_data
 from ringmaster.techniques.training.losses import Batch
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, trial
+from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
 from ringmaster.techniques.training.trainer import StepReport
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemberReport:
-    """The report of one step of one job.
-
-    step: the step.
-    loss: the mean loss over the job's batch; NaN if `count` is 0.
-    count: the number of labels (or rows) that the mean is over.
-    seconds: the job's share of the group's step time.
-    num_tokens: of the job's batch, by `num_tokens_of`.
-    """
-
-    step: int
-    loss: float
-    count: float
-    seconds: float
-    num_tokens: int
+from ringmaster.techniques.training.trial import trial
 
 
 class FusedGroup:
@@ -83,10 +66,10 @@ class FusedGroup:
         self.members.remove(member)
         self._is_changed = True
 
-    def step(self) -> dict[str, MemberReport]:
-        """Takes the next step of every member; returns the reports by name.
+    def step(self) -> dict[str, StepReport]:
+        """Takes the next step of every member; returns the reports by name, with the seconds of all.
 
-        A member whose loss is not finite, or whose count is 0, is not updated.
+        A member whose loss is not finite, or whose count is 0, is not updated; the loss of the latter is NaN.
         """
         started_s = time.perf_counter()
         batches = [member.batch() for member in self.members]
@@ -108,14 +91,15 @@ class FusedGroup:
         for member, loss_sum, count, each in zip(self.members, sums, counts, learnt, strict=True):
             if count and math.isfinite(loss_sum):
                 member.update(count=count, idle=each.idle)  # equal on all ranks, which run the same layers
-        seconds = (time.perf_counter() - started_s) / max(len(self.members), 1)
+        seconds = time.perf_counter() - started_s
         return {
-            member.name: MemberReport(
+            member.name: StepReport(
                 step=step,
                 loss=loss_sum / count if count else math.nan,
-                count=count,
                 seconds=seconds,
+                num_samples=member.job.global_batch_size,
                 num_tokens=round(num_tokens),
+                count=count,
             )
             for member, step, loss_sum, count, num_tokens in zip(self.members, steps, sums, counts, tokens, strict=True)
         }
@@ -238,7 +222,7 @@ def _own(base: nn.Module, jobs: Sequence[Job]) -> set[str]:
 
 
 def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
-    """Runs `techniques.training.segment_loop.trial` on all jobs of the order together.
+    """Runs `techniques.training.trial.trial` on all jobs of the order together.
 
     All durations are the gang's; those of the checkpoint, export and evaluation cover all jobs.
     """
@@ -278,16 +262,14 @@ class GroupTrial:
         """Saves the jobs one after another, each in its own folder; returns the seconds."""
         started_s = time.perf_counter()
         for index, member in enumerate(self._group.members):
-            member.order = replace(member.order, checkpoint_dir=f"{root}/{index}")
-            member.save()
+            member.save(f"{root}/{index}")
             self._reporter.beat()
         return time.perf_counter() - started_s
 
     def export(self, folder: Path, root: Root) -> None:
         """Exports the jobs' models from the checkpoints that `save` wrote under `root`."""
         for index, member in enumerate(self._group.members):
-            member.order = replace(member.order, checkpoint_dir=f"{root}/{index}", model_dir=str(folder / str(index)))
-            member.export()
+            member.export(folder / str(index), f"{root}/{index}")
             self._reporter.beat()
 
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, dict[str, float]]:

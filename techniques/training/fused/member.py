@@ -27,7 +27,7 @@ from ringmaster.techniques.training.batch_loader import BatchRequest
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
-from ringmaster.techniques.training.job_state import JobTrainingState, batch_width
+from ringmaster.techniques.training.job_state import JobTrainingState, Root, batch_width
 from ringmaster.techniques.training.losses import Loss, loss_of
 from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
 
@@ -285,9 +285,9 @@ class GroupMember(JobTrainingState):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
+    def save(self, root: Root) -> None:
         """Writes a checkpoint of the adapter, its optimizer and its step, in the format that every technique reads."""
-        self.store(self.root).save(self.next_step, self.pieces(), self.checkpoint_meta())
+        self.store(root).save(self.next_step, self.pieces(), self.checkpoint_meta())
 
     def written(self) -> dict[str, Tensor]:
         """The checkpoint tensors that this rank writes, by canonical name: all on the first rank, none on others."""
@@ -305,12 +305,12 @@ class GroupMember(JobTrainingState):
         """The job's metadata in a checkpoint's manifest."""
         return self.model_meta(self._model)
 
-    def restore(self) -> int:
+    def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Restores the newest checkpoint, whichever technique wrote it; returns the number of steps done.
 
         Raises as `newest_checkpoint`.
         """
-        checkpoint = self.newest_checkpoint(self.root, known_step=self.order.known_step)
+        checkpoint = self.newest_checkpoint(root, known_step=known_step)
         if checkpoint is None:
             return 0
         with Reader(checkpoint) as reader:
@@ -319,28 +319,20 @@ class GroupMember(JobTrainingState):
         self.next_step = checkpoint.manifest.step
         return self.next_step
 
-    def export(self) -> None:
-        """Writes the newest checkpoint's adapter in peft's format. The first rank writes; all ranks wait for it."""
+    def export(self, folder: Path, root: Root) -> None:
+        """Writes the newest checkpoint's adapter in peft's format. The first rank writes; the others do nothing."""
         if self.ranks.rank == 0:
-            assert self.order.model_dir is not None
             export_adapter(
-                Path(self.order.model_dir),
+                folder,
                 adapter=self._adapter,
                 spec=self.job.model,
                 base=self.order.weights_from or self.job.model.from_pretrained,
-                state=self.trained_weights(self.root),
+                state=self.trained_weights(root),
                 prepared=self.prepared,
                 job=self.job,
             )
             if self.order.model_url is not None:
-                store_model(Path(self.order.model_dir), self.order.model_url)
-        self.ranks.agree(True)
-
-    @property
-    def root(self) -> str:
-        """The location of the job's checkpoints."""
-        assert self.order.checkpoint_dir is not None
-        return self.order.checkpoint_dir
+                store_model(folder, self.order.model_url)
 
 
 def in_order_of(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

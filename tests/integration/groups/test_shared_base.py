@@ -151,8 +151,8 @@ def test_each_adapter_ends_as_alone(bench, base, tmp_path, recompute):
     losses = run(group, members)
     metrics = group.evaluate(members)
     for job, member in zip(jobs, members, strict=True):
-        member.save()
-        member.export()
+        member.save(member.order.checkpoint_dir)
+        member.export(Path(member.order.model_dir), member.order.checkpoint_dir)
         alone = bench.train(job, SINGLE, tmp_path / job.name, weights_from=base)
         weights = weights_in(tmp_path / "group" / job.name / "model")
         if job.global_batch_size * (job.data.seq_len - 1) < FEWEST_ROWS:
@@ -282,10 +282,10 @@ def test_a_checkpoint_moves_to_and_from_a_separate_run(bench, base, tmp_path):
     for job in jobs:
         bench.train(job, SINGLE, folder / job.name, weights_from=base, last_step=1)
     group, members = group_of(bench, jobs, folder, weights_from=base, last_step=3)
-    assert [member.restore() for member in members] == [1] * 9
+    assert [member.restore(member.order.checkpoint_dir) for member in members] == [1] * 9
     run(group, members)
     for job, member in zip(jobs, members, strict=True):
-        member.save()
+        member.save(member.order.checkpoint_dir)
         ended = bench.train(job, SINGLE, folder / job.name, weights_from=base)
         assert ended.outcome.result["first_step"] == 3
         alone = bench.train(job, SINGLE, tmp_path / job.name, weights_from=base)

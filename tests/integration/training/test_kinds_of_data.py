@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,8 +162,8 @@ def test_adapters_of_one_base_train_together_as_alone(bench, job, tmp_path, kind
     losses = run(group, members)
     metrics = group.evaluate(members)
     for one, member in zip(jobs, members, strict=True):
-        member.save()
-        member.export()
+        member.save(member.order.checkpoint_dir)
+        member.export(Path(member.order.model_dir), member.order.checkpoint_dir)
         by_itself = bench.train(one, SINGLE, tmp_path / one.name, weights_from=base)
         assert losses[one.name] == pytest.approx(by_itself.losses, rel=0, abs=1e-5)
         weights = weights_in(tmp_path / "group" / one.name / "model")

@@ -12,7 +12,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from ringmaster.errors import CheckpointError, LedgerError, retry_may_help
 from ringmaster.techniques.processes import worker
 from ringmaster.techniques.processes.events import JobReady, RankFailed, Steps, event_from_json
-from ringmaster.techniques.processes.worker import failure_kind, is_of_code
+from ringmaster.techniques.processes.failures import failure_kind, is_of_code
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,19 @@ def test_a_last_save_that_fails_is_waited_for(groups, jobs, alone):
     assert "No space left on device" in failed.message
 
 
+@pytest.mark.parametrize("name", [EVEN, LEADER])
+def test_an_export_that_fails_is_waited_for(groups, jobs, alone, name):
+    shelved = [
+        replace(job, loss="tests.integration.stubs:loss_of_some_tokens") if job.name == name else job for job in jobs
+    ]
+    full = {"model_url": f"full-shelf://{groups.folder}/full-1/shelf"}
+    trained = groups.train(shelved, fellow_changes={name: full}, **(full if name == LEADER else {}))
+    assert_ended_as_alone(groups, trained, shelved, alone)
+    (failed,) = trained.said("checkpoint_failed")
+    assert (failed.job, failed.waits) == (name, True)
+    assert "the model cannot be written" in failed.message
+
+
 def kill_after(num_events):
     """Returns an `on_event` that kills the gang after a number of events."""
     num_heard = itertools.count()

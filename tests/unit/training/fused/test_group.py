@@ -1,6 +1,7 @@
 """The step of a group is one step of each job, whatever happens to another job."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -25,6 +26,8 @@ class Taught:
 
 class Counting:
     """Replaces a member of a group. It counts its updates."""
+
+    job = SimpleNamespace(global_batch_size=1)
 
     def __init__(self, name):
         self.name, self.next_step = name, 0
