@@ -35,8 +35,8 @@ MODEL = {
 
 def rank_main(rank, *, folder, num_steps):
     """Trains one rank under both contenders, seed after seed; rank 0 prints a line of figures for each seed."""
+    from ringmaster.features.local_updates.job import LocalUpdates
     from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-    from ringmaster.techniques.job import LocalUpdates
     from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
     from ringmaster.techniques.processes.ranks import join
     from ringmaster.techniques.training.trainer import Trainer
@@ -50,12 +50,12 @@ def rank_main(rank, *, folder, num_steps):
         num_steps=8 * num_steps,
         evaluation=EvaluationSpec(max_batches=8),
     )
-    local = replace(plain, local_updates=LocalUpdates(workers=2, sync_every=SYNC_EVERY))
+    local = plain.with_parts(LocalUpdates(workers=2, sync_every=SYNC_EVERY))
     cores = sorted(os.sched_getaffinity(0))
     slots = tuple(Slot(kind="cpu", index=i, cores=(cores[i % len(cores)],)) for i in range(2))
 
     def order(job):
-        technique = "ddp" if job.local_updates is None else "local"
+        technique = "ddp" if job.num_workers is None else "local"
         return GangOrder(
             purpose=TRAIN,
             job=job,

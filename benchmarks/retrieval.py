@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import transformers
 
-from ringmaster.techniques.job import IVF, StoreSettings
+from ringmaster.features.stores.job import IVF, StoreSettings
 from ringmaster.techniques.retrieval.knowledge_store import Passage, build_index, build_store, encoder_in
 from tests.unit.retrieval.encoders import WORDS, save_encoder
 

@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ringmaster.features.target.job import Phases, Target, Variables
 from ringmaster.tasks.execution.target_scheduler import LEAST_GAIN, choose_variant
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from ringmaster.techniques.job import Target, TrainingPhase, Variables
+from ringmaster.techniques.job import TrainingPhase
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.noise_scale import (
@@ -205,7 +206,7 @@ def measure(task: str, seed: int, folder: Path) -> dict[str, Any]:
     """Returns the figures of a task and a seed."""
     own = job_of(task, seed)
     step_s = dict(zip(SIZES, step_costs(task, folder), strict=True))
-    varying = replace(own, may_vary=Variables(global_batch_size=SIZES), target=Target(metric="loss", at_most=0.0))
+    varying = own.with_parts(Variables(global_batch_size=SIZES), Target(metric="loss", at_most=0.0))
     first, probe = probe_steps(own.total_steps), Run(varying, folder / "probe")
     early = dict(probe.losses(first))
     probe.trainer.save(folder / "probe" / "checkpoints")
@@ -259,7 +260,7 @@ def changed_gain(
     """Returns by what factor the target is reached sooner by a run that changes its batch size after the probe."""
     if not phases or any(loss <= target for loss in early.values()):
         return 1.0
-    changed = replace(job, phases=phases, num_steps=phases[-1].num_steps)
+    changed = replace(job, num_steps=phases[-1].num_steps).with_parts(Phases(phases=phases))
     first, size = phases[-1].first_step, phases[-1].global_batch_size
     last = reached(Run(changed, folder / "probe").losses(changed.total_steps), target, default=0)
     # A job that has not reached its target is begun again with its own batch size.

@@ -11,12 +11,13 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJso
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
+from ringmaster.findings import Place, as_mapping, got
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Fault, document, load_batch
-from ringmaster.tasks.batch.document import FileKind, Place, as_mapping, got, parsed_place, place_text
-from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
+from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
+from ringmaster.tasks.batch.references import Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
 from ringmaster.tasks.sweeping.results import name_fault
@@ -24,6 +25,7 @@ from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
 from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.job_parts import NAME_PATTERN
 
 SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]

@@ -19,7 +19,7 @@ class Encode(BlackBox):
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Supports exactly the jobs that make a store."""
-        return None if job.store is not None else "the job makes no knowledge store"
+        return None if job.made_by == self.name else "the job makes no knowledge store"
 
     def num_ranks(self, gang: GangShape) -> int:
         """Returns one a device."""

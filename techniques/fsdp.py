@@ -60,7 +60,7 @@ class Fsdp(DataParallel):
         """Requires what data-parallel techniques do, no scalar parameter, and torch 2.13 for weights of 4 bits."""
         if facts.scalar:
             return f"parameter {facts.scalar} is a single number, which cannot be sharded"
-        if job.quantize_base is not None and tuple(map(int, version("torch").split(".")[:2])) < SHARDS_INTEGERS:
+        if job.base_format is not None and tuple(map(int, version("torch").split(".")[:2])) < SHARDS_INTEGERS:
             return f"torch {version('torch')} cannot shard weights of 4 bits, torch 2.13 can"
         return super().supports(job, gang, facts)
 

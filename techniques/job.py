@@ -4,10 +4,25 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise, product
-from typing import Any
+from itertools import chain, pairwise
+from typing import Annotated, Any
 
-from ringmaster.codec import SINCE_LATER, stored_flat
+from ringmaster.codec import SINCE_LATER, set_fields, stored_flat, stored_parts
+from ringmaster.findings import Raw, as_mapping
+from ringmaster.techniques.job_parts import (
+    Choices,
+    Description,
+    Distinct,
+    Effect,
+    FirstCheckpoint,
+    Format,
+    JobPart,
+    Limits,
+    PartT,
+    Positive,
+    part_in,
+    part_kind,
+)
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
@@ -93,6 +108,8 @@ BASE_ADAPTERS = (CONTINUE, MERGE)
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
 STRUCTURED = "structured"
 """The method of pruning that leaves layers and channels out."""
+REWRITING = (QUANTIZED, MERGED)
+"""The kinds that involve no training."""
 ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     DISTILLED: (),
     PRUNED: ("magnitude", "2:4", STRUCTURED),
@@ -107,16 +124,7 @@ UPDATE_RULES = (SUM,)
 """How the gradient of a common component is made of the jobs' gradients."""
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""
-FLAT, IVF = "flat", "ivf"
-INDEXES = (FLAT, IVF)
-"""The indexes of a knowledge store."""
-MEASURED_OPTIMIZERS = ("adamw", "sgd")
-"""The optimizers with which the noise scale of the gradient can be measured."""
 LEARNING_RATE_RULES = ("damped-gain", "square-root")
-SEARCH_SHARE, LEAST_SEARCH_STEPS = 0.05, 20
-"""The share of a job's steps for which learning rates are compared: bad ones show after 4 %."""
-VARIABLE_PRECISIONS = ("fp32", "bf16")
-"""The precisions between which a job may change: its state is the same in both."""
 FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
 """Keys of a pretrained model's `config` that may give it a head which its file lacks."""
 OF_SAMPLES = frozenset(
@@ -127,36 +135,20 @@ OF_SAMPLES = frozenset(
     )
 )
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
-OF_TRUST = frozenset({"allow_untrusted", "verify_share", "verify_steps"})
-"""The fields of a job that say who may train it."""
-BESIDE_ONE_STEP = OF_TRUST | frozenset(
+_SAME_STEP = frozenset(
     {
-        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
-        *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
+        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
+        *("evaluation.every_steps", "evaluation.at_steps"),
     }
 )
-"""The fields of a job on which neither what a step needs nor what it costs depends."""
-BESIDE_MODEL_AND_LOSS = (
-    OF_SAMPLES
-    | BESIDE_ONE_STEP
-    | {
-        *("techniques", "num_devices", "components", "optimizer", "clip_grad_norm", "global_batch_size"),
-        *(
-            "communication",
-            "compile",
-            "exact",
-            "exact_chunk",
-            "local_updates",
-            "numerics",
-            "adapter",
-            "freeze",
-            "adaptation",
-            "evaluation.max_batches",
-            "evaluation.max_rows",
-        ),
-    }
-)
-"""The fields of a job on which one forward and backward of its model, without an adapter, does not depend."""
+_SAME_TIME = OF_SAMPLES | _SAME_STEP | {"techniques", "num_devices"}
+_SAME_MODEL = _SAME_TIME | {
+    *("optimizer", "clip_grad_norm", "global_batch_size", "communication", "compile", "exact", "exact_chunk"),
+    *("adapter", "freeze", "evaluation.max_batches", "evaluation.max_rows"),
+}
+SAME: Mapping[Effect, frozenset[str]] = {Effect.STEP: _SAME_STEP, Effect.TIME: _SAME_TIME, Effect.MODEL: _SAME_MODEL}
+"""The fields of a job, but those of its parts, that have no such effect; every other field is counted, also one that is
+added later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,8 +480,8 @@ class Composition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptationSpec:
-    """How a model is derived from other models, besides plain training.
+class AdaptationSpec(JobPart):
+    """How a model is derived from others, if not by plain training alone.
 
     Other models are named as a base is: a job of the batch, "models:/NAME@ALIAS", or a folder.
 
@@ -511,114 +503,42 @@ class AdaptationSpec:
         composition: of composed and extracted models.
     """
 
-    kind: str
-    method: str | None = None
-    teacher: str | None = None
-    teacher_model: ModelSpec | None = field(default=None, metadata=SINCE_LATER)
-    temperature: float = 2.0
-    weight: float = 0.5
-    sparsity: float = 0.5
-    parents: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
+    key = "adaptation"
+    description = "how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
+    group_obstacle = "is adapted in another way too"
+
+    kind: Annotated[str, Choices(tuple(ADAPTATIONS)), Description(f"one of {', '.join(ADAPTATIONS)}")]
+    method: Annotated[
+        Annotated[str, Choices(tuple(chain.from_iterable(ADAPTATIONS.values())))] | None,
+        Description("; ".join(f"{', '.join(names)} where {kind}" for kind, names in ADAPTATIONS.items() if names)),
+    ] = None
+    teacher: Annotated[
+        Annotated[str, Format("parent")] | None, Description("another job's name, models:/NAME@ALIAS or a folder")
+    ] = None
+    teacher_model: Annotated[
+        ModelSpec | None,
+        Description("the teacher's model, such as {factory: ...}, where the teacher does not define it"),
+    ] = field(default=None, metadata=SINCE_LATER)
+    temperature: Annotated[Positive, Description("the divisor of the logits, such as 2.0")] = 2.0
+    weight: Annotated[float, Limits(ge=0, le=1), Description("the teacher's share of the loss, such as 0.5")] = 0.5
+    sparsity: Annotated[
+        float, Limits(gt=0, lt=1), Description("the share of weights that become zero, such as 0.5")
+    ] = 0.5
+    parents: Annotated[
+        tuple[Annotated[str, Format("parent")], ...],
+        Distinct(),
+        Description("the models to merge, such as [job-a, models:/NAME@ALIAS]"),
+    ] = ()
+    weights: Annotated[tuple[float, ...], Description("a number for each of the parents, such as [0.7, 0.3]")] = ()
     composition: Composition | None = field(default=None, metadata=SINCE_LATER)
 
-
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    """How passages are encoded and searched.
-
-    Attributes:
-        index: "flat", which compares a question with all passages; or "ivf" with those of the nearest of some clusters.
-        num_lists: the clusters of an IVF index; None for 4 sqrt(passages).
-        least_recall: the share of the 10 nearest passages that an IVF index must find. So many clusters are searched.
-        batch_size: the texts of a forward pass of the encoder.
-        max_length: the tokens to which a text is cut.
-        words: the words of a passage, into which longer texts are divided (100 in DPR: Karpukhin et al.,
-            arXiv:2004.04906); None for whole texts.
-        overlap: the words that a passage shares with the one before it.
-        seed: of the clusters' first centroids, and of the passages whose neighbours are compared.
-    """
-
-    index: str = FLAT
-    num_lists: int | None = None
-    least_recall: float = 0.95
-    batch_size: int = 64
-    max_length: int = 256
-    words: int | None = None
-    overlap: int = 0
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmStart:
-    """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
-
-    Attributes:
-        checkpoints: the folder or URL of that job's checkpoints, or the name of a job of the batch, which ends at the
-            step. The job's own ones, with the step 0: from before it was changed.
-        step: the step of the checkpoint, after which this job trains on.
-        first: with the job's own ones, the checkpoint of another job with which it began.
-    """
-
-    checkpoints: str
-    step: int
-    first: "WarmStart | None" = field(default=None, metadata=SINCE_LATER)
-
-    def renamed(self, rename: Callable[[str], str]) -> "WarmStart":
-        """Returns the start with `rename` applied to the names of jobs."""
-        return replace(self, checkpoints=rename(self.checkpoints), first=self.first and self.first.renamed(rename))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """A value of a metric on held-out data at which a job ends: `at_most` or `at_least`, one of the two."""
-
-    metric: str
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def is_reached(self, metrics: Mapping[str, float]) -> bool:
-        """Returns whether an evaluation has reached the target."""
-        value = metrics.get(self.metric, math.nan)
-        return value <= self.at_most if self.at_most is not None else value >= (self.at_least or 0.0)
-
-    def __str__(self) -> str:
-        bound = f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
-        return f"{self.metric} {bound}"
+    def renamed(self, rename: Callable[[str], str]) -> "AdaptationSpec":
+        """Returns the adaptation with `rename` applied to the names of other models."""
+        return replace(self, teacher=self.teacher and rename(self.teacher), parents=tuple(map(rename, self.parents)))
 
 
 Variant = tuple[int, str, int]
 """What may change of a job after its probe: batch size, precision, and the steps between two exchanges."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variables:
-    """What may be chosen of a job on the way to its target: its own value first, and the others that are permitted.
-
-    Attributes:
-        global_batch_size, precision: the values; empty where nothing may be chosen.
-        learning_rate_rule: how the learning rate follows the batch size (`training.noise_scale`).
-        sync_every: the steps between two exchanges, of local updates where it is more than one.
-        workers: of local updates. None until the preflight has chosen it.
-        lr: learning rates to compare in short runs before the job is trained.
-    """
-
-    global_batch_size: tuple[int, ...] = ()
-    precision: tuple[str, ...] = ()
-    learning_rate_rule: str = "damped-gain"
-    sync_every: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
-    workers: int | None = field(default=None, metadata=SINCE_LATER)
-    lr: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
-
-    def choices(self, job: "Job") -> list[Variant]:
-        """Returns the variants in which a job may be trained after its probe, its own first.
-
-        Local updates take two workers and more, which share the batch equally.
-        """
-        own, workers = job.phase(0).variant, self.workers or 1
-        variants = product(self.global_batch_size or own[:1], self.precision or own[1:2], self.sync_every or own[2:])
-        possible = [each for each in variants if each[2] == 1 or (workers > 1 and each[0] % workers == 0)]
-        return list(dict.fromkeys((own, *possible)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -633,7 +553,7 @@ class TrainingPhase:
         global_batch_size, precision: of its steps.
         lr_factor: the factor of the learning rate.
         num_steps: the number of the job's steps if this phase is the last one.
-        local_updates: of its steps, which begin a round; None for an exchange at each step.
+        parts: those that only its steps have, such as exchanges every few steps, which begin a round.
     """
 
     first_step: int
@@ -641,56 +561,28 @@ class TrainingPhase:
     precision: str
     lr_factor: float
     num_steps: int
-    local_updates: "LocalUpdates | None" = field(default=None, metadata=SINCE_LATER)
+    parts: tuple[JobPart, ...] = stored_parts(part_kind)
 
     @property
     def variant(self) -> Variant:
         """Batch size, precision, and the steps between two exchanges."""
-        return self.global_batch_size, self.precision, self.local_updates.sync_every if self.local_updates else 1
+        every = max((part.exchange_every for part in self.parts), default=1)
+        return self.global_batch_size, self.precision, every
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalUpdates:
-    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them.
-
-    A worker trains on its share of each global batch with its own optimizer. With a the weights at the start of a
-    round, w_k those of worker k at its end, d = a - mean(w_k), mu the outer momentum and eta the outer learning rate:
-
-        u <- mu u + d;    a <- a - eta (d + mu u)
-
-    With eta = 1 and mu = 0 it is averaging. Source: Douillard et al., DiLoCo (arXiv:2311.08105).
-
-    Attributes:
-        workers: their number, which the gang's number of devices must divide.
-        sync_every: the steps of a round. The last round ends with the job.
-        outer_lr, outer_momentum: eta and mu.
-        warmup_steps: the job's first steps, in which the gradient is averaged over all workers at each step.
-    """
-
-    workers: int
-    sync_every: int
-    outer_lr: float = 1.0
-    outer_momentum: float = 0.0
-    warmup_steps: int = 0
-
-    def ends_round(self, step: int, *, num_steps: int) -> bool:
-        """Returns whether the weights of all workers agree after `step` of `num_steps` steps."""
-        return step <= self.warmup_steps or step == num_steps or (step - self.warmup_steps) % self.sync_every == 0
-
-    def exchanges_a_step(self, *, num_steps: int) -> float:
-        """Returns how many exchanges of all trained weights there are for each of `num_steps` steps, on average."""
-        num_local = max(num_steps - self.warmup_steps, 0)
-        return (num_steps - num_local + math.ceil(num_local / self.sync_every)) / max(num_steps, 1)
+def exchanging(every: int, *, workers: int | None, **settings: Any) -> tuple[JobPart, ...]:
+    """Returns the part of a job in which workers exchange weights every few steps; none for an exchange a step."""
+    if every == 1:
+        return ()
+    kind = part_kind("local_updates")
+    assert kind is not None, "a built-in feature has the key"
+    return (kind(**{"workers": workers or 1, "sync_every": every, **settings}),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Numerics:
-    """What may differ from a plain step, so that other kernels may compute it: see `training.kernels`.
-
-    tolerance: the largest relative difference of the loss and of each gradient.
-    """
-
-    tolerance: float
+def is_rewriting(job: Raw) -> bool:
+    """Whether the adaptation in the plain values of a job never involves training."""
+    adaptation = as_mapping(job.get("adaptation"))
+    return adaptation.get("kind") in REWRITING or adaptation.get("method") == STRUCTURED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -720,24 +612,9 @@ class Job:
             order (`training.exact_sums`).
         exact_chunk: the samples of one forward and backward of an exact job, which decide its bits; the global batch is
             a power of two of them. None until it is chosen in the preflight.
-        local_updates: steps that workers take on their own between exchanges; None for an exchange at each step. Such
-            a job has the same bits on any number of devices, as an exact one.
-        numerics: lets the search choose other kernels, whose steps are compared with plain ones; None for plain ones.
-        adaptation: how the model is derived from other models besides training; None for plain training.
-        store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
-        components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
-            "vision_model"}. The lineage recognizes them in every model that contains them.
-        quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
-            arXiv:2305.14314); for jobs with an adapter.
-        warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
-        target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
-        may_vary: what may be chosen on the way to the target; nothing else is.
-        phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
-        allow_untrusted: whether segments may run on untrusted nodes, whose work trusted nodes verify by samples.
-        verify_share: the probability with which a segment of an untrusted node is repeated on a trusted one.
-        verify_steps: the most steps of a segment on an untrusted node.
+        parts: those of optional features (`ringmaster.features`), one of each kind, in the order of their keys.
     """
 
     name: str
@@ -760,45 +637,89 @@ class Job:
     techniques: tuple[str, ...] | None = None
     num_devices: tuple[int, ...] | None = None
     exact: bool = False
-    adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
-    components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
-    quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
-    warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
-    target: Target | None = field(default=None, metadata=SINCE_LATER)
-    may_vary: Variables = field(default=Variables(), metadata=SINCE_LATER)
-    phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
-    local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
-    numerics: Numerics | None = field(default=None, metadata=SINCE_LATER)
-    allow_untrusted: bool = field(default=False, metadata=SINCE_LATER)
-    verify_share: float = field(default=0.1, metadata=SINCE_LATER)
-    verify_steps: int = field(default=100, metadata=SINCE_LATER)
-    store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
+    parts: tuple[JobPart, ...] = stored_parts(part_kind)
+
+    def __post_init__(self) -> None:
+        parts = sorted((part for part in self.parts if not part.is_empty), key=lambda part: part.job_keys())
+        object.__setattr__(self, "parts", tuple(parts))
+        assert len({type(part) for part in parts}) == len(parts), f"job {self.name} has two parts of one kind"
+
+    def part(self, kind: type[PartT]) -> PartT | None:
+        """Returns the job's part of a kind; None where it has none, or one that is not active."""
+        return part_in(self.parts, kind)
+
+    def with_parts(self, *parts: JobPart) -> "Job":
+        """Returns the job with these parts, in place of its own of the same kinds."""
+        others = self.without(*map(type, parts)).parts
+        return replace(self, parts=(*others, *parts))
+
+    def without(self, *kinds: type[JobPart]) -> "Job":
+        """Returns the job without its parts of these kinds."""
+        return replace(self, parts=tuple(part for part in self.parts if type(part) not in kinds))
+
+    def unaffected(self, effect: Effect) -> frozenset[str]:
+        """Returns the keys of its parts that have no such effect."""
+        return frozenset(key for part in self.parts if effect not in part.effects for key in part.job_keys())
+
+    def fields_with(self, effect: Effect, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Returns the JSON form of the fields that have an effect, but those with their defaults and those in `but`."""
+        return set_fields(self, but=SAME[effect] | self.unaffected(effect) | but)
+
+    @property
+    def made_by(self) -> str:
+        """The technique that makes what the job asks for, in place of training; "" where it trains."""
+        return next((part.made_by for part in self.parts if part.made_by), "")
+
+    @property
+    def base_format(self) -> str | None:
+        """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
+        return next((name for part in self.parts if (name := part.base_format) is not None), None)
+
+    @property
+    def adaptation(self) -> AdaptationSpec | None:
+        """How the model is derived from other models besides training; None for plain training."""
+        return self.part(AdaptationSpec)
 
     @property
     def is_exact(self) -> bool:
         """Whether the job's result has the same bits on any number of devices."""
-        return self.exact or self.local_updates is not None
+        return self.exact or any(part.is_exact for part in self.parts)
 
     @property
     def synchronous(self) -> "Job":
         """The job with one optimizer for all devices."""
-        return self if self.local_updates is None else replace(self, local_updates=None, exact=True)
+        if self.num_workers is None:
+            return self
+        return replace(self, parts=tuple(part for part in self.parts if part.num_workers is None), exact=True)
+
+    @property
+    def num_workers(self) -> int | None:
+        """The workers that have an optimizer each; None where all devices have one together."""
+        return next((number for part in self.parts if (number := part.num_workers) is not None), None)
+
+    @property
+    def components(self) -> Mapping[str, str]:
+        """The prefixes of parameters by the names of components of the model."""
+        return {name: prefix for part in self.parts for name, prefix in part.named_components.items()}
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The names of all that the job reads: its `models`, where its warm start's checkpoints are, and the store."""
-        start = self.started_from
-        named = (*self.models, None if start is None else start.checkpoints, self.data.store)
+        """The names of all that the job reads: its `models`, what its parts read, and the store."""
+        named = (*self.models, *(name for part in self.parts for name in part.parents), self.data.store)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
-    def started_from(self) -> WarmStart | None:
+    def started_from(self) -> FirstCheckpoint | None:
         """The checkpoint of another job with which the job begins, also where its own steps were set since."""
-        start = self.warm_start
-        return start if start is None or start.step else start.first
+        return next((start for part in self.parts if (start := part.started_from) is not None), None)
+
+    @property
+    def checkpoint_roots(self) -> tuple[str, ...]:
+        """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""
+        return tuple(root for part in self.parts for root in part.checkpoint_roots)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -819,62 +740,34 @@ class Job:
 
     def renamed(self, name: str, rename: Callable[[str], str]) -> "Job":
         """Returns the same job under the name `name`, with `rename` applied to the names of its parents."""
-        base, value = self.base and rename(self.base), self.adaptation
-        if value is not None:
-            teacher = value.teacher and rename(value.teacher)
-            value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
+        base = self.base and rename(self.base)
         store = self.data.store
         data = self.data if store is None else self.data.reading(store=rename(store))
-        start = self.warm_start and self.warm_start.renamed(rename)
-        return replace(self, name=name, base=base, adaptation=value, data=data, warm_start=start)
+        parts = tuple(part.renamed(rename) for part in self.parts)
+        return replace(self, name=name, base=base, data=data, parts=parts)
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
         place, length = self.schedule_place(step)
         return self.optimizer.lr * self.schedule.factor(place, num_steps=length) * self.phase(step).lr_factor
 
-    @property
-    def search_steps(self) -> int:
-        """The steps of the short runs that compare learning rates for the job."""
-        return max(math.ceil(SEARCH_SHARE * self.total_steps), LEAST_SEARCH_STEPS)
-
     def searches(self) -> list["Job"]:
-        """Returns the jobs that try the learning rates under `may_vary`: the same job, evaluated after `search_steps`.
-
-        They are trained no further than that. They measure the noise of gradients as the job would, which goes on from
-        the best one's checkpoint.
-        """
-        jobs = []
-        for lr in dict.fromkeys(self.may_vary.lr):
-            at_steps = tuple(sorted({*self.evaluation.at_steps, self.search_steps}))
-            jobs.append(
-                replace(
-                    self,
-                    name=f"{self.name}.lr-{lr!r}",
-                    optimizer=replace(self.optimizer, lr=lr),
-                    evaluation=replace(self.evaluation, at_steps=at_steps),
-                    target=None,
-                    may_vary=replace(self.may_vary, lr=()),
-                )
-            )
-        return jobs
+        """Returns the short runs that are compared before the job is trained."""
+        return [search for part in self.parts for search in part.searches(self)]
 
     def variants(self) -> dict[Variant, "Job"]:
-        """Returns its variants other than its own, as jobs to be profiled: in the steps after the probe."""
-        jobs = {}
-        for variant in self.may_vary.choices(self)[1:] if self.varies else ():
-            size, precision, sync_every = variant
-            local = LocalUpdates(workers=self.may_vary.workers or 1, sync_every=sync_every) if sync_every > 1 else None
-            name = f"{self.name}.{size}.{precision}" + (f".{sync_every}" if local else "")
-            jobs[variant] = replace(
-                self, name=name, global_batch_size=size, precision=precision, local_updates=local, may_vary=Variables()
-            )
-        return jobs
+        """Returns its variants other than its own, as jobs to be profiled."""
+        return {variant: job for part in self.parts for variant, job in part.variants(self).items()}
 
     @property
     def varies(self) -> bool:
-        """Whether its batch size, precision or local updates are still to be chosen."""
-        return self.target is not None and not self.phases and len(self.may_vary.choices(self)) > 1
+        """Whether its batch size, precision or exchanges are still to be chosen."""
+        return any(part.varies(self) for part in self.parts)
+
+    @property
+    def phases(self) -> tuple[TrainingPhase, ...]:
+        """The phases of a job that has changed its batch size, precision or exchanges on the way; none of others."""
+        return tuple(phase for part in self.parts for phase in part.phases)
 
     def phase(self, step: int) -> TrainingPhase:
         """Returns the phase of a step (0-based)."""

@@ -8,9 +8,9 @@ Sources: Douillard et al., DiLoCo (arXiv:2311.08105); McMahan et al., Federated 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.single import Single
@@ -45,14 +45,14 @@ class Local(Single):
 
     def trained_job(self, job: Job) -> Job:
         """Returns the job with the local updates of its last phase."""
-        return replace(job, local_updates=job.phases[-1].local_updates) if job.phases else job
+        return job.without(LocalUpdates).with_parts(*job.phases[-1].parts) if job.phases else job
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires that each device has equally many workers, and a batch that they may divide."""
-        if job.local_updates is None:
+        if (spec := job.part(LocalUpdates)) is None:
             return f"{self.name} is for jobs with local_updates"
-        if job.local_updates.workers % gang.num_devices:
-            return f"{job.local_updates.workers} workers cannot be divided by {gang.num_devices} devices"
+        if spec.workers % gang.num_devices:
+            return f"{spec.workers} workers cannot be divided by {gang.num_devices} devices"
         loss = loss_function_of(job.loss, job.loss_options)
         if loss is not None and loss.total_names:
             return f"the loss {loss.name} counts over all workers at each step"
@@ -60,8 +60,9 @@ class Local(Single):
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Yields modes of recomputation; the micro-batch decides the bits, and so is the job's."""
-        assert job.local_updates is not None
-        micro_batch = job.exact_chunk or job.global_batch_size // job.local_updates.workers
+        spec = job.part(LocalUpdates)
+        assert spec is not None
+        micro_batch = job.exact_chunk or job.global_batch_size // spec.workers
         for recompute in RECOMPUTE:
             yield {"micro_batch": micro_batch, "recompute": recompute}
 
@@ -74,7 +75,7 @@ class Local(Single):
 
         Those of the last round's weights and of the outer momentum are added.
         """
-        spec = job.local_updates
+        spec = job.part(LocalUpdates)
         assert spec is not None
         more = spec.workers // gang.num_devices - 1
         of_worker = WEIGHT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]

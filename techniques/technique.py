@@ -377,8 +377,8 @@ def choose_chunk(job: Job, facts: ModelFacts) -> int | None:
     """
     if not job.is_exact or job.exact_chunk is not None:
         return job.exact_chunk
-    if job.local_updates is not None:
-        return job.global_batch_size // job.local_updates.workers
+    if job.num_workers is not None:
+        return job.global_batch_size // job.num_workers
     chunk = job.global_batch_size
     least = max(LEAST_CHUNK, -(-chunk // MAX_CHUNKS))
     while not undivided_batch_only(job, facts) and chunk % 2 == 0 and chunk // 2 >= least:
@@ -390,7 +390,7 @@ def why_not_exact(technique: Technique, job: Job, gang: GangShape, facts: ModelF
     """Returns why an exact job would not have the bits of `single` under a technique on a gang, or None."""
     if not job.is_exact or not job.trains or job.model.command is not None:
         return None
-    what = "exact: true" if job.exact else "local_updates"
+    what = "exact: true" if job.exact else next(part.key for part in job.parts if part.is_exact)
     if technique.takes_chunks is None:
         return f"{what}, and its sums within a sample depend on the number of devices"
     num_ranks = technique.num_ranks(gang)
@@ -412,7 +412,7 @@ def why_not_exact(technique: Technique, job: Job, gang: GangShape, facts: ModelF
 def why_no_optimizer(technique: Technique, job: Job) -> str | None:
     """Returns why a technique cannot take the steps of a job's optimizer exactly, or None."""
     name = job.optimizer.name
-    if technique.updates_locally != (job.local_updates is not None):
+    if technique.updates_locally != (job.num_workers is not None):
         if technique.updates_locally:
             return f"{technique.name} is for jobs with local_updates"
         return f"local_updates, of which {technique.name} knows nothing"

@@ -14,7 +14,8 @@ from ringmaster.files import write_atomically
 from ringmaster.flows import settings
 from ringmaster.flows.settings import EXAMPLES, located
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
-from ringmaster.tasks.batch.references import NAME_PATTERN, one_of
+from ringmaster.tasks.batch.references import one_of
+from ringmaster.techniques.job_parts import NAME_PATTERN
 
 MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 

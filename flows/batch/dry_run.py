@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
+from ringmaster.features.target.job import search_steps
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
@@ -219,7 +220,7 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
     )
     if not jobs:
         return result
-    short = {search.name: job.search_steps for job in jobs for search in job.searches()}
+    short = {search.name: search_steps(job) for job in jobs for search in job.searches()}
     jobs = [replace(job, num_steps=short.get(job.name, job.num_steps)) for job in jobs]
     problem = batch.terms.on(
         planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)

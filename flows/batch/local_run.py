@@ -11,6 +11,7 @@ from functools import partial
 from ringmaster.clock import SteadyClock
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
+from ringmaster.features.target.job import Target
 from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
@@ -382,7 +383,7 @@ class LocalRun:
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if self._scheduler is not None:
             self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
-        elif any(job.target is not None for job in profiled.jobs):
+        elif any(job.part(Target) is not None for job in profiled.jobs):
             place, notice = self._run_paths, current_view.get().notice
             self._steering = TargetScheduler(self.journal, jobs, profiled.profiles, place=place, notice=notice)
         for name, details in self._steering.details().items() if self._steering is not None else ():

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, InputError, LedgerError, input_errors
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
 from ringmaster.flows.pool.own_node import own_devices
@@ -47,7 +48,6 @@ from ringmaster.techniques.checkpoints.chain import (
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.job import WarmStart
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, Steps
 from ringmaster.techniques.processes.gang import Gang
@@ -351,11 +351,9 @@ class Reproduction:
         shape = replace(gang_shape(self._environment.devices), num_devices=layout.num_devices)
         num_ranks = registry.load(layout.technique).num_ranks(shape)
         parents = {name: str(path) for name, path in self._weights.items()}
-        start = self._job.warm_start
+        start = self._job.part(WarmStart)
         before = None if start is None else self.training.record.parents.get(start.checkpoints)
-        job = (
-            replace(self._job, warm_start=WarmStart(checkpoints=str(root), step=0)) if self._was_changed else self._job
-        )
+        job = self._job.with_parts(WarmStart(checkpoints=str(root), step=0)) if self._was_changed else self._job
         order = GangOrder(
             purpose=TRAIN,
             job=job,
@@ -381,7 +379,8 @@ class Reproduction:
     @property
     def _was_changed(self) -> bool:
         """Whether the job's steps were set while it ran: it went on from its own checkpoint, where its chain begins."""
-        return self._job.warm_start is not None and self._job.warm_start.step == 0
+        start = self._job.part(WarmStart)
+        return start is not None and start.step == 0
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Steps):

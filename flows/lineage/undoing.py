@@ -25,6 +25,7 @@ import numpy as np
 
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import InputError, PromotionRefused, input_errors, raise_faults
+from ringmaster.features.warm_start.job import WarmStart, started_from
 from ringmaster.flows.lineage.bisecting import TracedRow, reads_of
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
@@ -43,7 +44,7 @@ from ringmaster.techniques.data.arrow_files import Array, Table, open_split, val
 from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.data_source import PreparedData, data_source_of
-from ringmaster.techniques.job import DataSpec, Job, WarmStart
+from ringmaster.techniques.job import DataSpec, Job
 
 PROBED_TOKENS = 256  # that must be equal after a gap
 
@@ -221,10 +222,10 @@ class _UndoPlanner:
         def parent_of(name: str) -> str:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
-        own, start = job.started_from, self._start(training, removed)
+        own, start = started_from(job), self._start(training, removed)
         is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
         is_new_below |= own is not None and start is None
-        job = replace(job.renamed(node.repeating_job, parent_of), warm_start=start)
+        job = job.renamed(node.repeating_job, parent_of).without(WarmStart)
         sources = [name for name in parents if name not in training.job.parents]  # folders and names on the hub
         for source in (name for name in sources if self._home.find(parents[name]).id in removed):
             if job.base is not None or source != job.model.from_pretrained:
@@ -247,10 +248,11 @@ class _UndoPlanner:
             step = _first_step_with(job, sampler_of(job, samples), prepared, without, first=step)
             start = start if is_new_below else _checkpoint_before(training, step) or start
             data = data.reading(store=job.data.store) if store in parents else data
-            job = replace(job, data=data, warm_start=start)
+            job = replace(job, data=data)
             why = f"step {step + 1} was the first to read it" if step < job.total_steps else "no step read it"
         self._unchanged_steps[node.id] = 0 if is_new_below else step
-        first_step = 0 if job.warm_start is None else job.warm_start.step
+        first_step = 0 if start is None else start.step
+        job = job if start is None else job.with_parts(start)
         if is_new_below and hash_of_row is not None:
             why += ", and what it came from is trained again"
         elif first_step < step:
@@ -274,7 +276,7 @@ class _UndoPlanner:
     def _start(self, training: RecordedTraining, removed: Mapping[str, LineageNode]) -> WarmStart | None:
         """Returns the checkpoint of another training from which a job goes on now; None for its own beginning."""
         node, job, parents = training.node, training.job, training.record.parents
-        start = job.started_from
+        start = started_from(job)
         if start is None:
             return None
         if start.checkpoints in parents:  # a part of a training, of which each goes on from another

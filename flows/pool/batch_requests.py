@@ -14,7 +14,7 @@ from ringmaster.errors import InputError, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.run_order import runs_below
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
+from ringmaster.tasks.batch.references import NAME_REMEDY
 from ringmaster.tasks.execution.job_table import clones_in
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
@@ -25,6 +25,7 @@ from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, u
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS
+from ringmaster.techniques.job_parts import is_name
 
 DATABASE_TIMEOUT_S = 15.0  # for a person who waits at a command
 ANSWER_TIMEOUT_S = 20.0  # longer than the replacement of a controller takes

@@ -13,7 +13,7 @@ from pathlib import Path
 from ringmaster.errors import DevicesBusy, InputError, NodeAlreadyServed, NodeUnavailable
 from ringmaster.flows import settings
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
+from ringmaster.tasks.batch.references import NAME_REMEDY
 from ringmaster.tasks.cluster import Cluster, Device, Node, detect
 from ringmaster.tasks.execution.engine import FileLeases, leases_of
 from ringmaster.tasks.pool.node_agent import DRAIN_S
@@ -22,6 +22,7 @@ from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.storage.database import Database
 from ringmaster.techniques.checkpoints.chain import versions
+from ringmaster.techniques.job_parts import is_name
 from ringmaster.techniques.profiles import UNTRUSTED
 from ringmaster.techniques.training.calibration import calibrated_bits
 

@@ -18,6 +18,7 @@ from prefect.states import Cancelled, Cancelling
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, NodeUnavailable
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.flow_runs import for_prefect, notices
@@ -176,7 +177,7 @@ def verifiable(job: Job, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
         return each.device_type.removesuffix(UNTRUSTED), None if job.is_exact else layout_of(each)
 
     trusted = [layout(each) for each in profiles if not each.is_untrusted]
-    return tuple(p for p in profiles if not p.is_untrusted or (job.allow_untrusted and layout(p) in trusted))
+    return tuple(p for p in profiles if not p.is_untrusted or (job.part(Untrusted) and layout(p) in trusted))
 
 
 def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:

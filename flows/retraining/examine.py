@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.files import is_file, path_in
+from ringmaster.findings import got
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import store_folder
 from ringmaster.flows.lineage.home import LineageHome
@@ -27,7 +28,7 @@ from ringmaster.model_lineage.records import CHAMPION, INDEXED, ModelRecord
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import Batch, document
-from ringmaster.tasks.batch.document import got, place_text
+from ringmaster.tasks.batch.document import place_text
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings, read_text

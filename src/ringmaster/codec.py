@@ -22,6 +22,10 @@ SINCE_LATER = {"since_later": True}
 it has its default, so that the form and the digest of stored values do not change."""
 
 
+BESIDE = ("flat", "parts")
+"""The keys in the metadata of fields whose items lie beside the other fields in the JSON form."""
+
+
 def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
     """Returns a dataclass field whose key in the JSON form differs from its name.
 
@@ -38,6 +42,24 @@ def stored_flat(always: Mapping[str, Any]) -> Any:
     always: items that the JSON form always has, and that the mapping has only with another value.
     """
     return dataclasses.field(default_factory=dict, metadata={"flat": always})
+
+
+def stored_parts(kind_of: Callable[[str], Any]) -> Any:
+    """Returns a dataclass field of a tuple of parts, dataclasses whose JSON forms lie beside the other fields.
+
+    A part lies under the `key` of its class. Where that is empty, its own fields do, but those with their defaults.
+
+    kind_of: returns the class of the part that has a key in the JSON form; None for other keys.
+    """
+    return dataclasses.field(default=(), metadata={"parts": kind_of})
+
+
+def part_items(part: Any) -> dict[str, Any]:
+    """Returns the keys of a part in the JSON form, and what they have."""
+    if part.key:
+        return {part.key: part}
+    values = ((each, getattr(part, each.name)) for each in dataclasses.fields(part))
+    return {each.name: value for each, value in values if not _has_default(each, value)}
 
 
 def to_json(value: Any) -> Any:
@@ -81,7 +103,13 @@ def set_fields(value: Any, *, but: Collection[str] = (), prefix: str = "") -> di
         name, item = f"{prefix}{each.name}", getattr(value, each.name)
         if name in but or _has_default(each, item):
             continue
-        if "flat" in each.metadata:
+        if "parts" in each.metadata:
+            for part in item:
+                if part.key and f"{prefix}{part.key}" not in but:
+                    result[part.key] = set_fields(part, but=but, prefix=f"{prefix}{part.key}.")
+                elif not part.key:
+                    result |= set_fields(part, but=but, prefix=prefix)
+        elif "flat" in each.metadata:
             result |= {key: to_json(own) for key, own in item.items() if f"{prefix}{key}" not in but}
         elif dataclasses.is_dataclass(item) and not isinstance(item, type):
             nested = set_fields(item, but=but, prefix=f"{name}.")
@@ -104,6 +132,8 @@ def _has_default(field: dataclasses.Field[Any], item: Any) -> bool:
 
 def _items(field: dataclasses.Field[Any], item: Any) -> Iterable[tuple[str, Any]]:
     """The keys of a field in the JSON form, and what they have."""
+    if "parts" in field.metadata:
+        return (pair for part in item for pair in part_items(part).items())
     return {**field.metadata["flat"], **item}.items() if "flat" in field.metadata else ((_key(field), item),)
 
 
@@ -172,21 +202,36 @@ def _fields(cls: type) -> Mapping[str, tuple[str, Callable[[Any], Any]]]:
     Reading the types takes longer than the conversion itself, and a pool converts hundreds of events a second.
     """
     hints = typing.get_type_hints(cls)
-    single = (f for f in dataclasses.fields(cls) if "flat" not in f.metadata)
+    single = (f for f in dataclasses.fields(cls) if f.metadata.keys().isdisjoint(BESIDE))
     return {_key(f): (f.name, _converter(hints[f.name])) for f in single}
 
 
 @functools.cache
-def _flat_field(cls: type) -> dataclasses.Field[Any] | None:
-    return next((f for f in dataclasses.fields(cls) if "flat" in f.metadata), None)
+def _field_with(cls: type, key: str) -> dataclasses.Field[Any] | None:
+    """The field of a class that has a key in its metadata."""
+    return next((f for f in dataclasses.fields(cls) if key in f.metadata), None)
+
+
+def _take_parts(field: dataclasses.Field[Any], data: Mapping[str, Any], unknown: set[str]) -> tuple[Any, ...]:
+    """Returns the parts in the JSON form of a class, and removes their keys from the unknown ones."""
+    values: dict[Any, dict[str, Any]] = {}
+    for key in sorted(unknown):
+        if (kind := field.metadata["parts"](key)) is not None:
+            unknown.remove(key)
+            if data[key] is not None:
+                values.setdefault(kind, {})[key] = data[key]
+    return tuple(_dataclass(kind, given[kind.key] if kind.key else given) for kind, given in values.items())
 
 
 def _dataclass(cls: type, data: Any) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__}: an object is wanted, not {data!r:.100}")
-    fields, flat = _fields(cls), _flat_field(cls)
+    fields, flat, parts = _fields(cls), _field_with(cls, "flat"), _field_with(cls, "parts")
     result: dict[str, Any] = {}
-    if unknown := set(data) - fields.keys():
+    unknown = set(data) - fields.keys()
+    if unknown and parts is not None:
+        result[parts.name] = _take_parts(parts, data, unknown)
+    if unknown:
         if flat is None:
             known = sorted(name for name, _ in fields.values())
             raise ValueError(f"{cls.__name__} has no field {sorted(unknown)}; it has {known}")

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.extras import missing_extra
-from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
-from ringmaster.tasks.batch.references import closest, is_folder, is_name
-from ringmaster.tasks.batch.schema import STORE
+from ringmaster.features.stores.job import is_store
+from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
+from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
     ADAPTERS,
@@ -22,17 +21,19 @@ from ringmaster.techniques.job import (
     MERGED,
     PRUNED,
     QUANTIZED,
+    REWRITING,
     STRUCTURED,
     VIRTUAL_TOKENS,
     AdaptationSpec,
     Adapter,
     Job,
+    is_rewriting,
 )
+from ringmaster.techniques.job_parts import Effect, is_name, part_kinds
 from ringmaster.techniques.models.architectures import architecture_in, with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
 
-Raw = Mapping[str, Any]
 Edge = tuple[str, str]
 """(a job's name, the name of one of its parents)."""
 MOST_CIRCLES = 100
@@ -54,8 +55,6 @@ READ_STORE = ("data", "retriever", "store")
 """The place of the store that a job's samples read."""
 WARM_START = ("warm_start", "checkpoints")
 """The place of the checkpoints from which a job goes on."""
-REWRITING = (QUANTIZED, MERGED)
-"""The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
 """The data keys that determine the vocabulary a model learns if no tokenizer is named."""
 DEFAULTS = {field.name: field.default for field in fields(Adapter)}
@@ -161,23 +160,12 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
         yield from _merged(job, adaptation)
 
 
-def is_store(job: Raw) -> bool:
-    """Whether a job makes a knowledge store."""
-    return job.get("kind") == STORE or job.get("store") is not None
-
-
-def is_rewriting(job: Raw) -> bool:
-    """Whether a job's adaptation never involves training."""
-    adaptation = as_mapping(job.get("adaptation"))
-    return adaptation.get("kind") in REWRITING or adaptation.get("method") == STRUCTURED
-
-
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     """Yields the parent models of a job as the job names them, each with its place."""
     adaptation = as_mapping(job.get("adaptation"))
     named: dict[Place, Any] = {("base",): job.get("base"), ("adaptation", "teacher"): adaptation.get("teacher")}
     named[READ_STORE] = as_mapping(as_mapping(job.get("data")).get("retriever")).get("store")
-    named[WARM_START] = as_mapping(job.get("warm_start")).get("checkpoints")
+    named |= dict(pair for kind in dict.fromkeys(part_kinds().values()) for pair in kind.parents_in(job))
     named |= {("adaptation", "parents", i): each for i, each in enumerate(as_list(adaptation.get("parents")))}
     return ((place, name) for place, name in named.items() if isinstance(name, str))
 
@@ -251,7 +239,7 @@ def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
         if how is not None and (how.kind in REWRITING or how.method == STRUCTURED):
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
-            job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
+            job = job.with_parts(replace(how, teacher_model=models[how.teacher]))
         if (maker := named.get(job.data.store or "")) is not None:
             job = replace(job, data=job.data.reading(passages=to_json(maker.data)))
         completed.append(job)
@@ -409,7 +397,7 @@ def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job
         folder = None if how is None or how.teacher is None else _folder(job, how.teacher, folders)
         if how is None or how.teacher_model is not None or folder is None:
             return job
-        return replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
+        return job.with_parts(replace(how, teacher_model=model_of_folder(folder)))
 
     return tuple(map(completed, jobs))
 
@@ -530,11 +518,10 @@ def _continued_findings(job: Raw, of_base: Raw, jobs: Mapping[str, Raw]) -> Iter
     problem = f"is not that of {base}, whose adapter is continued"
     yield from findings_where(
         (model != model_of_base and is_same_class, ("model",), problem, f"take the model of {base}"),
-        (
-            job.get("quantize_base") != of_base.get("quantize_base"),
-            ("quantize_base",),
-            problem,
-            f"take that of {base}",
+        *(
+            (job.get(key) != of_base.get(key), (key,), problem, f"take that of {base}")
+            for key, kind in part_kinds().items()
+            if Effect.MODEL in kind.effects
         ),
     )
     for key, default in DEFAULTS.items():
@@ -554,7 +541,6 @@ def _as_set(value: Any) -> Any:
 def adapter_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the adapter of one job; places are relative to the job."""
     adapter = job.get("adapter")
-    yield from _quantized_base(job, adapter)
     if not isinstance(adapter, Mapping):
         return
     kind, is_new = str(adapter.get("kind", Adapter.kind)), adapter.get("from_pretrained") is None
@@ -567,34 +553,6 @@ def adapter_findings(job: Raw) -> Iterator[Finding]:
     if job.get("adaptation") is not None:
         remedy = "train the adapter in a job of its own, and adapt its result"
         yield Finding(("adapter",), "stands beside an adaptation", remedy)
-
-
-def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
-    if job.get("quantize_base") is None:
-        return
-    place, has_adapter = ("quantize_base",), isinstance(adapter, Mapping)
-    problem, _, remedy = (missing_extra("quantization", feature="a base in 4 bits") or "").partition(". To fix: ")
-    yield from findings_where(
-        (
-            not has_adapter,
-            place,
-            "is for a base that stays frozen below an adapter",
-            "give an adapter, or leave it out",
-        ),
-        (
-            has_adapter and adapter.get("initialization") not in (None, "default"),
-            ("adapter", "initialization"),
-            "subtracts from the base's weights, which are in 4 bits",
-            "leave it out",
-        ),
-        (
-            job.get("compile"),
-            ("compile",),
-            "compiles layers, and those of 4 bits are not compiled",
-            "leave it out",
-        ),
-        (problem, place, problem, remedy),
-    )
 
 
 def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:

@@ -13,17 +13,21 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.warm_start.job import WarmStart
+from ringmaster.findings import Finding, Place, as_list, findings_where, got
 from ringmaster.tasks.batch import document, grid, ludwig, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
-from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, findings_where, got, place_text
-from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
+from ringmaster.tasks.batch.document import Fault, place_text
+from ringmaster.tasks.batch.references import NAME_REMEDY, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.batch.shared_components import component_findings, with_composites
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data import inference
 from ringmaster.techniques.data.row_files import has_tokenizer
-from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings, WarmStart
+from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec
+from ringmaster.techniques.job_parts import is_name
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
@@ -353,7 +357,7 @@ def _parts(entry: JobEntry) -> list[Job]:
             fields = {"name": store, "base": before, "model": to_json(job.model), "data": passages, "store": settings}
             data = replace(job.data, options={**job.data.options, RETRIEVER: {"store": store, "k": mined.k}})
             start = WarmStart(checkpoints=before, step=first)
-            parts += [from_json(Job, _with_store(fields)), replace(part, data=data, warm_start=start)]
+            parts += [from_json(Job, _with_store(fields)), replace(part, data=data).with_parts(start)]
         else:
             parts.append(part)
     return parts

@@ -5,20 +5,18 @@ Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3), not PyYA
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import yaml
 
+from ringmaster.findings import Finding, Place, as_mapping
 from ringmaster.text import printable, shortened
 
 MOST_PLACE, MOST_SAID = 200, 1000
 """The printed length in characters of a place, and of a message or a remedy; keys in a file may have any length."""
-
-Place = tuple[str | int, ...]
-"""The path of a value in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
 
 
 def place_text(place: Place) -> str:
@@ -51,45 +49,6 @@ class Fault:
         where = ": ".join(part for part in (source, shortened(self.place, MOST_PLACE)) if part)
         what = f"{shortened(self.message, MOST_SAID)}. To fix: {shortened(self.remedy, MOST_SAID)}."
         return printable(f"{where}: {what}" if where else what)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A fault before its file is known. `line` is given only if it differs from the line of the place."""
-
-    place: Place
-    message: str
-    remedy: str
-    line: int | None = None
-
-
-def findings_where(*rules: tuple[object, Place, str, str]) -> Iterator[Finding]:
-    """Yields the faults of the rules, each (whether it is broken, place, message, remedy), that are broken."""
-    return (Finding(place, message, remedy) for is_broken, place, message, remedy in rules if is_broken)
-
-
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Returns a mapping as it is, and an empty one for any other value, which the schema refuses."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def as_list(value: Any) -> list[Any]:
-    """Returns a list as it is, and an empty one for any other value, which the schema refuses."""
-    return value if isinstance(value, list) else []
-
-
-def got(value: object) -> str:
-    """Returns the part of a message that quotes the value found."""
-    match value:
-        case None:
-            return "got nothing"
-        case bool():
-            return f"got {str(value).lower()}"
-        case dict():
-            return "got a mapping"
-        case list() | tuple():
-            return "got a list"
-    return f"got {shortened(repr(value), 60)}"
 
 
 MAX_DEPTH = 50

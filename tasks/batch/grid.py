@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ringmaster.tasks.batch.document import Finding, Place, as_mapping, got
-from ringmaster.tasks.batch.references import MOST_WHOLE
+from ringmaster.findings import Finding, Place, as_mapping, got
 from ringmaster.tasks.batch.schema import section_at
 from ringmaster.techniques import Job
+from ringmaster.techniques.job_parts import MOST_WHOLE
 
 MAX_JOBS = 10_000
 """The most jobs of a batch, including those of its grids; more are a mistake that would fill the memory."""

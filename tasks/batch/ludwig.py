@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.files import path_in, text_of
+from ringmaster.findings import Finding, Place, as_list, as_mapping, got
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, got
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
 
 FACTORY = "ringmaster.techniques.models.feature_model:build_feature_model"

@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 from ringmaster.files import MAX_BYTES
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
-from ringmaster.tasks.batch.schema import BatchEntry, Section, json_schema
+from ringmaster.tasks.batch.part_sections import Section
+from ringmaster.tasks.batch.schema import BatchEntry, json_schema
 from ringmaster.text import MOST_FAULTS
 
 INTRODUCTION = f"""# Batch files
@@ -70,7 +71,8 @@ def _described(section: type[Section]) -> str:
         if not _default(field) and (field.description or "").startswith("the column that holds")
     ]
     grouped = columns if len(columns) > 1 else []
-    inherited = [name for base in section.__bases__ if issubclass(base, Section) for name in base.model_fields]
+    documented = _sections(BatchEntry)
+    inherited = [name for base in section.__bases__ if base in documented for name in base.model_fields]
     rows = [
         f"| {_key(name, field)} | {_default(field)} | {_meaning(field)} |"
         for name, field in section.model_fields.items()

@@ -26,15 +26,16 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.files import is_file, path_in
-from ringmaster.tasks.batch.document import as_list, got
+from ringmaster.findings import as_list, got
 from ringmaster.tasks.planning.objectives import objective_names
-from ringmaster.techniques import job, registry
+from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.job_parts import MOST_WHOLE, NAME_PATTERN
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
@@ -397,20 +398,10 @@ COLUMN_TYPES = tuple(
 )
 """The types of a data set's column; with "?" its values may be missing or null."""
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-"""Of what becomes a folder, an address or a key: a batch, a job, a user, a node. Names that are only shown follow
-`ringmaster.text.is_printable_name`: data sets, models, and the ids of planning problems."""
 NAME_REMEDY = "use letters, digits, '-', '_' and '.', at most 100, and begin with a letter or digit"
 
 
-def is_name(text: object) -> bool:
-    """Whether a text follows NAME_PATTERN."""
-    return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
-
-
-MOST_WHOLE = 2**31 - 1
-MOST_AT_ONCE = 2**24
-"""The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
+MODULE_PATTERN = r"^\w+(\.\w+)*$"
 MOST_EPOCHS = 10**6
 
 Distinct = AfterValidator(distinct)
@@ -430,10 +421,9 @@ Command = Annotated[
 DataKind = Annotated[
     str, AfterValidator(data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
 ]
-ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$")]
+ModuleName = Annotated[str, StringConstraints(pattern=MODULE_PATTERN)]
 Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
 FreezePattern = Annotated[str, StringConstraints(pattern=r"^!?[^!\s]\S*$")]
-METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in methods)
 Parent = Annotated[str, AfterValidator(parent)]
 Metric = Annotated[str, AfterValidator(metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})]
 ANY_METRIC = {"anyOf": [{"enum": list(metric_names())}, {"pattern": "^[a-z-]+/.+$"}], "type": "string"}

@@ -8,39 +8,33 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from ringmaster.extras import missing_extra
+from ringmaster.features.stores.job import is_store
+from ringmaster.findings import Finding, Place, Raw, are_counts, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
-from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.grid import MAX_JOBS
-from ringmaster.tasks.batch.references import closest, is_name, loss_parts
-from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.tasks.batch.part_sections import Section
+from ringmaster.tasks.batch.references import closest, loss_parts
+from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
-from ringmaster.techniques.checkpoints.checkpoint import folder_of
-from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ATTENTIONS,
     DECAY_RATIO,
-    LEAST_SEARCH_STEPS,
-    MEASURED_OPTIMIZERS,
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
-    EvaluationSpec,
     Job,
-    LocalUpdates,
     ModelSpec,
     OptimizerSpec,
     ScheduleSpec,
+    is_rewriting,
 )
-from ringmaster.techniques.local import Local
+from ringmaster.techniques.job_parts import has_command, part_kinds
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
-Raw = Mapping[str, Any]
 SIZES = frozenset(
     (
         *("hidden_size", "embedding_size", "d_model", "n_embd", "head_dim", "intermediate_size", "vocab_size"),
@@ -60,46 +54,6 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from chain.from_iterable(rule(job) for rule in JOB_RULES)
 
 
-def _store(job: Raw) -> Iterator[Finding]:
-    """Yields why a job makes no knowledge store; places are relative to the job."""
-    if not adaptation_rules.is_store(job):
-        return
-    model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
-    store = as_mapping(job.get("store"))
-    length = store.get("max_length")
-    problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
-    trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics", "allow_untrusted")
-    yield from findings_where(
-        (problem, ("store",), problem, remedy),
-        (
-            job.get("base") is None and model.get("from_pretrained") is None,
-            ("base",),
-            "is missing: passages are encoded by a model that has been trained",
-            "give a job's name, models:/NAME@ALIAS or a folder; or model.from_pretrained",
-        ),
-        (data.get("path") is None and data.get("name") is None, ("data",), "has no files of passages", "give a path"),
-        (
-            data.get("kind") not in (None, "passages"),
-            ("data", "kind"),
-            "is not passages, as in a store",
-            "leave it out",
-        ),
-        (
-            None not in (length, data.get("seq_len")) and length != data["seq_len"],
-            ("data", "seq_len"),
-            f"is {data.get('seq_len')}, and store.max_length, which says the same, is {length}",
-            "give one of the two",
-        ),
-        (
-            any(store.get(key) != value for key, value in as_mapping(data.get("kwargs")).items()),
-            ("data", "kwargs"),
-            "is not read: a store divides passages by its own words and overlap",
-            "give these under store",
-        ),
-        *((job.get(key), (key,), "is for training, and a store trains nothing", f"remove {key}") for key in trains),
-    )
-
-
 def _negatives(job: Raw) -> Iterator[Finding]:
     """Yields why hard negatives cannot be mined on the way; places are relative to the job."""
     mined, num_steps = job.get("negatives"), job.get("num_steps")
@@ -115,157 +69,21 @@ def _negatives(job: Raw) -> Iterator[Finding]:
             "are for a contrastive loss",
             f"name {' or '.join(losses)}",
         ),
-        (not _are_counts(num_steps), place, "are mined after some of the steps", "give num_steps"),
+        (not are_counts(num_steps), place, "are mined after some of the steps", "give num_steps"),
         (
-            _are_counts(num_steps, mined.get("refresh_every")) and mined["refresh_every"] >= num_steps,
+            are_counts(num_steps, mined.get("refresh_every")) and mined["refresh_every"] >= num_steps,
             (*place, "refresh_every"),
             f"is {mined.get('refresh_every')} of {num_steps} steps, so that none would be mined",
             "give fewer steps",
         ),
         (
-            _are_counts(num_steps, mined.get("refresh_every")) and num_steps / mined["refresh_every"] > MAX_JOBS / 2,
+            are_counts(num_steps, mined.get("refresh_every")) and num_steps / mined["refresh_every"] > MAX_JOBS / 2,
             (*place, "refresh_every"),
             f"is {mined.get('refresh_every')} of {num_steps} steps, which makes more than {MAX_JOBS:,} jobs",
             "give more steps",
         ),
         (retriever is not None, ("data", "retriever"), "stands beside negatives", "leave one of the two out"),
         *((job.get(key) is not None, (key,), "does not go with negatives", "leave one out") for key in others),
-    )
-
-
-def _target(job: Raw) -> Iterator[Finding]:
-    """Yields why a job cannot end at its target; places are relative to the job."""
-    target, evaluation, place = job.get("target"), as_mapping(job.get("evaluation")), ("target",)
-    if not isinstance(target, Mapping):
-        return
-    bounds = [key for key in ("at_most", "at_least") if target.get(key) is not None]
-    metric, metrics = target.get("metric"), evaluation.get("metrics", EvaluationSpec.metrics)
-    is_known = isinstance(metric, str) and isinstance(metrics, (list, tuple))
-    yield from findings_where(
-        (len(bounds) != 1, place, "does not say one bound", "give one of at_most and at_least"),
-        (
-            is_known and str(metric).removeprefix("eval/") not in metrics,
-            (*place, "metric"),
-            f"{metric} is not evaluated",
-            "name it in evaluation.metrics too",
-        ),
-        (
-            not evaluation.get("every_steps") and not evaluation.get("at_steps"),
-            place,
-            "is looked for in evaluations on the way, and there are none",
-            "give evaluation.every_steps, such as 50",
-        ),
-        (_has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
-        (adaptation_rules.is_rewriting(job), place, "stands beside an adaptation that trains nothing", "leave it out"),
-    )
-
-
-def _has_command(job: Raw) -> bool:
-    return as_mapping(job.get("model")).get("command") is not None
-
-
-def _variables(job: Raw) -> Iterator[Finding]:
-    """Yields why what a job lists under `may_vary` cannot be chosen; places are relative to the job."""
-    variables, data, optimizer = job.get("may_vary"), as_mapping(job.get("data")), as_mapping(job.get("optimizer"))
-    if not isinstance(variables, Mapping):
-        return
-    place, num_steps, techniques = ("may_vary",), job.get("num_steps"), job.get("techniques")
-    exchanges, workers = as_list(variables.get("sync_every")), variables.get("workers")
-    size, name = job.get("global_batch_size", Job.global_batch_size), optimizer.get("name", OptimizerSpec.name)
-    may_vary_size = len(as_list(variables.get("global_batch_size"))) > 1
-    own = {
-        "global_batch_size": size,
-        "precision": job.get("precision", Job.precision),
-        "lr": optimizer.get("lr", OptimizerSpec.lr),
-    }
-    yield from findings_where(
-        (
-            job.get("target") is None,
-            place,
-            "is chosen on the way to a target, and there is none",
-            "give a target, or leave it out",
-        ),
-        (
-            job.get("exact"),
-            ("exact",),
-            "fixes all bits, and what may_vary lists changes them",
-            "leave one of the two out",
-        ),
-        (
-            job.get("local_updates") is not None,
-            ("local_updates",),
-            "has an exchange every few steps, in which no batch size may vary",
-            "leave it out, or may_vary",
-        ),
-        (
-            job.get("warm_start") is not None,
-            ("warm_start",),
-            "passes over the first steps, by which may_vary is decided",
-            "leave one of the two out",
-        ),
-        (
-            data.get("kind") == "prompt",
-            ("data", "kind"),
-            "is prompt, and a job that trains on what it generates may not vary",
-            "leave may_vary out",
-        ),
-        *(
-            (
-                as_list(variables.get(key)) and value not in variables[key],
-                (*place, key),
-                f"lacks the job's own {value}",
-                f"add {value}, or set {key} to one of the list",
-            )
-            for key, value in own.items()
-        ),
-        (
-            exchanges and 1 not in exchanges,
-            (*place, "sync_every"),
-            "lacks 1, an exchange at each step, with which every job begins",
-            "add 1",
-        ),
-        (
-            exchanges and job.get("numerics") is not None,
-            (*place, "sync_every"),
-            "does not go with numerics, as local updates have the same bits everywhere",
-            "leave one of the two out",
-        ),
-        (
-            exchanges and isinstance(techniques, list) and Local.name not in techniques,
-            (*place, "sync_every"),
-            f"takes the technique {Local.name}, which techniques leaves out",
-            f"add {Local.name} to techniques, or leave it out",
-        ),
-        (
-            workers is not None and not exchanges,
-            (*place, "workers"),
-            "are those of local updates, which nothing permits",
-            "give sync_every, or leave it out",
-        ),
-        (
-            _are_counts(size, workers) and size % workers > 0,
-            (*place, "workers"),
-            f"is {workers}, and global_batch_size {size} cannot be divided by it",
-            "give a number that divides it",
-        ),
-        (
-            variables.get("lr") and not (isinstance(num_steps, int) and num_steps > LEAST_SEARCH_STEPS),
-            (*place, "lr"),
-            f"is compared after {LEAST_SEARCH_STEPS} steps at the least, of num_steps",
-            "give num_steps, more than that, or leave it out",
-        ),
-        (
-            may_vary_size and name not in MEASURED_OPTIMIZERS,
-            (*place, "global_batch_size"),
-            f"needs the noise scale, which is measured with {' and '.join(MEASURED_OPTIMIZERS)}, not {name}",
-            "take one of these optimizers, or leave it out",
-        ),
-        (
-            may_vary_size and data.get("sampling") == "length-grouped",
-            (*place, "global_batch_size"),
-            "does not go with length-grouped sampling, whose groups depend on the batch size",
-            "set data.sampling: random, or leave it out",
-        ),
     )
 
 
@@ -289,34 +107,6 @@ def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Fi
             for place, job in entries
         ),
     )
-
-
-def _warm_start(job: Raw) -> Iterator[Finding]:
-    """Yields why a job cannot go on from a checkpoint of another one."""
-    start, num_steps, place = as_mapping(job.get("warm_start")), job.get("num_steps"), ("warm_start",)
-    root, step = start.get("checkpoints"), start.get("step")
-    if not isinstance(root, str) or not isinstance(step, int):
-        return
-    yield from findings_where(
-        (_has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
-        (
-            isinstance(num_steps, int) and step >= num_steps,
-            (*place, "step"),
-            f"is {step}, and the job has {num_steps} steps",
-            "take an earlier one, or raise num_steps",
-        ),
-    )
-    if is_name(root) and not Path(root).is_dir():
-        return  # a job of the batch, or else not there: `parent_findings`
-    try:
-        names = place_of(root).names()
-    except (OSError, ValueError) as error:
-        yield Finding((*place, "checkpoints"), f"cannot be read: {error}", "check the folder or URL")
-        return
-    if folder_of(step) not in names:
-        there = ", ".join(str(int(name.rpartition("-")[2])) for name in names) or "none"
-        problem, remedy = f"is {step}, of which {root} has no checkpoint", f"name one that is there: {there}"
-        yield Finding((*place, "step"), problem, remedy)
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -413,7 +203,7 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
         return
     yield from findings_where(
         (
-            model.get("factory") is not None or _has_command(job),
+            model.get("factory") is not None or has_command(job),
             place,
             "is chosen for Hugging Face's models",
             "leave it out: what is built there chooses",
@@ -434,7 +224,7 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
 
 
 def _command(job: Raw, model: Raw) -> Iterator[Finding]:
-    has_command, reads_its_own = _has_command(job), as_mapping(job.get("data")).get("source") == "command"
+    is_command, reads_its_own = has_command(job), as_mapping(job.get("data")).get("source") == "command"
     yield from findings_where(
         *(
             (
@@ -446,19 +236,19 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
             for taker in ("factory", "command")
         ),
         (
-            model.get("configs") and not has_command,
+            model.get("configs") and not is_command,
             ("model", "configs"),
             "are for a command",
             "give a command too, or remove configs",
         ),
         (
-            model.get("adopt") and not has_command,
+            model.get("adopt") and not is_command,
             ("model", "adopt"),
             "is for a command",
             "give the command that runs the script",
         ),
         (
-            reads_its_own and not has_command,
+            reads_its_own and not is_command,
             ("data", "source"),
             "is no data of ours",
             "name other data, or a command as the model",
@@ -473,7 +263,7 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
 
 
 def _length(job: Raw) -> Iterator[Finding]:
-    if adaptation_rules.is_rewriting(job):
+    if is_rewriting(job):
         return
     steps, epochs = job.get("num_steps"), job.get("num_epochs")
     fewest = 0 if as_mapping(job.get("adaptation")).get("kind") == PRUNED else 1
@@ -487,7 +277,7 @@ def _length(job: Raw) -> Iterator[Finding]:
         (
             steps is None
             and epochs is None
-            and not adaptation_rules.is_store(job)
+            and not is_store(job)
             and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
             ("num_steps",),
             "is missing",
@@ -510,7 +300,7 @@ def _evaluation(job: Raw) -> Iterator[Finding]:
     for i, step in enumerate(as_list(evaluation.get("at_steps"))):  # every_steps may be longer: the last step counts
         yield from findings_where(
             (
-                _are_counts(num_steps, step) and step > num_steps,
+                are_counts(num_steps, step) and step > num_steps,
                 ("evaluation", "at_steps", i),
                 f"is {step}, and the job has {num_steps} steps",
                 "give an earlier one, or raise num_steps",
@@ -533,9 +323,9 @@ def _exact(job: Raw) -> Iterator[Finding]:
     workers = as_mapping(job.get("local_updates")).get("workers")
     if chunk is not None and job.get("exact") is not True and workers is None:
         yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
-    elif isinstance(chunk, int) and _are_counts(chunk, size):
+    elif isinstance(chunk, int) and are_counts(chunk, size):
         what = f"global_batch_size {size}"
-        if _are_counts(workers):
+        if are_counts(workers):
             size //= workers
             what = f"a worker's {size} samples"
         if size % chunk or (size // chunk).bit_count() != 1:
@@ -543,58 +333,10 @@ def _exact(job: Raw) -> Iterator[Finding]:
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
 
 
-def _untrusted(job: Raw) -> Iterator[Finding]:
-    """Yields why segments of a job cannot be repeated and compared; places are relative to the job."""
-    if job.get("allow_untrusted") is not True:
-        return
-    place, remedy = ("allow_untrusted",), "leave one of the two out"
-    yield from findings_where(
-        (_has_command(job), place, "does not go with a command, whose states nobody else can repeat", remedy),
-        (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
-        (adaptation_rules.is_store(job), place, "is for training, and a store trains nothing", remedy),
-    )
-
-
-def _local_updates(job: Raw) -> Iterator[Finding]:
-    local = as_mapping(job.get("local_updates"))
-    workers, warmup = local.get("workers"), local.get("warmup_steps", LocalUpdates.warmup_steps)
-    size, num_steps = job.get("global_batch_size", Job.global_batch_size), job.get("num_steps")
-    yield from findings_where(
-        (
-            _are_counts(size, workers) and size % workers > 0,
-            ("local_updates", "workers"),
-            f"is {workers}, and global_batch_size {size} cannot be divided by it",
-            "give a number that divides it",
-        ),
-        (
-            bool(local.get("outer_momentum")) and not warmup,
-            ("local_updates", "outer_momentum"),
-            "goes with a warm-up: without one it wrecks the first rounds",
-            "give warmup_steps, such as 128, or leave it out",
-        ),
-        (
-            _are_counts(warmup, num_steps) and warmup >= num_steps,
-            ("local_updates", "warmup_steps"),
-            f"is {warmup}, and the job has {num_steps} steps",
-            "give fewer, or leave local_updates out",
-        ),
-        (
-            job.get("numerics") is not None and (bool(local) or job.get("exact") is True),
-            ("numerics",),
-            "does not go with the same bits everywhere",
-            "leave one of the two out",
-        ),
-        (
-            bool(local) and _has_command(job),
-            ("local_updates",),
-            "is for jobs that Ringmaster trains, not for commands",
-            "leave it out",
-        ),
-    )
-
-
-def _are_counts(*values: Any) -> bool:
-    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
+def _parts(job: Raw) -> Iterator[Finding]:
+    """Yields the faults that optional features find; places are relative to the job."""
+    for kind in dict.fromkeys(part_kinds().values()):
+        yield from kind.findings(job)
 
 
 def _text(job: Raw) -> Iterator[Finding]:
@@ -716,13 +458,13 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "leave one of the two out",
         ),
         (
-            job.get("freeze") and _has_command(job),
+            job.get("freeze") and has_command(job),
             ("freeze",),
             "names parameters of a model that only its command knows",
             "leave it out: the command chooses what it trains",
         ),
         (
-            job.get("freeze") and adaptation_rules.is_rewriting(job),
+            job.get("freeze") and is_rewriting(job),
             ("freeze",),
             "stands beside an adaptation that trains nothing",
             "leave it out",
@@ -760,17 +502,12 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _evaluation,
     _config_sizes,
     _exact,
-    _local_updates,
-    _untrusted,
+    _parts,
     _text,
     training_findings,
     _loss,
     adaptation_rules.adaptation_findings,
     adaptation_rules.adapter_findings,
-    _store,
     _negatives,
-    _warm_start,
-    _target,
-    _variables,
 )
 """Of several faults at one place, the first is reported."""

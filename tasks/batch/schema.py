@@ -1,24 +1,23 @@
 """Pydantic models of the batch file: the keys and the type of each value.
 
-The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them. A
-field's description completes the sentence "To fix: give ..."; editors show it too.
+The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them; those of
+optional features are built from the features' dataclasses (`part_sections`). A field's description completes the
+sentence "To fix: give ..."; editors show it too.
 """
 
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import UnionType
-from typing import Annotated, Any, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, create_model, model_validator
 from pydantic.functional_validators import AfterValidator
 
+from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.document import Place
+from ringmaster.tasks.batch.part_sections import SECTIONS, Section, part_keys, section_of
 from ringmaster.tasks.batch.references import (
-    METHODS,
-    MOST_AT_ONCE,
     MOST_EPOCHS,
-    MOST_WHOLE,
     Adopt,
     Command,
     DataKind,
@@ -46,14 +45,9 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
+from ringmaster.techniques.job_parts import MOST_AT_ONCE, MOST_WHOLE
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
-
-
-class Section(BaseModel):
-    """Base of all sections of a batch file: unknown keys are refused, and types are not coerced."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, title=None)
 
 
 class Window(Section):
@@ -233,8 +227,6 @@ PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
 MOST_DEVICES = 2**16
 """The most devices of a gang."""
-MOST_CHOICES = 100
-"""The most values of one key of `may_vary`, every combination of which is a variant of the job."""
 
 
 class ModelSection(Section):
@@ -269,6 +261,9 @@ class ModelSection(Section):
         default=[], description="configs for the command, such as [{micro_batch: 8}]"
     )
     adopt: Adopt = Field(default=None, description="true for an unedited script of Trainer, TRL or Accelerate")
+
+
+SECTIONS[job.ModelSpec] = ModelSection
 
 
 class ParameterGroupSection(Section):
@@ -349,33 +344,6 @@ class Evaluation(Section):
     )
 
 
-class AdaptationSection(Section):
-    """How a model is derived from others, if not by plain training alone."""
-
-    kind: Annotated[str, OneOf(tuple(job.ADAPTATIONS))] = Field(description=f"one of {', '.join(job.ADAPTATIONS)}")
-    method: Annotated[str, OneOf(METHODS)] | None = Field(
-        default=None,
-        description="; ".join(f"{', '.join(names)} where {kind}" for kind, names in job.ADAPTATIONS.items() if names),
-    )
-    teacher: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
-    teacher_model: ModelSection | None = Field(
-        default=None, description="the teacher's model, such as {factory: ...}, where the teacher does not define it"
-    )
-    temperature: Positive = Field(
-        default=job.AdaptationSpec.temperature, description="the divisor of the logits, such as 2.0"
-    )
-    weight: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=job.AdaptationSpec.weight, description="the teacher's share of the loss, such as 0.5"
-    )
-    sparsity: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=job.AdaptationSpec.sparsity, description="the share of weights that become zero, such as 0.5"
-    )
-    parents: Annotated[list[Parent], Distinct] = Field(
-        default=[], description="the models to merge, such as [job-a, models:/NAME@ALIAS]"
-    )
-    weights: list[float] = Field(default=[], description="a number for each of the parents, such as [0.7, 0.3]")
-
-
 class AdapterSection(Section):
     """The adapter that is trained in place of the model's own weights."""
 
@@ -422,100 +390,10 @@ class AdapterSection(Section):
         return self
 
 
-class WarmStartSection(Section):
-    """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step."""
-
-    checkpoints: Folder = Field(description="a job of this batch, or the folder or URL of the other job's checkpoints")
-    step: Whole = Field(description="the step of the checkpoint, such as 60")
-
-
-def _metric_of_target(name: str) -> str:
-    return references.metric(name.removeprefix("eval/"))
-
-
-class TargetSection(Section):
-    """A value of a metric on held-out data at which the job ends."""
-
-    metric: Annotated[str, AfterValidator(_metric_of_target), WithJsonSchema({"type": "string"})] = Field(
-        description="a metric of the evaluation, such as eval/loss"
-    )
-    at_most: float | None = Field(default=None, description="the value to fall to, such as 2.0")
-    at_least: float | None = Field(default=None, description="the value to rise to, such as 0.9")
-
-
-class VariablesSection(Section):
-    """What may be chosen of a job on the way to its target: [how](time-to-target.md)."""
-
-    global_batch_size: Annotated[list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]], Distinct] = Field(
-        default=[], max_length=MOST_CHOICES, description="batch sizes, the job's own among them, such as [16, 32, 64]"
-    )
-    precision: Annotated[list[Annotated[str, OneOf(job.VARIABLE_PRECISIONS)]], Distinct] = Field(
-        default=[],
-        max_length=MOST_CHOICES,
-        description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them",
-    )
-    learning_rate_rule: Annotated[str, OneOf(job.LEARNING_RATE_RULES)] = Field(
-        default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}"
-    )
-    sync_every: Annotated[list[Whole], Distinct] = Field(
-        default=[], max_length=MOST_CHOICES, description="steps between two exchanges, 1 among them, such as [1, 8, 32]"
-    )
-    workers: Whole | None = Field(
-        default=None, description="the number of workers of local updates; by default the devices of the largest gang"
-    )
-    lr: Annotated[list[Positive], Distinct] = Field(
-        default=[], description="learning rates to try first, the job's own among them, such as [5e-4, 1e-3, 2e-3]"
-    )
-
-
-class LocalUpdatesSection(Section):
-    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them."""
-
-    workers: Whole = Field(description="the number of workers, which share each global batch, such as 4")
-    sync_every: Whole = Field(description="the steps of a worker between two exchanges, such as 32")
-    outer_lr: Positive = Field(default=job.LocalUpdates.outer_lr, description="the outer learning rate; 1 averages")
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=job.LocalUpdates.outer_momentum, description="the outer (Nesterov) momentum, such as 0.9; 0 for none"
-    )
-    warmup_steps: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
-        default=job.LocalUpdates.warmup_steps, description="the first steps, with an exchange at each, such as 128"
-    )
-
-
-class NumericsSection(Section):
-    """How far a step may be from a plain one, so that the search may choose its kernels."""
-
-    tolerance: Annotated[float, Field(gt=0, le=0.1)] = Field(
-        description="the largest relative difference of loss and gradients, such as 1e-5"
-    )
-
-
-class StoreSection(Section):
-    """The index of a job of kind store, and how its passages are encoded."""
-
-    index: Annotated[str, OneOf(job.INDEXES)] = Field(
-        default=job.StoreSettings.index, description=f"one of {', '.join(job.INDEXES)}"
-    )
-    num_lists: Whole | None = Field(default=None, description="the clusters of an ivf index, such as 1024")
-    least_recall: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=job.StoreSettings.least_recall,
-        description="the share of the 10 nearest passages that an ivf index must find, such as 0.95",
-    )
-    batch_size: Whole = Field(
-        default=job.StoreSettings.batch_size, description="the passages of a forward pass, such as 64"
-    )
-    max_length: Annotated[int, Field(ge=2, le=MOST_AT_ONCE)] = Field(
-        default=job.StoreSettings.max_length, description="the tokens to which texts are cut, such as 256"
-    )
-    words: Whole | None = Field(
-        default=None, description="the words of a passage, into which longer texts are divided, such as 100"
-    )
-    overlap: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
-        default=job.StoreSettings.overlap, description="the words shared with the passage before, such as 20"
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        default=job.StoreSettings.seed, description="the seed of the clusters, such as 0"
-    )
+if TYPE_CHECKING:
+    StoreSection = Section
+else:
+    StoreSection = section_of(STORE)
 
 
 class NegativesSection(Section):
@@ -542,27 +420,10 @@ class JobEntry(Section):
     kind: Annotated[str, OneOf((STORE,))] | None = Field(
         default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
     )
-    store: StoreSection | None = Field(
-        default=None, description="the index of a knowledge store, such as {index: ivf}, or leave the key out"
-    )
     base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
-    adaptation: AdaptationSection | None = Field(
-        default=None, description="how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
-    )
-    components: dict[Name, ModuleName] | None = Field(
-        default=None,
-        description="names of parts, each with the prefix of its parameters' names, such as {tower: vision_model}",
-    )
     adapter: AdapterSection | None = Field(
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
-    )
-    quantize_base: Annotated[str, OneOf((job.NF4,))] | None = Field(
-        default=None, description="nf4, for the base of an adapter in 4 bits, or leave the key out"
-    )
-    warm_start: WarmStartSection | None = Field(
-        default=None,
-        description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",
     )
     negatives: NegativesSection | None = Field(
         default=None,
@@ -620,32 +481,6 @@ class JobEntry(Section):
     exact_chunk: Whole | None = Field(
         default=None, description="the samples of one forward and backward of an exact job, such as 4"
     )
-    target: TargetSection | None = Field(
-        default=None, description="where the job ends early, such as {metric: eval/loss, at_most: 2.0}"
-    )
-    may_vary: VariablesSection = Field(
-        default_factory=VariablesSection,
-        description="what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}",
-    )
-    local_updates: LocalUpdatesSection | None = Field(
-        default=None,
-        description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
-        "the key out: at each step",
-    )
-    numerics: NumericsSection | None = Field(
-        default=None,
-        description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
-    )
-    allow_untrusted: bool = Field(
-        default=job.Job.allow_untrusted, description="true where untrusted nodes of a pool may train it, else false"
-    )
-    verify_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=job.Job.verify_share,
-        description="the share of the segments of untrusted nodes that trusted ones repeat, such as 0.1",
-    )
-    verify_steps: Whole = Field(
-        default=job.Job.verify_steps, description="the most steps of a segment on an untrusted node, such as 100"
-    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )
@@ -656,6 +491,10 @@ class JobEntry(Section):
         default=None,
         description="whose job it is, for `objective: fairness` and `users`, such as ana; default: its own",
     )
+
+
+if not TYPE_CHECKING:
+    JobEntry = create_model("JobEntry", __base__=JobEntry, __doc__=JobEntry.__doc__, **part_keys())
 
 
 class GridEntry(Section):

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where
+from ringmaster.features.composition.job import Components
+from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.rules import PlacedJob, Raw
+from ringmaster.tasks.batch.rules import PlacedJob
 from ringmaster.tasks.batch.schema import SharedComponentSection
 from ringmaster.techniques.job import (
     COMPOSED,
@@ -146,8 +147,8 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
         loss_options={},
         global_batch_size=math.gcd(*(job.global_batch_size for job in jobs)),
         evaluation=replace(first.evaluation, metrics=("loss",)),
-        adaptation=AdaptationSpec(kind=COMPOSED, composition=how),
-        components={component: f"part0.{paths[0]}"},
+    ).with_parts(
+        AdaptationSpec(kind=COMPOSED, composition=how), Components(components={component: f"part0.{paths[0]}"})
     )
     return [
         composite,
@@ -156,10 +157,11 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
                 job,
                 base=component,
                 num_steps=0,
-                adaptation=AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
-                components={**(job.components or {}), component: path},
                 techniques=None,
                 num_devices=None,
+            ).with_parts(
+                AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
+                Components(components={**job.components, component: path}),
             )
             for index, (job, path) in enumerate(zip(jobs, paths, strict=True))
         ),

@@ -8,10 +8,12 @@ from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
 from ringmaster.files import text_of
+from ringmaster.findings import Finding, Place, got
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.document import Fault, FileKind, Finding, Place, got, place_text
+from ringmaster.tasks.batch.document import Fault, FileKind, place_text
+from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import closest
-from ringmaster.tasks.batch.schema import BatchEntry, Section, misspelt, section_at
+from ringmaster.tasks.batch.schema import BatchEntry, misspelt, section_at
 
 Entry = TypeVar("Entry", bound=Section)
 

@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ringmaster.files import is_file, path_in, text_of
+from ringmaster.findings import Finding, Place, got
 from ringmaster.tasks.batch import document, yaml_sections
-from ringmaster.tasks.batch.document import Finding, Place, got, place_text
+from ringmaster.tasks.batch.document import place_text
 from ringmaster.tasks.batch.schema import DatasetSection, DatasetVersion
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.text import is_printable_name, shortened

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import InputError
-from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
+from ringmaster.findings import Finding, Place, got
+from ringmaster.tasks.batch.document import Fault, place_text
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import Data, DatasetVersion
 from ringmaster.tasks.batch.yaml_sections import read_document

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.features.target.job import Phases
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
@@ -621,7 +622,7 @@ def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
     if job.phases or not details.get(PHASES):
         return job
     phases = _phases(details[PHASES])
-    return replace(job, phases=phases, num_steps=phases[-1].num_steps)
+    return replace(job, num_steps=phases[-1].num_steps).with_parts(Phases(phases=phases))
 
 
 def _phases(rows: Sequence[Any]) -> tuple[TrainingPhase, ...]:

@@ -173,11 +173,10 @@ class OutcomePolicy:
 
     def _finish(self, job: str, result: Mapping[str, Any]) -> None:
         """Ends a job that has reached its last step and has written its model."""
-        entry, step, message = self._job_table.entries[job], result["step"], ""
+        entry, step = self._job_table.entries[job], result["step"]
         details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
         details |= {key: result[key] for key in ("compared", REACHED, NUM_ROWS) if result.get(key) is not None}
-        if (target := entry.job.target) is not None:
-            message = f"{'reached' if result.get(REACHED) else 'did not reach'} {target}, after step {step}"
+        message = "; ".join(filter(None, (part.final_message(result) for part in entry.job.parts)))
         record = self._job_table.write(job, status=JobStatus.DONE, step=step, message=message, details=details)
         self._job_table.groups.leave(job)
         self._notify(

@@ -31,6 +31,7 @@ from random import SystemRandom
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.job_table import (
@@ -171,7 +172,7 @@ class SegmentReferee:
     def committed(self, future: Future[Outcome], *, job: str, first_step: int, node: str) -> Future[Outcome]:
         """Returns the future of a segment's outcome, with what its gang has made, where the job may be verified."""
         entry = self._job_table.entries[job]
-        if not entry.job.allow_untrusted:
+        if entry.job.part(Untrusted) is None:
             return future
         if (repeated := self._job_table.records[job].details.get(REPEATED)) is not None:
             first_step = repeated["segment"]["first_step"]
@@ -191,7 +192,7 @@ class SegmentReferee:
         """Acts on an outcome. Returns what follows; None where the outcome stands, and the ordinary policy decides."""
         job = running.segment.job
         record = self._job_table.records[job]
-        if not self._job_table.entries[job].job.allow_untrusted or record.status in ENDED:
+        if self._job_table.entries[job].job.part(Untrusted) is None or record.status in ENDED:
             return None
         if (step := record.details.get(BACK_TO)) is not None:
             return self._go_back(job, step, why="the work of an expelled node is repeated")
@@ -217,7 +218,9 @@ class SegmentReferee:
             return self._go_back(job, running.first_step, why=f"node {node} did not end its segment of {job} in order")
         segments = [*self._segments(job), made]
         self._job_table.write(job, details={UNTRUSTED_SEGMENTS: to_json(segments)})
-        if self._draw() >= self._job_table.entries[job].job.verify_share and made.final and made.steps:
+        untrusted = self._job_table.entries[job].job.part(Untrusted)
+        assert untrusted is not None, "other jobs get trusted nodes"
+        if self._draw() >= untrusted.verify_share and made.final and made.steps:
             return None
         repeated = {"segment": to_json(made), "layout": layout_of(running.profile), "repetitions": []}
         self._job_table.write(job, details={REPEATED: repeated})

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
@@ -188,6 +189,7 @@ class Starter:
         first_steps: Mapping[str, int] | None = None,
     ) -> None:
         """Adds a segment to the running ones."""
+        untrusted = self._job_table.entries[segment.job].job.part(Untrusted)
         self._plan_progress.running[number] = RunningSegment(
             segment,
             profile,
@@ -195,8 +197,8 @@ class Starter:
             first_step,
             number=number,
             # On an untrusted node, a gang ends after a few steps.
-            ordered_step=min(segment.last_step, first_step + self._job_table.entries[segment.job].job.verify_steps)
-            if profile.is_untrusted
+            ordered_step=min(segment.last_step, first_step + untrusted.verify_steps)
+            if profile.is_untrusted and untrusted is not None
             else segment.last_step,
             step=first_step,
             first_steps=first_steps or {},
@@ -346,7 +348,7 @@ class Starter:
                 below={entries[each].local_job.name for parent in parents for each in self._below(parent)},
             )
             record = self._job_table.records[job]
-            if entries[job].job.allow_untrusted:
+            if entries[job].job.part(Untrusted) is not None:
                 repeated = record.details.get(REPEATED)
                 steps = tuple(repeated["segment"]["steps"]) if repeated else ()
                 keep = max(order.keep_checkpoints, SUSPECT_CHECKPOINTS)

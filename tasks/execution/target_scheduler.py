@@ -21,11 +21,13 @@ from functools import partial
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.features.target.job import Target, search_steps, variables_of
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, GOAL, RESTED, RunPaths, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import LocalUpdates, TrainingPhase, Variant, WarmStart
+from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
 from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
 from ringmaster.techniques.training.noise_scale import (
     GradientNoise,
@@ -115,7 +117,7 @@ def choose_variant(
 
     offered = [
         variant
-        for variant in job.may_vary.choices(job)
+        for variant in variables_of(job).choices(job)
         if variant in step_s and (variant[0] == size or is_known)
         if variant[2] == 1 or exchange_share * (1 - 1 / variant[2]) >= LEAST_GAIN
     ]
@@ -123,11 +125,11 @@ def choose_variant(
     alike = [each for each in offered if each[:2] == best[:2] and (1 - LEAST_GAIN) * time(each) <= time(best)]
     best = min(alike, key=lambda variant: variant[2], default=own)
     gain = time(own) / time(best) if own in step_s else 1.0
-    exchanges = [f"exchanges are {exchange_share:.0%} of a step"] if len(job.may_vary.sync_every) > 1 else []
+    exchanges = [f"exchanges are {exchange_share:.0%} of a step"] if len(variables_of(job).sync_every) > 1 else []
     where = f"{job.name} keeps batches of {size} samples in {precision}"
     if best == own or 1 - 1 / gain < LEAST_GAIN:
         why = f"no other choice is predicted to save {LEAST_GAIN:.0%} of the rest"
-        if not is_known and len(job.may_vary.global_batch_size) > 1:
+        if not is_known and len(variables_of(job).global_batch_size) > 1:
             why = "the noise scale was not measured, which takes single, ddp or fsdp"
         return VariantChoice(
             phase=replace(job.phase(0), first_step=first_step),
@@ -144,13 +146,11 @@ def choose_variant(
     # A constant rate may train on for as long as the target may take. A schedule that decays must come to its end.
     longest = min(steps[2], left) if job.schedule.name == "constant" else steps[0]
     if new_size != size:
-        factor = learning_rate_factor(blocks, size=size, new_size=new_size, rule=job.may_vary.learning_rate_rule)
-    change, local = f"batches of {new_size} samples in {new_precision}", None
+        factor = learning_rate_factor(blocks, size=size, new_size=new_size, rule=variables_of(job).learning_rate_rule)
+    change = f"batches of {new_size} samples in {new_precision}"
     reasons = [f"noise scale {scale:.3g}, learning rate x {factor:.3g}"] if scale and new_size != size else []
     if sync_every > 1:
-        workers = job.may_vary.workers or 1
-        local = LocalUpdates(workers=workers, sync_every=sync_every, warmup_steps=first_step)
-        change += f" with an exchange of {workers} workers every {sync_every} steps"
+        change += f" with an exchange of {variables_of(job).workers or 1} workers every {sync_every} steps"
         reasons += exchanges
     predicted = f"{steps[0]} steps ({steps[1]} to {steps[2]}) predicted in place of {left}, {gain:.2f} times sooner"
     return VariantChoice(
@@ -160,7 +160,7 @@ def choose_variant(
             precision=new_precision,
             lr_factor=factor,
             num_steps=first_step + longest,
-            local_updates=local,
+            parts=exchanging(sync_every, workers=variables_of(job).workers, warmup_steps=first_step),
         ),
         steps=(steps[0], steps[1], steps[2]),
         gain=gain,
@@ -179,14 +179,15 @@ def choose_learning_rate(job: Job, results: Mapping[float, Mapping[str, float]])
 
     results: by learning rate, the metrics after the short run; none of a run that has failed.
     """
-    assert job.target is not None
-    metric, sign, own = job.target.metric, 1 if job.target.at_most is None else -1, job.optimizer.lr
-    values = {lr: results.get(lr, {}).get(metric, math.nan) for lr in job.may_vary.lr}
+    target = job.part(Target)
+    assert target is not None
+    metric, sign, own = target.metric, 1 if target.at_most is None else -1, job.optimizer.lr
+    values = {lr: results.get(lr, {}).get(metric, math.nan) for lr in variables_of(job).lr}
     scores = {lr: sign * value if math.isfinite(value) else -math.inf for lr, value in values.items()}
     best = max(scores, key=lambda lr: (scores[lr], lr == own))
     listed = ", ".join(f"{value:.4g} with {lr:g}" for lr, value in values.items())
     verb = "keeps" if best == own else f"takes, in place of {own:g},"
-    why = f"{job.name} {verb} the learning rate {best:g}: {metric} after {job.search_steps} steps is {listed}"
+    why = f"{job.name} {verb} the learning rate {best:g}: {metric} after {search_steps(job)} steps is {listed}"
     return LearningRateChoice(lr=best, why=why)
 
 
@@ -280,7 +281,7 @@ class TargetScheduler:
             step = event.outcome.result.get("step", 0)
             if name in self._variants and step >= _probe(self.jobs[name]) and name not in self.choices:
                 self._choose_soon(name)
-            elif step >= self.jobs[self._owners[name]].search_steps:
+            elif step >= search_steps(self.jobs[self._owners[name]]):
                 self._heard_out.add(name)
         if isinstance(event, (SegmentEnded, JobEnded)):  # whichever job it was: those of a group have one segment
             for name in self.jobs:
@@ -298,14 +299,14 @@ class TargetScheduler:
             results = {}
             for other, search in searches.items():
                 record = records[other]
-                is_over = other not in left or record.details.get(RESTED) == job.search_steps
+                is_over = other not in left or record.details.get(RESTED) == search_steps(job)
                 if not is_over or (self._is_replayed and other not in self._heard_out):
                     return
                 results[search.optimizer.lr] = record.details.get(EVALUATED, {}).get("metrics", {})
             choice = choose_learning_rate(job, results)
             best = next(other for other, search in searches.items() if search.optimizer.lr == choice.lr)
-            if records[best].details.get(RESTED) == job.search_steps and self._has_measured(name, best):
-                why = f"{choice.why}. It goes on from step {job.search_steps} of {best}"
+            if records[best].details.get(RESTED) == search_steps(job) and self._has_measured(name, best):
+                why = f"{choice.why}. It goes on from step {search_steps(job)} of {best}"
                 choice = replace(choice, goes_on_from=best, why=why)
             with self._lock:
                 self.rates[name] = choice
@@ -315,8 +316,8 @@ class TargetScheduler:
         settled, is_probed = replace(job, optimizer=replace(job.optimizer, lr=choice.lr)), False
         if choice.goes_on_from:
             root = self._place.checkpoint_dir(searches[choice.goes_on_from])
-            settled = replace(settled, warm_start=WarmStart(checkpoints=root, step=job.search_steps))
-            is_probed = job.search_steps >= _probe(job)
+            settled = settled.with_parts(WarmStart(checkpoints=root, step=search_steps(job)))
+            is_probed = search_steps(job) >= _probe(job)
         self._act(
             SteeringRequest(
                 jobs={} if settled == job else {name: settled},
@@ -331,13 +332,13 @@ class TargetScheduler:
 
     def _has_measured(self, name: str, search: str) -> bool:
         """Returns whether a short run has measured what the choices after it take."""
-        is_needed = name in self._variants and len(self.jobs[name].may_vary.global_batch_size) > 1
+        is_needed = name in self._variants and len(variables_of(self.jobs[name]).global_batch_size) > 1
         return not is_needed or len(self._noise[search]) >= LEAST_MEASURED
 
     def _hear(self, source: str, event: Event) -> None:
         """Handles an event of a gang that trains a job or one of its short runs."""
         name = self._owners[source]
-        if isinstance(event, EvaluationReported) and event.step >= self.jobs[name].search_steps:
+        if isinstance(event, EvaluationReported) and event.step >= search_steps(self.jobs[name]):
             self._heard_out.add(source)
         if not isinstance(event, Steps) or name not in self._variants or name in self.choices:
             return
@@ -407,7 +408,7 @@ def first_goals(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
     goals = dict[str, int]()
     for job in jobs:
         if (searches := job.searches()) or job.varies:
-            goals |= dict.fromkeys((each.name for each in searches), job.search_steps)
+            goals |= dict.fromkeys((each.name for each in searches), search_steps(job))
             goals[job.name] = 0 if searches else _probe(job)
     return {name: {GOAL: goal} for name, goal in goals.items()}
 

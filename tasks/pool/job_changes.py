@@ -44,14 +44,14 @@ def step_jump(before: Job, after: Job, *, step: int) -> str:
 
 
 def with_steps(job: Job, num_steps: int) -> Job:
-    """Returns a job with another number of steps; the last of its phases is as long as is left."""
-    phases = (*job.phases[:-1], replace(job.phases[-1], num_steps=num_steps)) if job.phases else ()
-    return replace(job, num_steps=num_steps, num_epochs=None, phases=phases)
+    """Returns a job with another number of steps."""
+    parts = tuple(part.with_steps(num_steps) for part in job.parts)
+    return replace(job, num_steps=num_steps, num_epochs=None, parts=parts)
 
 
 def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with the settings of a clone, with remedies, by the rules of batch files."""
-    if job.store is not None or (job.adaptation is not None and job.adaptation.kind not in (DISTILLED, PRUNED)):
+    if job.made_by or (job.adaptation is not None and job.adaptation.kind not in (DISTILLED, PRUNED)):
         return [f"{job.name} does not train on its own, so a clone cannot differ from it. To fix: submit another job"]
     unknown = [key for key in settings if not any(key == each or key.startswith(f"{each}.") for each in SAME_SHAPE)]
     remedy = f"To fix: choose from {', '.join(SAME_SHAPE)}, or submit a job with warm_start, which is measured first"

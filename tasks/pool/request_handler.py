@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import CheckpointNotFound, RequestRefused
+from ringmaster.features.warm_start.job import WarmStart, started_from
 from ringmaster.tasks.background_worker import keep_calling
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
@@ -31,7 +32,6 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
-from ringmaster.techniques.job import WarmStart
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
 
@@ -234,13 +234,11 @@ class RequestHandler:
         table, changed_jobs, faults, jumps = self._executor.job_table, dict[str, Job](), list[str](), list[str]()
         for name in jobs:
             entry, record = table.entries[batch.qualified(name)], table.records[batch.qualified(name)]
-            job, first = entry.local_job, entry.local_job.started_from
+            job, first = entry.local_job, started_from(entry.local_job)
             readers = [
-                other.local_job.name
-                for other in table.entries.values()
-                if other.job.warm_start is not None and other.job.warm_start.checkpoints == entry.job.name
+                other.local_job.name for other in table.entries.values() if entry.job.name in other.job.checkpoint_roots
             ]
-            if job.model.command is not None or job.adaptation is not None or job.store is not None:
+            if job.model.command is not None or job.adaptation is not None or job.made_by:
                 faults.append(f"{name} does not train by steps that Ringmaster counts")
             elif GOAL in record.details:
                 remedy = "To fix: clone it with another num_steps"
@@ -254,7 +252,7 @@ class RequestHandler:
             else:
                 has_begun = record.step > (first.step if first else 0) or record.status == JobStatus.RUNNING
                 own = WarmStart(checkpoints=entry.place.checkpoint_dir(job), step=0, first=first)
-                changed_jobs[name] = replace(with_steps(job, num_steps), warm_start=own if has_begun else first)
+                changed_jobs[name] = _starting(with_steps(job, num_steps), own if has_begun else first)
                 if jump := step_jump(job, changed_jobs[name], step=record.step):
                     jumps.append(f"{name}: {jump}")
         if faults:
@@ -283,7 +281,8 @@ class RequestHandler:
             job = with_settings(entry.local_job, settings, name=name)
         except ValueError as error:
             raise RequestRefused(f"these settings make no job: {error}") from error
-        job, begun = replace(job, warm_start=job.started_from), job.started_from
+        begun = started_from(job)
+        job = _starting(job, begun)
         batch_jobs, jump, origin = {each.name for each in batch.jobs}, "", "from its first step"
         step = 0 if begun is None else begun.step
         if is_warm:
@@ -293,7 +292,7 @@ class RequestHandler:
         if is_warm:
             jump, origin = step_jump(entry.local_job, job, step=step), f"from its checkpoint of step {step}"
             start = start_root(entry, name)
-            job = replace(job, warm_start=WarmStart(checkpoints=str(start), step=step))
+            job = job.with_parts(WarmStart(checkpoints=str(start), step=step))
             if not is_dry:
                 try:
                     link_checkpoint(Path(entry.place.checkpoint_dir(entry.local_job)), step, to=start)
@@ -449,3 +448,8 @@ def _loan_fault(loan: Request) -> str | None:
 
 def _names(batch: Submission, jobs: Sequence[str]) -> str:
     return f"{', '.join(jobs)} of batch {batch.name}"
+
+
+def _starting(job: Job, start: WarmStart | None) -> Job:
+    """Returns a job that begins with a checkpoint, or at its own beginning."""
+    return job.without(WarmStart) if start is None else job.with_parts(start)

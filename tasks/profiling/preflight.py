@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
-from ringmaster.techniques.job import BESIDE_ONE_STEP
+from ringmaster.techniques.job_parts import Effect
 from ringmaster.techniques.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
@@ -205,14 +205,14 @@ def distinct(preflights: Mapping[str, Preflight]) -> list[AlikeJobs]:
 def inspection_key(job: Job, *, weights: Mapping[str, str]) -> str:
     """Returns a key that is equal for jobs of which an inspection finds the same.
 
-    All of the job counts but `BESIDE_ONE_STEP`, and the size of a clipped gradient. The data counts by its spec: the
-    same path at two moments is one inspection, two paths are two.
+    All of the job counts that has an effect on a step, but not the size of a clipped gradient. The data counts by its
+    spec: the same path at two moments is one inspection, two paths are two.
 
     weights: the folders of models that jobs adapt, as in `PreflightOrder.weights`.
     """
     job_spec = replace(job, clip_grad_norm=job.clip_grad_norm and 1.0)
     base = job.base and weights.get(job.name, "a job of the batch")
-    return digest([set_fields(job_spec, but=BESIDE_ONE_STEP), job.trains, base], length=32)
+    return digest([job_spec.fields_with(Effect.STEP), job.trains, base], length=32)
 
 
 def _foreign_tokens(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[tuple[str, str]]:
@@ -291,9 +291,8 @@ def _few(names: Sequence[str]) -> str:
 
 def with_chunk(job: Job, preflight: Preflight) -> Job:
     """Returns a job with the chunk and the workers that its preflight has chosen; these stay on any devices."""
-    if job.may_vary.sync_every:
-        job = replace(job, may_vary=replace(job.may_vary, workers=job.may_vary.workers or preflight.workers))
-    return replace(job, exact_chunk=job.exact_chunk or preflight.exact_chunk)
+    parts = tuple(part.settled(num_workers=preflight.workers) for part in job.parts)
+    return replace(job, parts=parts, exact_chunk=job.exact_chunk or preflight.exact_chunk)
 
 
 def resolve_steps(job: Job, preflight: Preflight) -> Job:

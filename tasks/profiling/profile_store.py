@@ -10,12 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.registry import source_files
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, FailedTrial, Result
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
-from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, OF_TRUST, Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_parts import Effect
 from ringmaster.techniques.loss import reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.profiles import ProfileKey
@@ -24,15 +25,11 @@ DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_
 LIBRARIES = ("torch", "transformers")
 # A fact that release 0.1 recorded, with the value of almost all models: profiles that it measured stay valid.
 OF_0_1 = {"has_batch_statistics": False}
-SAME_COST = (
-    OF_SAMPLES
-    | BESIDE_ONE_STEP
-    | OF_TRUST
-    | {"techniques", "num_devices", "components"}
-    | {f"adaptation.{name}" for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights")}
-    | {"adaptation.composition"}  # whose model and data are the job's own
+OF_OTHER_MODELS = frozenset(
+    f"adaptation.{name}"
+    for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights", "composition")
 )
-"""The fields of a job that cost no time; every other field is counted, also one that is added later."""
+"""The fields of an adaptation that cost no time; the model and data of a composition are the job's own."""
 COUNTED_SINCE_0_1 = frozenset(
     {
         *("model", "adapter", "loss", "precision", "communication", "compile", "clip_grad_norm", "global_batch_size"),
@@ -66,7 +63,7 @@ def speed_key(
 ) -> str:
     """Returns a key that is equal for jobs that cannot differ in speed.
 
-    All of the job counts but `SAME_COST`, and `NUMBERS` other than 0.
+    All of the job counts that has an effect on the time of a step, but `NUMBERS` other than 0.
 
     data: the JSON form of the prepared data (its kind and shapes).
     facts: the JSON form of the model's facts, which distinguish two models that were saved under one name.
@@ -118,7 +115,7 @@ def _others(job: Job) -> dict[str, Any]:
     options = {name: bool(value) if name in NUMBERS else value for name, value in job.loss_options.items()}
     kind = None if job.data.kind == LANGUAGE_MODELING else job.data.kind  # the kind of a text that names none
     job = replace(job, optimizer=optimizer, loss_options=options, data=replace(job.data, kind=kind))
-    others = set_fields(job, but=SAME_COST | COUNTED_SINCE_0_1)
+    others = job.fields_with(Effect.TIME, but=COUNTED_SINCE_0_1 | OF_OTHER_MODELS)
     return {name: value for name, value in others.items() if value != {} or name not in ("data", "adaptation")}
 
 

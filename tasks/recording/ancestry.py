@@ -10,7 +10,6 @@ from ringmaster.codec import from_json
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.execution.job_table import CLONED
 from ringmaster.tasks.storage.journal import Journal
@@ -31,8 +30,8 @@ def kind_of(job: Job, *, has_parents: bool) -> str:
     """Returns how a job's model is made: one of `ADAPTATION_KINDS`."""
     if job.adaptation is not None:
         return job.adaptation.kind
-    if job.store is not None:
-        return INDEXED
+    if kinds := [part.model_kind for part in job.parts if part.model_kind]:
+        return kinds[0]
     if job.adapter is not None:
         return KINDS_OF_ADAPTERS[job.adapter.kind]
     return "fine-tuned" if has_parents else "pretrained"

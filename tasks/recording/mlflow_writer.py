@@ -458,7 +458,7 @@ class MlflowWriter:
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
-            quantized_base=job.quantize_base,
+            quantized_base=job.base_format,
             started_from=started_from,
             retraining=self._batch.retraining or None,
         )

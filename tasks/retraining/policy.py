@@ -10,10 +10,11 @@ from pydantic import Field, model_validator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
+from ringmaster.findings import Finding, Place
 from ringmaster.tasks.batch import yaml_sections
-from ringmaster.tasks.batch.document import FileKind, Finding, Place
+from ringmaster.tasks.batch.document import FileKind
+from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import Distinct, Metric, Name, Positive, Whole, wrong
-from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.techniques.metric import metric_named

@@ -21,11 +21,12 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
+from ringmaster.findings import Finding, Place, as_list, findings_where
 from ringmaster.tasks.batch import Batch, document, parse_batch
-from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
+from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
-from ringmaster.tasks.batch.references import Distinct, Name, Positive, is_name, wrong
-from ringmaster.tasks.batch.schema import Section
+from ringmaster.tasks.batch.part_sections import Section
+from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
@@ -33,6 +34,7 @@ from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_nam
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueEntry
 from ringmaster.techniques import Job
+from ringmaster.techniques.job_parts import is_name
 
 MOST_DAYS = 36_500  # the largest window; dates have a limited range
 

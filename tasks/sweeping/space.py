@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.extras import install_command, missing_packages
-from ringmaster.tasks.batch.document import Finding, findings_where
+from ringmaster.findings import Finding, findings_where
 from ringmaster.tasks.batch.grid import SAME_SHAPE
 
 MOST_TRIALS = 1000

@@ -20,8 +20,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
+from ringmaster.findings import Finding, findings_where
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
-from ringmaster.tasks.batch.document import Finding, findings_where, place_text
+from ringmaster.tasks.batch.document import place_text
 from ringmaster.tasks.batch.grid import in_rows, key_findings, with_values
 from ringmaster.tasks.sweeping import space as spaces
 from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations

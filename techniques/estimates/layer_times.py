@@ -22,10 +22,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import in_children, measured_once
-from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_parts import Effect
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import layer_names
@@ -104,7 +105,7 @@ def layer_times(
     slots = slots[:MOST_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots]]
     libraries = [torch.__version__, transformers.__version__]
-    what = [set_fields(job, but=BESIDE_MODEL_AND_LOSS | {"evaluation"}), facts, rows, *source_states(job)]
+    what = [job.fields_with(Effect.MODEL, but=frozenset({"evaluation"})), facts, rows, *source_states(job)]
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
 
     def measure() -> LayerTimes:

@@ -32,14 +32,15 @@ import torch
 import transformers
 from torch import nn
 
-from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, fetch, sampler_of, width_of
 from ringmaster.techniques.data.samples import PaddedDataset
 from ringmaster.techniques.estimates.device_rates import in_children, measured_once
 from ringmaster.techniques.estimates.layer_times import fill_at_random, kind_of
 from ringmaster.techniques.estimates.rank_memory import on_gradient
-from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
+from ringmaster.techniques.job import AdaptationSpec, Job
+from ringmaster.techniques.job_parts import Effect
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.architectures import instantiate
@@ -163,7 +164,7 @@ def measured_step_times(
     """
     slots = slots[:MOST_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots], torch.__version__, transformers.__version__]
-    what = [set_fields(_measurable(job), but=BESIDE_ONE_STEP), data.digest, facts, width, *source_states(job)]
+    what = [_measurable(job).fields_with(Effect.STEP), data.digest, facts, width, *source_states(job)]
     file = cache_dir / f"step-times-{digest([what, machine, VERSION], length=32)}.json"
 
     def measure() -> StepTimes:
@@ -182,7 +183,8 @@ def measured_step_times(
 def _measurable(job: Job) -> Job:
     """The job without the weights of other models, which need not be there yet and do not matter to times."""
     adapter = None if job.adapter is None else replace(resolved(job.adapter), from_pretrained=None)
-    return replace(job.synchronous, base=None, adaptation=None, compile=False, adapter=adapter, components=None)
+    job = replace(job.synchronous.without(AdaptationSpec), base=None, compile=False, adapter=adapter)
+    return replace(job, parts=tuple(part for part in job.parts if Effect.TIME in part.effects))
 
 
 def _measured(

@@ -25,7 +25,7 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
-from ringmaster.techniques.job import COMPOSED, PRUNED, EvaluationSpec, Job, ScheduleSpec
+from ringmaster.techniques.job import COMPOSED, PRUNED, AdaptationSpec, EvaluationSpec, Job, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import FP32_BYTES, model_facts
@@ -116,10 +116,9 @@ def _at_the_ends(peaks: Mapping[str, int], num_layers: int) -> Iterator[tuple[st
 def _plain(scene: RankScenario) -> RankScenario:
     """The scene without settings that do not affect it, so that jobs which differ only in these share an estimate."""
     job = replace(
-        scene.job,
+        scene.job.without(AdaptationSpec),
         name="rehearsal",
         base=None,
-        adaptation=None,
         optimizer=replace(scene.job.optimizer, lr=1e-3, layer_decay=None, groups=(), decay_norms_and_biases=True),
         schedule=ScheduleSpec(),
         num_steps=10,

@@ -86,7 +86,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     if job.trains and job.name not in order.evaluated and data.training_faults:
         raise StepError([*data.training_faults])
     tried: TinyStepResult | None = None
-    if job.trains and job.store is None and job.model.command is None:
+    if job.trains and not job.made_by and job.model.command is None:
         _probe_parts(data, cache_dir=Path(order.cache_dir))
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
@@ -95,7 +95,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     if is_narrowed and (folder := order.weights.get(job.name)) and (larger := model_of_folder(Path(folder))):
         with explained("adaptation: it does not suit the base", "correct model.config"):
             tensor_sources(skeleton(larger, data), skeleton(job.model, data))
-    in_4_bits = job.quantize_base is not None
+    in_4_bits = job.base_format is not None
     facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=in_4_bits)
     if tried is not None:
         facts = with_probe(facts, tried, job)
@@ -108,9 +108,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     names = job.techniques or order.techniques
     # A technique that only the job names is one for groups, and gives that as its reason.
     techniques = {name: registry.load(order.techniques.get(name) or registry.dotted_path(name)) for name in names}
-    if (
-        not job.trains or job.store is not None
-    ) and job.techniques is None:  # reasons of techniques that train would be useless
+    if (not job.trains or job.made_by) and job.techniques is None:  # reasons of techniques that train would be useless
         techniques = {name: technique for name, technique in techniques.items() if isinstance(technique, BlackBox)}
     for shape in order.shapes:
         if job.num_devices is not None and shape.num_devices not in job.num_devices:
@@ -254,14 +252,14 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
     """Returns why a technique cannot make the adaptation that a job asks for, or None."""
     if isinstance(technique, BlackBox):
         return None  # their `supports` checks the adaptation
-    if not job.trains or job.store is not None:
-        return f"the job trains no step: {'encode' if job.store else 'rewrite'} is for it"
+    if not job.trains or job.made_by:
+        return f"the job trains no step: {job.made_by or 'rewrite'} is for it"
     if copies_reference(job) and DISTILLED not in technique.adaptations:
         return (
             f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
         )
-    if job.quantize_base is not None and not technique.takes_4_bits:
-        return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
+    if reasons := [reason for part in job.parts if (reason := part.why_not(technique)) is not None]:
+        return reasons[0]
     if job.adapter is not None and job.adapter.dora and not technique.whole_layers:
         return f"a DoRA needs the lengths of whole weights, which {technique.name} divides"
     if job.adaptation is None or job.adaptation.kind in technique.adaptations:

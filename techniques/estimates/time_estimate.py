@@ -144,7 +144,7 @@ def predicted_step_s(
     computing_s *= 1 + WAITS.get(schedule, 1.0) * (pipeline - 1) / num_micro_batches
     if times is not None and pipeline > 1:
         computing_s *= times.imbalance(config, num_ranks=pipeline)
-    num_workers = job.local_updates.workers / slices if job.local_updates is not None else 1.0  # each has an optimizer
+    num_workers = job.num_workers / slices if job.num_workers is not None else 1.0  # each has an optimizer
     updating_s = num_workers * alone.update_s / sharding(axes) / min(faster, 2.0)
     if shape.kind == "gpu" and technique.updates_on_host(config):
         # Each micro-batch copies the weights for its forward and again for its backward, and its gradients back.
@@ -182,11 +182,10 @@ def _sent(
     if (size := axes.get("dp_expert", 1)) > 1:  # weights of experts are not gathered
         shards, own_bytes = size, own_bytes - facts.expert_bytes
     every, copies = 1.0, 1.0  # exchanges of gradients a step, and what is sent in one, in sums of all ranks
-    if (local := workload.job.local_updates) is not None:
-        every = local.exchanges_a_step(num_steps=workload.job.num_steps or 1)
-        copies = (
-            local.workers / axes.get("dp_replicate", 1) + 1
-        ) / 2  # a rank sends the summand of each of its workers
+    if (num_workers := workload.job.num_workers) is not None:
+        every = math.prod(part.exchanges_a_step(num_steps=workload.job.num_steps or 1) for part in workload.job.parts)
+        # A rank sends the summand of each of its workers.
+        copies = (num_workers / axes.get("dp_replicate", 1) + 1) / 2
     for size in (axes.get("dp_replicate", 1), axes.get("cp", 1) if not config.get("sharded") else 1):
         if size > 1:
             sent.num_bytes += 2 * every * copies * (size - 1) / size * updated * own_bytes / axes.get("dp_shard", 1)

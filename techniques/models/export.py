@@ -154,7 +154,9 @@ def _save_loss(folder: Path, job: Job | None, *, began_with: str | None = None) 
         kind = data_source_of(job.data).name
         content = {"loss": job.loss, "loss_options": to_json(job.loss_options), "kind": kind}
         if compares(job.loss, job.loss_options):
-            content[model_folders.REFERENCE] = began_with if job.adaptation is None and job.warm_start is None else None
+            content[model_folders.REFERENCE] = (
+                began_with if job.adaptation is None and not job.checkpoint_roots else None
+            )
         (folder / model_folders.LOSS).write_text(json.dumps(content))
 
 
@@ -319,7 +321,7 @@ def export_adapter(
     with publish(folder) as aside:
         _save_loss(aside, job)
         (aside / peft_format.ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
-        in_4_bits = {peft_format.QUANTIZED_BASE: job.quantize_base} if job is not None and job.quantize_base else {}
+        in_4_bits = {peft_format.QUANTIZED_BASE: job.base_format} if job is not None and job.base_format else {}
         save_file(tensors, aside / peft_format.ADAPTER_WEIGHTS, metadata={"format": "pt"} | in_4_bits)
         _copy_description(aside, model, prepared=prepared, base=base)
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
@@ -103,17 +104,17 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
     """
     folder = Path(order.model_dir).absolute()
     if not is_adapter(folder):
-        return replace(order, job=replace(order.job, adapter=None, quantize_base=None), model_dir=str(folder))
+        return replace(order, job=replace(order.job.without(QuantizedBase), adapter=None), model_dir=str(folder))
     base, adapter, trained = base_of(folder), resolved(Adapter(from_pretrained=str(folder))), order.job.adapter
     if trained is not None and (trained.continues_base or trained.from_pretrained is not None):
         adapter = replace(adapter, base_adapter=CONTINUE)  # so what it began with is another adapter, not the base
-    job = replace(order.job, adapter=adapter, quantize_base=quantized_base(folder))
+    job = replace(order.job, adapter=adapter).with_parts(QuantizedBase(quantize_base=quantized_base(folder)))
     return replace(order, job=job, model_dir=str(base or ""))
 
 
 def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device's memory, as an evaluation needs less; else the smallest."""
-    in_4_bits = order.job.quantize_base is not None
+    in_4_bits = order.job.base_format is not None
     facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter, in_4_bits=in_4_bits)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)
     configs = list(technique.configs(order.job, shape, facts))
@@ -295,7 +296,7 @@ def _measure(
 ) -> ModelMeasurements:
     data = order.data or to_json(prepare(order.data_spec, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(
-        job=replace(order.job, model=model, base=None, adapter=None, quantize_base=None, adaptation=None),
+        job=replace(order.job.without(QuantizedBase, AdaptationSpec), model=model, base=None, adapter=None),
         model_dir=str(folder),
         data=data,
         slot=order.slots[0],

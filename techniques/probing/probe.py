@@ -12,14 +12,15 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ringmaster.codec import digest, set_fields
+from ringmaster.codec import digest
 from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.files import kept_value, read_value, sha256_of
 from ringmaster.registry import resolve, source_digest
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data_source import installed_source
-from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, VIRTUAL_TOKENS, Job, ModelSpec
+from ringmaster.techniques.job import DISTILLED, VIRTUAL_TOKENS, Job, ModelSpec
+from ringmaster.techniques.job_parts import Effect
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
 from ringmaster.techniques.metric import (
     GatheredMetric,
@@ -524,13 +525,19 @@ class _MadeUpSamples:
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
     """The cache file of a result, with a digest of all inputs in its name: all of the job that the model may feel."""
-    named, but = class_of(job.loss), BESIDE_MODEL_AND_LOSS | {"precision"}  # a probe computes in fp32
+    named, but = class_of(job.loss), frozenset({"precision"})  # a probe computes in fp32
     if what == "draws":
         but |= {"evaluation"}
         if named is None or (named.drops_out and not named.in_pairs):  # the same for every loss
             job = replace(job, loss=None, loss_options={})
     versions = (torch.__version__, transformers.__version__)
-    lines = [FORMAT, set_fields(job, but=but), replace(data, folder="", notes=()), source_states(job), versions]
+    lines = [
+        FORMAT,
+        job.fields_with(Effect.MODEL, but=but),
+        replace(data, folder="", notes=()),
+        source_states(job),
+        versions,
+    ]
     return cache_dir.absolute() / "probes" / f"{what}-{digest(lines, length=32)}.json"
 
 

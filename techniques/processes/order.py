@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import digest, stored_as, to_json
-from ringmaster.techniques.job import DataSpec, Job, WarmStart
+from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.job_parts import FirstCheckpoint
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 
@@ -95,7 +96,7 @@ class GangOrder:
         return self.job.data.reading(store=self.parents[store]) if store in self.parents else self.job.data
 
     @property
-    def warm_start(self) -> WarmStart | None:
+    def warm_start(self) -> FirstCheckpoint | None:
         """The checkpoint of another job from which the job goes on, with the place of that job's checkpoints."""
         start = self.job.started_from
         return start and replace(start, checkpoints=self.warm_start_from or start.checkpoints)

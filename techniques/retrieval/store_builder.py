@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ringmaster.errors import CheckpointError
+from ringmaster.features.stores.job import StoreSettings
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces, store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
 from ringmaster.techniques.data.arrow_files import TOKENS, open_split, values_of
@@ -48,8 +49,9 @@ class StoreBuilder(JobTrainingState):
 
     def __init__(self, order: GangOrder, ranks: Ranks, *, encoder: Path, beat: Callable[[], None]) -> None:
         super().__init__(order, ranks)
-        assert self.job.store is not None
-        self._settings, self._beat = self.job.store, beat
+        settings = self.job.part(StoreSettings)
+        assert settings is not None
+        self._settings, self._beat = settings, beat
         self._folder = encoder
         self._encoder = encoder_in(self._folder, self._settings, device=ranks.device)
         self._samples = open_split(Path(self.prepared.folder), "training")

@@ -16,7 +16,8 @@ from ringmaster.errors import CheckpointNotFound
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, folder_of
 from ringmaster.techniques.checkpoints.state import read_whole
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, open_data, prepare, sampler_of, width_of
-from ringmaster.techniques.job import OF_TRUST, Job, WarmStart
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_parts import Effect, FirstCheckpoint
 from ringmaster.techniques.processes.events import CheckpointFailed, JobEvent
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
@@ -102,8 +103,7 @@ class JobTrainingState:
         store, start = self.store(root), self.order.warm_start
         is_own = start is None or known_step > start.step
         checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
-        given = self.job.warm_start
-        is_changed = given is not None and str(given.checkpoints) == str(root)  # it was steered: `jobs set`
+        is_changed = str(root) in self.job.checkpoint_roots  # it was steered: `jobs set`
         if checkpoint is None and start is not None:
             return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
@@ -121,7 +121,7 @@ class JobTrainingState:
             )
         return checkpoint
 
-    def _other_checkpoint(self, start: WarmStart) -> Checkpoint:
+    def _other_checkpoint(self, start: FirstCheckpoint) -> Checkpoint:
         """Returns the checkpoint of another job that this one goes on from."""
         checkpoint = self.store(start.checkpoints).whole(folder_of(start.step))
         if checkpoint is None:
@@ -178,8 +178,9 @@ class JobTrainingState:
 
 def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
-    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES, *OF_TRUST)
+    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES)
+    same = job.unaffected(Effect.WEIGHTS).union(others)
     if job.phases:  # they are compared by themselves
-        job = replace(job, num_steps=job.phases[0].num_steps, local_updates=None)
-    fields = {key: value for key, value in to_json(job).items() if key not in others}
+        job = replace(job.synchronous, num_steps=job.phases[0].num_steps)
+    fields = {key: value for key, value in to_json(job).items() if key not in same}
     return digest({**fields, "data_digest": data_digest})

@@ -185,7 +185,7 @@ class Workbench:
         """Returns the facts about the job's model that are known before planning."""
         data = prepare(job.data, cache_dir=self.cache_dir)
         facts = model_facts(
-            job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.quantize_base is not None
+            job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.base_format is not None
         )
         return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir), job)
 

@@ -10,10 +10,10 @@ from ringmaster.flows.commands.lineage import import_
 from ringmaster.flows.commands.pool import submit
 from ringmaster.flows.pool.own_node import node_name
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.references import is_name
 from ringmaster.tasks.datasets.catalogue import catalogue_of
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job_parts import is_name
 from ringmaster.text import MOST_IN_NAME, is_printable_name
 
 NO_NAMES = (

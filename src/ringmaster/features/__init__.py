@@ -28,19 +28,21 @@ BUILTIN = (
     "ringmaster.features.local_updates",
     "ringmaster.features.kernels",  # before what reads the state of the optimizer, which kernels may replace
     "ringmaster.features.target",
+    "ringmaster.features.stores",
     "ringmaster.features.untrusted",
+    "ringmaster.features.warm_start",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 
 
 @cache
-def packages() -> tuple[str, ...]:
+def packages(*, only_builtin: bool = False) -> tuple[str, ...]:
     """Returns the names of the packages of all features."""
-    return tuple(dict.fromkeys([*BUILTIN, *installed(GROUP).values()]))
+    return BUILTIN if only_builtin else tuple(dict.fromkeys([*BUILTIN, *installed(GROUP).values()]))
 
 
 @cache
-def modules(kind: str) -> tuple[ModuleType, ...]:
+def modules(kind: str, *, only_builtin: bool = False) -> tuple[ModuleType, ...]:
     """Returns the modules of a kind, such as "trainer", of all features that have one, in the order of `packages`."""
-    names = (f"{package}.{kind}" for package in packages())
+    names = (f"{package}.{kind}" for package in packages(only_builtin=only_builtin))
     return tuple(importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)

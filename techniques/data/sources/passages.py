@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmaster.features.stores.job import StoreSettings
 from ringmaster.techniques.data.arrow_files import TOKENS, Table, open_split, values_of
 from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.row_source import RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, Row, column
-from ringmaster.techniques.job import DataSpec, StoreSettings
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.models.model_folders import few
 
 PASSAGES_FILE = "passages.arrow"

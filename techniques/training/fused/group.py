@@ -198,7 +198,7 @@ def open_group(order: GangOrder, ranks: Ranks) -> FusedGroup:
         raise ValueError(f"shared_base: {reason}. To fix: train it alone")
     weights = Path(order.weights_from) if order.weights_from else None
     base = build_model(job.model, data=data, seed=job.seed, weights_from=weights)
-    if job.quantize_base is not None and job.adapter is not None:
+    if job.base_format is not None and job.adapter is not None:
         quantize_base(base, job.adapter)
     own = _own(base, jobs)
     attention = None

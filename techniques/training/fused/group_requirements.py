@@ -64,7 +64,7 @@ def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int 
     for job in jobs[1:]:
         if (job.model, job.base) != (first.model, first.base):
             return f"{job.name} has another base than {first.name}"
-        if job.quantize_base != first.quantize_base or (job.quantize_base and _whole(job) != _whole(first)):
+        if job.base_format != first.base_format or (job.base_format and _whole(job) != _whole(first)):
             return f"{job.name} has its base in another format than {first.name}"
         if job.precision != first.precision:
             return f"{job.name} is computed in another precision than {first.name}"
@@ -107,14 +107,10 @@ def _why_not(job: Job) -> str | None:
         return "has a DoRA, dropout, another start or a prompt, which is not computed for several adapters at once"
     if job.adapter.continues_base:
         return "goes on from the adapter of its base, which is trained in the same batch"
-    if job.local_updates is not None:
-        return "has workers with steps of their own"
+    if obstacles := [part.group_obstacle for part in job.parts if part.group_obstacle]:
+        return obstacles[0]
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
         return "is exact: true, and what is trained beside it may change its last digits"
-    if job.adaptation is not None or job.store is not None:
-        return "is adapted in another way too"
-    if job.target is not None or job.varies or job.phases:
-        return "ends at a target, or may change its batch size on the way"
     if job.optimizer.name in OF_WHOLE_TENSORS:
         return f"is trained with {job.optimizer.name}, which needs whole matrices, and its parameters lie in rows"
     if job.optimizer.layer_decay is not None:

@@ -3,18 +3,17 @@
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.pool.batch_requests import ask_about, clone_job
 from ringmaster.tasks.pool.job_changes import START, with_settings
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
-from ringmaster.techniques.job import WarmStart
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice, assert_well
 from tests.cluster.conftest import LOST_S
 from tests.cluster.jobs import assert_same_weights, torch_job
@@ -152,5 +151,5 @@ def test_warm_clones_of_a_sweep_whose_node_is_lost(pool, bench, tmp_path, recove
     assert_nothing_twice(pool, batch)
     assert_devices_held_once(pool)
     for clone, (job, step) in clones.items():
-        offline = replace(job, warm_start=WarmStart(checkpoints=str(kept / clone), step=step))
+        offline = job.with_parts(WarmStart(checkpoints=str(kept / clone), step=step))
         assert_same_weights(bench, offline, pool.model_dir(batch, clone))

@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
+from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
@@ -40,6 +41,7 @@ from tests.integration.workbench import (
 from tests.matrix import matrix
 
 LORA = Adapter(rank=4)
+IN_4_BITS = QuantizedBase(quantize_base="nf4")
 IA3 = Adapter(kind="ia3")
 PREFIX = Adapter(kind="prefix", num_virtual_tokens=4)
 PROMPT = Adapter(kind="prompt", num_virtual_tokens=4)
@@ -147,18 +149,18 @@ def test_peft_loads_further_kinds_on_the_base_as_it_was(bench, tmp_path, name):
 @pytest.mark.parametrize("layout", matrix([*EVERYWHERE, *CUT], quick=[EVERYWHERE[6]]))
 def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_path, layout):
     pytest.importorskip("bitsandbytes")
-    job = bench.job(adapter=LORA, quantize_base="nf4", techniques=(layout.technique,))
+    job = bench.job(adapter=LORA, parts=(IN_4_BITS,), techniques=(layout.technique,))
     technique = registry.load(layout.path)
     if why_no_adaptation(technique, job) or technique.supports(job, bench.shape(layout.num_devices), bench.facts(job)):
         assert not technique.takes_4_bits or version("torch") < "2.13"
         return
     assert_trains_the_same(bench, job, layout, tmp_path)
-    assert bench.reference(job).losses[0] != bench.reference(replace(job, quantize_base=None)).losses[0]
+    assert bench.reference(job).losses[0] != bench.reference(job.without(QuantizedBase)).losses[0]
 
 
 def test_the_bytes_of_a_base_in_4_bits_are_those_that_torch_allocates(bench):
     wide = replace(LLAMA, config={**LLAMA.config, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4})
-    job = bench.job(wide, adapter=LORA, quantize_base="nf4")
+    job = bench.job(wide, adapter=LORA, parts=(IN_4_BITS,))
     data = prepare(job.data, cache_dir=bench.cache_dir)
     model = attach(quantize_base(build_model(wide, data=data, seed=0), LORA), LORA, seed=0)
     storages = [each.untyped_storage() for each in (*model.parameters(), *model.buffers())]
@@ -171,7 +173,7 @@ def test_the_bytes_of_a_base_in_4_bits_are_those_that_torch_allocates(bench):
 def test_a_base_in_4_bits_is_what_is_evaluated_scored_and_merged(bench, tmp_path):
     pytest.importorskip("bitsandbytes")
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
-    job = bench.job(adapter=LORA, quantize_base="nf4", optimizer=replace(ADAMW, lr=0.02), base="base")
+    job = bench.job(adapter=LORA, parts=(IN_4_BITS,), optimizer=replace(ADAMW, lr=0.02), base="base")
     trained = bench.train(job, SINGLE, tmp_path, weights_from=base)
     data, folder = prepare(job.data, cache_dir=bench.cache_dir), Path(trained.order.model_dir)
     order = EvaluationOrder(
@@ -182,9 +184,9 @@ def test_a_base_in_4_bits_is_what_is_evaluated_scored_and_merged(bench, tmp_path
     assert evaluate_model(order) == pytest.approx(expected, abs=1e-6)
     merged = build_model(job.model, data=data, seed=0, weights_from=folder)
     export_model(tmp_path / "merged", spec=job.model, model=merged, state=merged.state_dict(), prepared=data)
-    whole = replace(order, job=replace(job, adapter=None, quantize_base=None), model_dir=str(tmp_path / "merged"))
+    whole = replace(order, job=replace(job.without(QuantizedBase), adapter=None), model_dir=str(tmp_path / "merged"))
     assert evaluate_model(whole) == pytest.approx(expected, abs=1e-5)
-    silent = replace(order, job=replace(job, quantize_base=None))  # the adapter's file says on what it was trained
+    silent = replace(order, job=job.without(QuantizedBase))  # the adapter's file says on what it was trained
     assert evaluate_model(silent) == pytest.approx(expected, abs=1e-6)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo
 from ringmaster.techniques.data import prepare
@@ -67,7 +68,7 @@ def trained_as_planned(bench, home, plan, tmp_path):
             made.get(base) or home / "batches" / base.removeprefix("models:/").partition("/")[0] / "model"
         )
         undone = bench.train(each.job, SINGLE, tmp_path / "undone" / name, weights_from=below)
-        reference = replace(each.job, warm_start=None)
+        reference = each.job.without(WarmStart)
         if each.first_step:
             source = home / "batches" / each.node.record.registered_name / "checkpoints"
             root, step = tmp_path / "reference" / name / "checkpoints", f"step-{each.first_step:08d}"

@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
+from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.target.job import Phases
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows import cli
 from ringmaster.flows.lineage import reproducing
 from ringmaster.flows.lineage.home import LineageHome
@@ -21,7 +24,7 @@ from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
-from ringmaster.techniques.job import LocalUpdates, ScheduleSpec, WarmStart
+from ringmaster.techniques.job import ScheduleSpec
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, Layout
@@ -81,9 +84,9 @@ def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
 def test_a_job_that_went_on_with_local_updates_is_made_again(bench, home, tmp_path):
     job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
     local = LocalUpdates(workers=2, sync_every=2, warmup_steps=3)
-    changed = replace(job.phase(0), first_step=3, local_updates=local)
+    changed = replace(job.phase(0), first_step=3, parts=(local,))
     layouts = (Layout("ddp", 2), *(Layout("local", num, {"micro_batch": 4}) for num in (2, 1)))
-    made = train(bench, home, replace(job, phases=(job.phase(0), changed)), layouts=layouts)
+    made = train(bench, home, job.with_parts(Phases(phases=(job.phase(0), changed))), layouts=layouts)
 
     report = made.reproduced()
 
@@ -99,7 +102,7 @@ def test_a_job_whose_steps_were_set_while_it_ran_is_made_again_from_the_checkpoi
         "preempted",
     )
     own = WarmStart(checkpoints=str(folder / "checkpoints"), step=0)
-    made = train(bench, home, replace(job, warm_start=own), layouts=(SINGLE, SINGLE))
+    made = train(bench, home, job.with_parts(own), layouts=(SINGLE, SINGLE))
 
     report = made.reproduced()
     assert report.is_equal, report.sentences()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import InputError
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, promote, register
 from ringmaster.flows.retraining import examine
@@ -21,7 +22,6 @@ from ringmaster.techniques.checkpoints.checkpoint import read_manifest, stored_m
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.job import WarmStart
 from ringmaster.techniques.training.job_state import weights_digest
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
@@ -177,7 +177,7 @@ def test_a_family_is_trained_again_in_order_and_strangers_are_left_alone(bench, 
     assert by_name["child"].base == by_name["base"].name
     assert by_name["grandchild"].base == by_name["child"].name
     assert by_name["child"].data == jobs["child"].data  # it never read the row
-    assert by_name["grandchild"].warm_start is None  # it came from a model that changes
+    assert by_name["grandchild"].part(WarmStart) is None  # it came from a model that changes
     batch = plan.batch(deadline_s=600.0)
     assert batch.deadlines_s == dict.fromkeys(batch.deadlines_s, 600.0)
     assert "3 models to train again" in [*plan.sentences()][-1]
@@ -210,7 +210,7 @@ def test_a_data_set_takes_out_the_models_that_were_trained_on_it(relatives):
 def going_on(bench, home, first, rows, *, root, step):
     """A recorded model of the job `first` on other rows, that went on from a checkpoint."""
     data = replace(first.data, path=str(rows), name=rows.stem, tokenizer=tokenizer_of(bench, first))
-    job = replace(first, name="second", data=data, warm_start=WarmStart(checkpoints=str(root), step=step))
+    job = replace(first, name="second", data=data, parts=(WarmStart(checkpoints=str(root), step=step),))
     train(bench, home, job, layouts=(SINGLE,))
     return job
 
@@ -223,7 +223,7 @@ def test_a_job_goes_back_to_the_checkpoint_of_a_folder_that_it_went_on_from(benc
 
     (model,) = planned(home, row=training_rows(bench, job)[0]).models
 
-    assert model.job.warm_start == job.warm_start
+    assert model.job.part(WarmStart) == job.part(WarmStart)
     assert model.first_step == 6
 
 
@@ -237,7 +237,7 @@ def test_a_job_that_went_on_from_a_changed_checkpoint_is_trained_from_its_beginn
     for row in training_rows(bench, first)[:20]:
         models = {each.node.record.registered_name: each for each in planned(home, row=row).models}
         has_read = models["first"].first_step < 3
-        assert models["second"].job.warm_start == (None if has_read else job.warm_start)
+        assert models["second"].job.part(WarmStart) == (None if has_read else job.part(WarmStart))
         assert (", and what it came from is trained again" in models["second"].why) == has_read
         starts.add(models["second"].first_step)
     assert starts == {0, 3}
@@ -377,4 +377,4 @@ def test_an_adapter_goes_back_to_a_checkpoint_of_its_own(bench, home, tmp_path):
     (model,) = planned(home, row=own[0]).models
 
     assert (model.node.label, model.job.base) == ("tuned/1", "models:/base/1")
-    assert model.first_step == 0 or model.job.warm_start.checkpoints == str(folder / "checkpoints")
+    assert model.first_step == 0 or model.job.part(WarmStart).checkpoints == str(folder / "checkpoints")

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
+from ringmaster.features.stores.job import StoreSettings
 from ringmaster.flows import cli
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.techniques.job import StoreSettings
 from ringmaster.techniques.retrieval.knowledge_store import Passage, build_store
 from tests.integration.lineage.family import in_home
 from tests.unit.retrieval.encoders import save_encoder

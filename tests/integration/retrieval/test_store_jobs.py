@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringmaster.techniques.job import IVF, DataSpec, Job, ModelSpec, StoreSettings
+from ringmaster.features.stores.job import IVF, StoreSettings
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.processes.events import Steps, TrialMeasured
 from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore, Passage, build_store
 from tests.integration.workbench import Layout
@@ -38,7 +39,7 @@ def job(encoder, passages, tmp_path_factory):
         data=DataSpec(kind="passages", path=str(file), held_out=0.0, seq_len=64, tokenizer=str(encoder)),
         num_steps=7,
         global_batch_size=32,
-        store=SETTINGS,
+        parts=(SETTINGS,),
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques import Adapter
-from ringmaster.techniques.job import Numerics
 from ringmaster.techniques.processes.order import TRIAL, rank_argument
 from ringmaster.techniques.technique import KERNELS
 from tests.integration.techniques.test_conformance import LARGEST_DIFFERENCE
@@ -126,10 +126,10 @@ def test_attention_of_ones_choice(gpu_bench, tmp_path, attention, precision):
 )
 def test_verified_kernels(gpu_bench, tmp_path, kernels):
     model = replace(LLAMA, config={**LLAMA.config, "hidden_size": 64})
-    job = gpu_bench.job(model, optimizer=ADAMW, numerics=Numerics(tolerance=1e-3))
+    job = gpu_bench.job(model, optimizer=ADAMW, parts=(Numerics(tolerance=1e-3),))
     trained = train(gpu_bench, job, Layout("single", 1, {KERNELS: kernels}), tmp_path / "within")
     assert not trained.said("kernels_refused")
-    plain = train(gpu_bench, replace(job, numerics=None), SINGLE, tmp_path / "plain")
+    plain = train(gpu_bench, job.without(Numerics), SINGLE, tmp_path / "plain")
     assert trained.losses == pytest.approx(plain.losses, abs=1e-3)
 
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.features.local_updates.trainer import WORKERS
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec, registry
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.job import LocalUpdates, WarmStart
 from ringmaster.techniques.processes.events import Steps
 from tests.integration.workbench import (
     ADAMW,
@@ -43,7 +44,7 @@ OTHERS = {
 
 
 def layout(num_devices, job, **config):
-    chunk = job.exact_chunk or job.global_batch_size // job.local_updates.workers
+    chunk = job.exact_chunk or job.global_batch_size // job.num_workers
     return Layout("local", num_devices, {"micro_batch": chunk, **config})
 
 
@@ -55,7 +56,7 @@ def local_job(bench, spec=AVERAGING, *, model="llama", optimizer="adamw", other=
         "evaluation": EvaluationSpec(max_batches=2),
         **OTHERS[other],
     }
-    return bench.job(MODELS[model], local_updates=spec, **{**plain, **changes})
+    return bench.job(MODELS[model], parts=(spec,), **{**plain, **changes})
 
 
 def assert_same_bits(trained, expected):
@@ -98,7 +99,7 @@ def test_the_definition(bench, tmp_path):
     """
     spec = LocalUpdates(workers=1, sync_every=3, outer_lr=0.5)
     job = local_job(bench, spec, optimizer="sgd", num_steps=3)
-    plain = replace(job, local_updates=None)
+    plain = job.without(LocalUpdates)
     trained = bench.train(job, layout(1, job), tmp_path / "local").weights
     at_end = bench.train(plain, Layout("single"), tmp_path / "plain").weights
     first = bench.train(replace(plain, optimizer=replace(SGD, lr=1e-30)), Layout("single"), tmp_path / "first").weights
@@ -109,11 +110,11 @@ def test_the_definition(bench, tmp_path):
 def test_a_round_of_one_step_of_sgd_is_a_synchronous_step(bench, tmp_path):
     job = local_job(bench, replace(AVERAGING, sync_every=1), optimizer="sgd", num_steps=4)
     trained = bench.train(job, layout(2, job), tmp_path / "local")
-    expected = bench.train(replace(job, local_updates=None), Layout("ddp", 2), tmp_path / "ddp")
+    expected = bench.train(job.without(LocalUpdates), Layout("ddp", 2), tmp_path / "ddp")
     assert largest_difference(trained.weights, expected.weights) <= 1e-6
     apart = local_job(bench, replace(AVERAGING, sync_every=4), optimizer="adamw", num_steps=4)
     ends = bench.train(apart, layout(2, apart), tmp_path / "apart")
-    synchronous = bench.train(replace(apart, local_updates=None), Layout("ddp", 2), tmp_path / "adamw")
+    synchronous = bench.train(apart.without(LocalUpdates), Layout("ddp", 2), tmp_path / "adamw")
     assert largest_difference(ends.weights, synchronous.weights) > 1e-5
 
 
@@ -149,14 +150,14 @@ def test_switches_and_kills_leave_no_trace(bench, tmp_path):
 
 def test_a_plain_checkpoint_goes_on_locally_and_not_the_other_way_round(bench, tmp_path):
     job = local_job(bench)
-    plain = replace(job, local_updates=None)
+    plain = job.without(LocalUpdates)
     bench.train(plain, Layout("single"), tmp_path / "plain", last_step=3)
     start = WarmStart(checkpoints=str(tmp_path / "plain" / "checkpoints"), step=3)
-    clone = replace(job, name="clone", warm_start=start)
+    clone = replace(job, name="clone").with_parts(start)
     once = bench.train(clone, layout(1, job), tmp_path / "one")
     assert_same_bits(bench.train(clone, layout(2, job), tmp_path / "two"), once)
     start = WarmStart(checkpoints=str(tmp_path / "one" / "checkpoints"), step=NUM_STEPS)
-    back = replace(plain, name="back", num_steps=10, warm_start=start)
+    back = replace(plain, name="back", num_steps=10, parts=(start,))
     outcome = bench.train(back, Layout("single"), tmp_path / "back").outcome
     assert "has a state for each worker of local updates. To fix: give job back the local_updates" in outcome.message
 
@@ -167,5 +168,5 @@ def test_only_local_trains_such_jobs_and_only_them(bench):
     local = registry.load(registry.dotted_path("local"))
     assert local.supports(job, shape, facts) is None
     assert local.supports(job, bench.shape(3), facts) == "4 workers cannot be divided by 3 devices"
-    assert local.supports(replace(job, local_updates=None), shape, facts) == "local is for jobs with local_updates"
+    assert local.supports(job.without(LocalUpdates), shape, facts) == "local is for jobs with local_updates"
     assert [config["micro_batch"] for config in local.configs(job, shape, facts)] == [4, 4, 4]

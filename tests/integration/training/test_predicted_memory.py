@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.facts import model_facts
@@ -94,7 +95,7 @@ def predicted_and_measured(bench, tmp_path, model, layout, **changes):
         "data": to_json(data),
         "facts": to_json(
             model_facts(
-                job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.quantize_base is not None
+                job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.base_format is not None
             )
         ),
         "cache_dir": str(tmp_path),
@@ -124,7 +125,7 @@ def test_the_peak_is_foretold(bench, tmp_path, case):
 
 @pytest.mark.parametrize("layout", matrix([REST[1][1], Layout("single"), QUICK[2][1]], quick=[Layout("single")]))
 def test_the_peak_of_a_base_in_4_bits_is_foretold(bench, tmp_path, layout):
-    changes = {"adapter": Adapter(rank=4), "quantize_base": "nf4"}
+    changes = {"adapter": Adapter(rank=4), "parts": (QuantizedBase(quantize_base="nf4"),)}
     assert_foretold(layout.technique, *predicted_and_measured(bench, tmp_path, LARGER, layout, **changes))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import from_json
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
@@ -28,6 +29,7 @@ from tests.integration.workbench import ADAMW, SINGLE, VIT, is_bit_equal, weight
 
 SLOW = Timeouts(beat_every_s=1.0, fence_after_s=200.0, lost_after_s=400.0)  # no node is lost here, however busy
 TIMEOUT_S = 300.0
+VERIFIED = Untrusted(allow_untrusted=True, verify_steps=2)
 
 
 class LentServer:
@@ -155,7 +157,9 @@ def lying_servers(tmp_path_factory):
 
 def job_of(bench, **changes):
     loss = "tests.integration.untrusted.lies:loss"
-    job = bench.job(VIT, loss=loss, optimizer=ADAMW, num_steps=8, allow_untrusted=True, verify_steps=2)
+    job = bench.job(
+        VIT, loss=loss, optimizer=ADAMW, num_steps=8, parts=(Untrusted(allow_untrusted=True, verify_steps=2),)
+    )
     return replace(job, **changes)
 
 
@@ -185,7 +189,7 @@ def test_a_liar_is_named_and_all_of_its_work_that_nobody_repeated_is_trained_aga
     (node,) = [each for each in NodeRegistry(pool_database).all() if each.name == "mallory"]
     assert node.health == {"0": why}
     weights = weights_in(tmp_path / "run" / "models" / "tiny")
-    assert is_bit_equal(weights, bench.reference(replace(job, allow_untrusted=False), SINGLE).weights)
+    assert is_bit_equal(weights, bench.reference(job.without(Untrusted), SINGLE).weights)
 
 
 @pytest.mark.full
@@ -202,4 +206,4 @@ def test_an_honest_node_is_not_accused_and_its_work_counts(bench, pool_database,
     assert [each.is_repeated for each in pool.segments] == [False, True, False, True]
     assert not any("expelled" in each for each in pool.decisions)
     weights = weights_in(tmp_path / "run" / "models" / "tiny")
-    assert is_bit_equal(weights, bench.reference(replace(job, allow_untrusted=False), SINGLE).weights)
+    assert is_bit_equal(weights, bench.reference(job.without(Untrusted), SINGLE).weights)

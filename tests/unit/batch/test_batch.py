@@ -10,11 +10,13 @@ import pytest
 import yaml
 
 from ringmaster.errors import BatchFileError
+from ringmaster.features.target.job import Target, Variables
 from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
-from ringmaster.techniques.job import OPTIMIZERS, StoreSettings, Target, Variables
+from ringmaster.techniques.job import OPTIMIZERS
+from ringmaster.techniques.job_parts import part_kinds
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -25,7 +27,6 @@ PAIRS = {
     schema.Schedule: ScheduleSpec,
     schema.Evaluation: EvaluationSpec,
     schema.AdapterSection: Adapter,
-    schema.StoreSection: StoreSettings,
 }
 
 
@@ -57,9 +58,10 @@ def test_where_the_file_is_silent_the_defaults_are_those_of_job():
 @pytest.mark.parametrize(("section", "dataclass"), PAIRS.items(), ids=lambda cls: cls.__name__)
 def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
-    for name in ("loss_options", "phases"):  # `loss` has them; a run makes the others
+    for name in ("loss_options", "phases", "parts"):  # `loss` has them; a run makes the phases; parts have keys
         fields.pop(name, None)
-    others = {*schema.PLANNER_KEYS, "kind", "ludwig", "negatives"} if section is schema.JobEntry else set()
+    of_job = {*schema.PLANNER_KEYS, "kind", "ludwig", "negatives", *part_kinds()}
+    others = of_job if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
         others = {option.name for kind in kinds for option in dataclasses.fields(kind)}
@@ -354,8 +356,8 @@ def test_the_json_schema_names_every_key_and_choice():
     json.dumps(described)
 
 
-# The data of the recipes is made by a script: tests/integration/examples/test_recipes.py.
-EXAMPLE_FILES = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name != "recipes")
+# The data of the recipes is made by a script, and the plugin is installed: tests/integration/examples.
+EXAMPLE_FILES = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name not in ("plugin", "recipes"))
 
 
 @pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda path: path.stem)
@@ -445,8 +447,7 @@ def test_learning_rates_to_try_are_jobs_before_theirs_with_the_same_user():
     job = a_job(
         num_steps=100,
         evaluation=EvaluationSpec(every_steps=10),
-        target=target,
-        may_vary=Variables(lr=(1e-3, 2e-3)),
+        parts=(target, Variables(lr=(1e-3, 2e-3))),
     )
     other = a_job(name="b")
     batch = Batch.of(name="x", jobs=[other, job], objective="time-to-target", users={"a": "ana"}, weights={"a": 2.0})

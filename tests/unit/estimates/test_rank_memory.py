@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates import rank_memory
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankScenario, estimate_rank
-from ringmaster.techniques.job import Numerics
 from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape
 from tests.integration.workbench import GPT2_WITH_DROPOUT, LLAMA
 
@@ -44,7 +44,7 @@ def scene(folder, model, technique, config):
         data=DataSpec(source="python-stdlib", seq_len=16),
         global_batch_size=8,
         num_steps=1,
-        numerics=Numerics(tolerance=1e-3) if KERNELS in config else None,
+        parts=(Numerics(tolerance=1e-3),) if KERNELS in config else (),
     )
     return RankScenario(
         job=job,

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.target.job import Target, Variables
 from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile, registry
 from ringmaster.techniques.estimates.device_rates import Rates
@@ -16,7 +18,6 @@ from ringmaster.techniques.estimates.time_estimate import (
     predicted_step_s,
     times_by_operations,
 )
-from ringmaster.techniques.job import LocalUpdates, Target, Variables
 from ringmaster.techniques.model_facts import Decoder, ModelFacts
 from ringmaster.techniques.technique import GangShape
 
@@ -138,7 +139,7 @@ def test_heads_are_more_messages_than_keys_and_sharded_weights_more_than_whole_o
 def test_local_updates_pay_over_slow_links_alone():
     def local_s(rates, **changes):
         local = LocalUpdates(**{"workers": 2, "sync_every": 10, **changes})
-        workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, local_updates=local))
+        workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, parts=(local,)))
         return step_s("local", rates=rates, workload=workload)
 
     slow = replace(FREE, link_bytes_per_s=2.5e6)  # 20 Mbit/s
@@ -154,7 +155,7 @@ def test_local_updates_pay_over_slow_links_alone():
 def test_local_updates_are_chosen_by_the_share_of_exchanges(link_bytes_per_s, sync_every):
     rates = replace(FREE, link_bytes_per_s=link_bytes_per_s)
     variables, target = Variables(sync_every=(1, 8, 32), workers=2), Target(metric="loss", at_most=1.0)
-    job = replace(JOB, num_steps=1000, may_vary=variables, target=target)
+    job = replace(JOB, num_steps=1000, parts=(variables, target))
     seconds = {(16, "fp32", 1): step_s("ddp", rates=rates)}
     for variant, other in job.variants().items():
         seconds[variant] = step_s("local", rates=rates, workload=replace(WORKLOAD, job=other))

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution import referee
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
@@ -60,7 +61,7 @@ def made(tmp_path, monkeypatch):
         runner = FakeRunner(script={name: script or [checkpointed] * 20 for name in names})
         runner.folder = tmp_path
         runner.steps = Steps(tmp_path)
-        jobs = [job(name, num_steps=4, allow_untrusted=True, verify_steps=2) for name in names]
+        jobs = [job(name, num_steps=4, parts=(Untrusted(allow_untrusted=True, verify_steps=2),)) for name in names]
         profiles = {each.name: (VOLUNTEER, TRUSTED) for each in jobs}
         bench = Bench(
             tmp_path, jobs, profiles=profiles, runner=runner, make_plan=partial(on_own_node, expelled=expelled)

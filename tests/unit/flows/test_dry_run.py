@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringmaster.features.target.job import Variables
 from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.tasks.batch import Batch
@@ -14,7 +15,6 @@ from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.job import Variables
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile
 
 DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
@@ -68,7 +68,7 @@ def test_what_it_comes_to(tmp_path, monkeypatch):
 
 
 def test_jobs_that_try_learning_rates_take_a_twentieth_of_the_steps(tmp_path, monkeypatch):
-    tried = job("a", may_vary=Variables(lr=(1e-3, 2e-3)))
+    tried = job("a", parts=(Variables(lr=(1e-3, 2e-3)),))
     jobs = [*tried.searches(), tried]
     found = planned(tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(36.0),) for each in jobs})
     assert found.device_hours == pytest.approx(1.4, rel=0.01)

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from ringmaster.features.composition.job import Components
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.models.layers import check_components
 
 
 def job(**components):
-    return Job(name="it", model=ModelSpec(), data=DataSpec(source="digits"), num_steps=1, components=components)
+    data, parts = DataSpec(source="digits"), (Components(components=components),)
+    return Job(name="it", model=ModelSpec(), data=data, num_steps=1, parts=parts)
 
 
 def test_a_prefix_without_a_parameter_is_told_with_what_there_is():

@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.target.job import Phases
 from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
-from ringmaster.techniques.job import ScheduleSpec, StoreSettings
+from ringmaster.techniques.job import ScheduleSpec
 from tests.unit.execution.fakes import job
 
 SMOOTH = replace(job("a", num_steps=20), loss="cross-entropy", loss_options={"label_smoothing": 0.1})
 
-STORE = replace(job("a", num_steps=20), store=StoreSettings())
+STORE = replace(job("a", num_steps=20), parts=(StoreSettings(),))
 PROBE = SMOOTH.phase(0)
-PHASED = replace(SMOOTH, phases=(PROBE, replace(PROBE, first_step=8, global_batch_size=32)))
+PHASED = SMOOTH.with_parts(Phases(phases=(PROBE, replace(PROBE, first_step=8, global_batch_size=32))))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,12 @@ from itertools import accumulate
 import pytest
 
 from ringmaster.codec import SINCE_LATER, from_json, to_json
+from ringmaster.features.kernels.job import Numerics
+from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.target.job import Target
+from ringmaster.features.untrusted.job import Untrusted
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.profiling import profile_store as module
 from ringmaster.tasks.profiling.profile_store import fingerprint, speed_key
 from ringmaster.techniques import (
@@ -19,15 +25,8 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import (
-    Composition,
-    LocalUpdates,
-    Numerics,
-    ParameterGroup,
-    StoreSettings,
-    Target,
-    WarmStart,
-)
+from ringmaster.techniques.job import SAME, Composition, ParameterGroup
+from ringmaster.techniques.job_parts import Effect
 
 JOB = Job(
     name="a",
@@ -55,20 +54,23 @@ FULL = replace(
     adapter=Adapter(),
     clip_grad_norm=1.0,
     optimizer=OptimizerSpec(layer_decay=0.8, groups=(ParameterGroup(match="*.bias", lr=0.1, weight_decay=0.2),)),
-    adaptation=AdaptationSpec(
-        kind="distilled",
-        teacher="t",
-        teacher_model=ModelSpec(from_pretrained="t"),
-        parents=("p",),
-        weights=(1.0,),
-        composition=Composition(component="c", jobs=("a", "b"), paths=("x", "y"), weights=(1.0, 1.0)),
-    ),
     loss_options={"beta": 0.1},
-    warm_start=WarmStart(checkpoints="c", step=3),
-    target=Target(metric="loss", at_most=1.0),
-    local_updates=LocalUpdates(workers=2, sync_every=8),
-    numerics=Numerics(tolerance=1e-5),
-    store=StoreSettings(),
+    parts=(
+        AdaptationSpec(
+            kind="distilled",
+            teacher="t",
+            teacher_model=ModelSpec(from_pretrained="t"),
+            parents=("p",),
+            weights=(1.0,),
+            composition=Composition(component="c", jobs=("a", "b"), paths=("x", "y"), weights=(1.0, 1.0)),
+        ),
+        LocalUpdates(workers=2, sync_every=8),
+        Numerics(tolerance=1e-5),
+        StoreSettings(),
+        Target(metric="loss", at_most=1.0),
+        Untrusted(allow_untrusted=True),
+        WarmStart(checkpoints="c", step=3),
+    ),
 )
 # Fields whose presence costs time, and whose values do not.
 SAME_VALUE = {"clip_grad_norm", "optimizer.layer_decay", "optimizer.groups.lr"}
@@ -99,7 +101,11 @@ def pairs(value, path=""):
     """Yields each field of a job by its dotted name, with the job in which only this field differs."""
     for each in fields(value):
         item, name = getattr(value, each.name), f"{path}{each.name}"
-        if is_dataclass(item):
+        if name == "parts":
+            for part in item:
+                for inner, new in pairs(part, f"{part.key}." if part.key else ""):
+                    yield inner, value.with_parts(new)
+        elif is_dataclass(item):
             yield from ((inner, replace(value, **{each.name: new})) for inner, new in pairs(item, f"{name}."))
         elif name == "optimizer.groups":
             yield from ((inner, replace(value, groups=(new,))) for inner, new in pairs(item[0], f"{name}."))
@@ -110,9 +116,10 @@ def pairs(value, path=""):
 
 def test_a_profile_stands_for_another_job_only_if_nothing_that_costs_time_differs():
     compared = dict(pairs(FULL))
-    assert {path.split(".")[0] for path in compared} == {each.name for each in fields(Job)}
+    names = {each.name for each in fields(Job)} - {"parts"}
+    assert {path.split(".")[0] for path in compared} == names | {key for part in FULL.parts for key in part.job_keys()}
     same = {name for name, job in compared.items() if speed_key(job, DATA) == speed_key(FULL, DATA)}
-    free = module.SAME_COST | SAME_VALUE
+    free = SAME[Effect.TIME] | FULL.unaffected(Effect.TIME) | module.OF_OTHER_MODELS | SAME_VALUE
     expected = {name for name in compared if {*accumulate(name.split("."), "{}.{}".format)} & free}
     assert same == expected
 
@@ -184,7 +191,7 @@ def test_data_that_are_padded_count_with_their_lengths():
     ids=str,
 )
 def test_what_may_change_the_speed_is_measured_anew(change):
-    job = replace(JOB, adaptation=AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
+    job = JOB.with_parts(AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
     assert speed_key(replace(job, **change), DATA) != speed_key(job, DATA)
 
 

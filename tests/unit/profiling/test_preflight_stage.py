@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.features.target.job import Variables
 from ringmaster.tasks.profiling import preflight as stage
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.estimates.preflight import num_workers
-from ringmaster.techniques.job import Variables
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.technique import GangShape
 from tests.unit.profiling.solos import job, preflight
@@ -53,11 +53,11 @@ def test_a_job_whose_base_has_other_tokens_is_refused_before_training(
 
 def test_workers_of_local_updates_are_chosen_once_and_only_where_they_are_permitted():
     found = replace(preflight(job("a")), workers=4)
-    permitted = replace(job("a"), may_vary=Variables(sync_every=(1, 8)))
-    assert stage.with_chunk(job("a"), found).may_vary == Variables()
-    assert stage.with_chunk(permitted, found).may_vary.workers == 4
-    given = replace(permitted, may_vary=Variables(sync_every=(1, 8), workers=2))
-    assert stage.with_chunk(given, found).may_vary.workers == 2
+    permitted = replace(job("a"), parts=(Variables(sync_every=(1, 8)),))
+    assert stage.with_chunk(job("a"), found).parts == ()
+    assert stage.with_chunk(permitted, found).part(Variables).workers == 4
+    given = permitted.with_parts(Variables(sync_every=(1, 8), workers=2))
+    assert stage.with_chunk(given, found).part(Variables).workers == 2
     gangs = [GangShape(kind="cpu", num_devices=num, memory_bytes=1) for num in range(1, 7)]
     assert num_workers(replace(job("a"), global_batch_size=16), gangs) == 4
     assert num_workers(replace(job("a"), global_batch_size=16, num_devices=(1, 2)), gangs) == 2

@@ -283,6 +283,28 @@ OF_FEATURES = {
     "pages": PACKAGES,
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
+# Modules of the core that still name a feature: what they do for it belongs in the feature's own modules.
+NAMING_FEATURES = {
+    "flows/batch/dry_run.py",
+    "flows/batch/local_run.py",
+    "flows/lineage/reproducing.py",
+    "flows/lineage/undoing.py",
+    "flows/pool/profiling.py",
+    "tasks/batch/adaptation_rules.py",
+    "tasks/batch/batch.py",
+    "tasks/batch/rules.py",
+    "tasks/batch/shared_components.py",
+    "tasks/execution/job_table.py",
+    "tasks/execution/referee.py",
+    "tasks/execution/starter.py",
+    "tasks/execution/target_scheduler.py",
+    "tasks/pool/request_handler.py",
+    "techniques/data/sources/passages.py",
+    "techniques/local.py",
+    "techniques/models/rewriting.py",
+    "techniques/retrieval/knowledge_store.py",
+    "techniques/retrieval/store_builder.py",
+}
 
 
 def is_foreign_to_its_feature(found: Import) -> bool:
@@ -290,7 +312,12 @@ def is_foreign_to_its_feature(found: Import) -> bool:
     *_, feature, name = found.file.with_suffix("").parts
     is_own = found.of(f"features.{feature}")
     allowed = OF_FEATURES.get(name, ())
-    return (found.of("features") and not is_own) or (found.of(*PACKAGES) and not found.of(*allowed))
+    is_light = name in ("job", "plan")
+    return (
+        (found.of("features") and not is_own)
+        or (found.of(*PACKAGES) and not found.of(*allowed))
+        or (is_light and found.of("torch", "transformers", "pydantic"))
+    )
 
 
 def names_a_feature(found: Import) -> bool:
@@ -304,8 +331,9 @@ def test_features_import_no_other_feature_and_what_their_kind_of_module_may():
     assert found and [f"{i.file}:{i.line} {i.module}" for i in found if is_foreign_to_its_feature(i)] == []
 
 
-def test_the_packages_name_no_feature():
-    assert [f"{i.file}:{i.line} {i.module}" for i in imports_here() if names_a_feature(i)] == []
+def test_no_further_module_of_the_packages_names_a_feature():
+    """A module that names none any more is taken out of the list."""
+    assert {str(i.file) for i in imports_here() if names_a_feature(i)} == NAMING_FEATURES
 
 
 @pytest.mark.parametrize(
@@ -314,6 +342,7 @@ def test_the_packages_name_no_feature():
         ("a/trainer.py", "from ringmaster.features.b.trainer import Part"),
         ("a/trainer.py", "def f():\n    from ringmaster.tasks.cluster import Device"),
         ("a/plan.py", "from ringmaster.flows import cli"),
+        ("a/job.py", "import pydantic"),
     ],
 )
 def test_a_feature_that_imports_too_much_is_found(file: str, source: str, tmp_path: Path):

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import insert
 
 from ringmaster.errors import LedgerError
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.model_lineage import mlflow_calls
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
@@ -32,7 +33,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
-from ringmaster.techniques.job import ModelSpec, WarmStart
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
@@ -125,7 +126,7 @@ def test_a_warm_clone_is_a_child_of_its_source_whichever_ends_first(database, or
     ledger.record_model = lambda name, **more: parents.update({name: more["parents"]}) or record_model(name, **more)
     recorder = AsyncRecorder(ledger, journal, batch=BATCH)
     begin(journal, JOBS, faults={})
-    clone = replace(JOBS[1], warm_start=WarmStart(checkpoints="/run/checkpoints/b/start", step=1))
+    clone = JOBS[1].with_parts(WarmStart(checkpoints="/run/checkpoints/b/start", step=1))
     recorder.begin(replace(recorded(), jobs={"a": JOBS[0], "b": clone}), devices=["d"], num_trials=0)
     for name in order:
         (*_, ended) = story(name)

@@ -6,12 +6,14 @@ import pytest
 
 from ringmaster.codec import from_json
 from ringmaster.errors import BatchFileError
+from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.sources.passages import ids_and_texts
-from ringmaster.techniques.job import DataSpec, StoreSettings, WarmStart
+from ringmaster.techniques.job import DataSpec
 from tests.unit.retrieval.encoders import save_encoder
 
 FILE = """
@@ -38,7 +40,7 @@ def load(folder, text=FILE):
 def test_a_store_reads_all_passages_once_with_the_tokenizer_of_its_encoder(folder):
     batch = load(folder)
     (job,) = batch.jobs
-    assert job.store == StoreSettings()
+    assert job.part(StoreSettings) == StoreSettings()
     assert (job.data.kind, job.data.held_out, job.data.seq_len) == ("passages", 0.0, 256)
     assert (job.num_epochs, job.global_batch_size) == (1.0, 1024)
     assert job.data.tokenizer == str(folder / "encoder")
@@ -48,7 +50,7 @@ def test_a_store_reads_all_passages_once_with_the_tokenizer_of_its_encoder(folde
 def test_the_length_of_passages_is_given_once(folder):
     for text in ("store: {max_length: 64}\n    data: ", "data: {seq_len: 64, path: passages.jsonl} #"):
         (job,) = load(folder, FILE.replace("data: ", text)).jobs
-        assert (job.data.seq_len, job.store.max_length) == (64, 64)
+        assert (job.data.seq_len, job.part(StoreSettings).max_length) == (64, 64)
 
 
 def test_faults_of_stores_are_all_refused(folder):
@@ -165,9 +167,13 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
     assert [job.name for job in batch.jobs] == [
         "finder.to-20", "finder.index-20", "finder.to-40", "finder.index-40", "finder",
     ]  # fmt: skip
-    assert (index.base, index.store.index, index.data.path) == (first.name, "ivf", str(folder / "passages.jsonl"))
+    assert (index.base, index.part(StoreSettings).index, index.data.path) == (
+        first.name,
+        "ivf",
+        str(folder / "passages.jsonl"),
+    )
     assert second.parents == (first.name, index.name)
-    assert last.warm_start == WarmStart(checkpoints=second.name, step=40)
+    assert last.part(WarmStart) == WarmStart(checkpoints=second.name, step=40)
     assert [job.loss_options for job in (first, second)] == [{}, {"hard_negatives": 3}]
     assert set(batch.users) == {job.name for job in batch.jobs}
     # What a step trains is that of the whole job, but for the negatives.
@@ -191,7 +197,7 @@ def test_parts_are_evaluated_within_their_own_steps(folder):
 def test_the_schedule_of_mined_negatives_is_as_long_as_its_user_says(folder):
     (folder / "pairs.jsonl").write_text('{"anchor": "city1", "positive": "city2"}\n')
     jobs = load(folder, RETRIEVER.replace("name: cosine", "name: cosine, num_steps: 80")).jobs
-    assert {job.schedule.num_steps for job in jobs if job.trains and job.store is None} == {80}
+    assert {job.schedule.num_steps for job in jobs if job.trains and not job.made_by} == {80}
     with pytest.raises(BatchFileError, match=r"schedule\.num_steps: must be at least the 50 steps of the job"):
         load(folder, RETRIEVER.replace("name: cosine", "name: cosine, num_steps: 40"))
 

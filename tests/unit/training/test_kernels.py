@@ -12,6 +12,7 @@ from transformers.models.llama import LlamaConfig
 from transformers.models.vit import ViTConfig
 
 from ringmaster.features.kernels import trainer as module
+from ringmaster.features.kernels.job import Numerics
 from ringmaster.features.kernels.trainer import (
     kernel_choices,
     optimizer_kernels,
@@ -20,7 +21,6 @@ from ringmaster.features.kernels.trainer import (
     why_kernels_differ,
 )
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
-from ringmaster.techniques.job import Numerics
 from ringmaster.techniques.training.optimizers import build_optimizer
 from tests.matrix import matrix
 
@@ -236,7 +236,7 @@ def job(optimizer="adamw", **changes):
     model, data = ModelSpec(architecture="LlamaForCausalLM"), DataSpec(source="python-stdlib", seq_len=8)
     momentum = {"momentum": 0.9} if optimizer == "sgd" else {}
     optimizer = OptimizerSpec(name=optimizer, lr=1e-3, options={"weight_decay": 0.1, **momentum})
-    plain = {"numerics": Numerics(tolerance=TOLERANCE), "num_steps": 4, "optimizer": optimizer}
+    plain = {"parts": (Numerics(tolerance=TOLERANCE),), "num_steps": 4, "optimizer": optimizer}
     return Job(name="a", model=model, data=data, **{**plain, **changes})
 
 
@@ -267,7 +267,7 @@ def test_kernels_of_optimizers_are_compared_by_what_they_do_to_weights(optimizer
 
 
 def test_only_jobs_with_numerics_have_kernels_to_choose_from(monkeypatch):
-    assert kernel_choices(job(numerics=None), device_kind="cpu") == {}
+    assert kernel_choices(job(parts=()), device_kind="cpu") == {}
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert kernel_choices(job(), device_kind="cpu") == {
         "compile:default": "compile: true needs a C++ compiler on a CPU. To fix: install g++, or leave `compile` out",

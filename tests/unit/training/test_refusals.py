@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import StepError
+from ringmaster.features.kernels.job import Numerics
+from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup
+from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.technique import KERNELS, GangShape, training_state_bytes
@@ -54,7 +56,7 @@ def test_a_technique_that_holds_parts_of_matrices_says_so(job, folder, name):
 
 
 def test_local_updates_are_for_local_alone_and_local_for_them_alone(job, folder):
-    local = replace(job, local_updates=LocalUpdates(workers=2, sync_every=8))
+    local = job.with_parts(LocalUpdates(workers=2, sync_every=8))
     found = preflight(local, folder, "ddp", "local")
     assert {(each.technique, each.num_devices) for each in found.candidates} == {("local", 2)}
     assert {each.config["micro_batch"] for each in found.candidates} == {found.exact_chunk} == {1}
@@ -70,7 +72,7 @@ def test_kernels_are_searched_for_jobs_with_numerics_and_those_that_are_not_ther
 
     assert kernels(preflight(job, folder, "ddp")) == {None}
     monkeypatch.setattr("shutil.which", lambda name: None)
-    found = preflight(replace(job, numerics=Numerics(tolerance=1e-5)), folder, "ddp")
+    found = preflight(job.with_parts(Numerics(tolerance=1e-5)), folder, "ddp")
     assert kernels(found) == {None, "attention:eager", "optimizer:foreach"}
     (refusal,) = found.refusals
     assert refusal.config == {KERNELS: "compile:default"}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import FLASH_PACKAGE, IMPLEMENTATIONS
@@ -62,7 +63,8 @@ class KernelsPart(TrainerPart):
 
     def before_training(self, trainer: TrainedModel) -> None:
         """Compares the kernels with plain ones. Raises ValueError in a trial where they differ."""
-        assert trainer.job.numerics is not None, "only such jobs have kernels to choose from"
+        numerics = trainer.job.part(Numerics)
+        assert numerics is not None, "only such jobs have kernels to choose from"
         arguments = optimizer_kernels(self._name, trainer.job)
         plain = other = partial(_sampled_step, trainer)
         if arguments is not None:
@@ -75,7 +77,7 @@ class KernelsPart(TrainerPart):
             plain=plain,
             use=partial(use_kernels, trainer.unwrapped, self._name, device_type=trainer.ranks.device.type),
             other=other,
-            tolerance=trainer.job.numerics.tolerance,
+            tolerance=numerics.tolerance,
             agree=trainer.ranks.max,
         )
         if self._refusal and trainer.order.purpose == TRIAL:
@@ -99,7 +101,7 @@ def kernel_choices(job: Job, *, device_kind: str) -> dict[str, str]:
 
     device_kind: "cpu" or "gpu".
     """
-    if job.numerics is None or not job.trains or job.model.command is not None:
+    if job.part(Numerics) is None or not job.trains or job.model.command is not None:
         return {}
     loss = loss_function_of(job.loss, job.loss_options)
     if loss is not None and loss.generation is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.training.parts import TrainerPart, TrainingState
@@ -15,7 +16,7 @@ class QuantizedBasePart(TrainerPart):
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
         """Returns whether the job has a base in 4 bits."""
-        return state.job.quantize_base is not None
+        return state.job.part(QuantizedBase) is not None
 
     def change_base(self, model: nn.Module, adapter: Adapter | None) -> None:
         """Replaces the linear layers in place."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.features.target.job import Target, variables_of
 from ringmaster.techniques.processes.events import REACHED
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.training.gradients import local, squared_norm
@@ -22,13 +23,14 @@ class TargetPart(TrainerPart):
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
-        assert state.job.target is not None
-        self._target = state.job.target
+        target = state.job.part(Target)
+        assert target is not None
+        self._target = target
 
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
         """Returns whether the job has a target."""
-        return state.job.target is not None
+        return state.job.part(Target) is not None
 
     def ends_job(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether the metrics have reached the target."""
@@ -53,7 +55,7 @@ class NoisePart(TrainerPart):
     def is_for(cls, state: TrainingState) -> bool:
         """Returns whether the job may change its batch size, and is trained by a technique that can measure noise."""
         is_able = state.technique is not None and state.technique.measures_noise
-        return is_able and state.order.purpose == TRAIN and len(state.job.may_vary.global_batch_size) > 1
+        return is_able and state.order.purpose == TRAIN and len(variables_of(state.job).global_batch_size) > 1
 
     def before_training(self, trainer: TrainedModel) -> None:
         """Reads the moments of the trainer's optimizer from now on."""

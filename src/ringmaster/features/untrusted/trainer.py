@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringmaster.codec import to_json
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.training.job_state import weights_digest
@@ -17,7 +18,7 @@ class StateChainPart(TrainerPart):
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
         self._writer: ChainWriter | None = None
-        self._digests_steps = state.job.allow_untrusted
+        self._digests_steps = state.job.part(Untrusted) is not None
 
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:

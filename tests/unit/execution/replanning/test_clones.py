@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.execution.job_price import price_of
@@ -13,7 +14,6 @@ from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.job import WarmStart
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import Bench, job, profile
@@ -45,7 +45,7 @@ def ends_after(folder, seed, *, is_cloned):
         if bench.executor.job_table.records[source].status in (JobStatus.WAITING, JobStatus.RUNNING):
             start = None if warm_step is None else WarmStart(checkpoints="elsewhere", step=warm_step)
             gangs.steps["clone"] = warm_step or 0
-            made = replace(job("clone", num_steps=steps[source]), warm_start=start)
+            made = job("clone", num_steps=steps[source], parts=() if start is None else (start,))
             prices.append(bench.executor.price(made, source=source, step=warm_step or 0))
             bench.executor.clone("clone", made, source=source, step=warm_step)
 
@@ -185,8 +185,8 @@ def test_steps_that_are_set_while_a_job_runs_are_trained(tmp_path):
     gangs = FakeEngine(true_speeds({"a": (profile(),)}, {}))
     bench = clocked_bench(tmp_path, [job("a", num_steps=100)], gangs, make_plan=by_rules, policy=OFTEN)
     start = WarmStart(checkpoints="own", step=0)
-    longer = replace(job("a", num_steps=150), warm_start=start)
-    shorter = replace(job("a", num_steps=60), warm_start=start)
+    longer = replace(job("a", num_steps=150), parts=(start,))
+    shorter = replace(job("a", num_steps=60), parts=(start,))
     gangs.at(30.0, lambda: bench.executor.redefine("a", longer, why="longer"))
     gangs.at(50.0, lambda: bench.executor.redefine("a", shorter, why="shorter"))
     assert bench.run()

@@ -201,7 +201,7 @@ def test_without_a_pool_the_run_on_this_machine_is_controlled(run_here):
     code, output = run("jobs", "clone", "nightly", "a", "--set", "optimizer.lr=5e-4", "--warm", "--yes")
     assert "a-clone1: a clone of a from its checkpoint of step 10" in " ".join(output.split())
     clone = run_here.executor.job_table.entries["a-clone1"].job
-    assert (clone.optimizer.lr, clone.warm_start.step, run_here.journal.jobs()["a-clone1"].step) == (5e-4, 10, 10)
+    assert (clone.optimizer.lr, clone.started_from.step, run_here.journal.jobs()["a-clone1"].step) == (5e-4, 10, 10)
     assert (run_here.place.folder / "checkpoints" / "a-clone1" / "start" / "step-00000010").is_dir()
     assert run("jobs", "pause", "nightly", "b") == (0, "nightly: paused: b of batch nightly\n")
     code, output = run("jobs", "set", "nightly", "a", "steps=30", "weight=2", "deadline=60")

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.batch.grid import SAME_SHAPE
 from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.job import ScheduleSpec, WarmStart
+from ringmaster.techniques.job import ScheduleSpec
 from tests.unit.pool.bench import Gangs, PoolBench, run, submission
 from tests.unit.pool.workers import Worker
 
@@ -63,11 +64,11 @@ def test_a_clone_of_a_job_that_went_on_from_a_checkpoint_begins_there_too(databa
     pool.pass_seconds(1, *gangs.workers)
     batch = submission(jobs=("a", "b"))
     a, b = (replace(each, schedule=ScheduleSpec(num_steps=10)) for each in batch.jobs)
-    jobs = replace(a, num_steps=4), replace(b, warm_start=WarmStart(checkpoints="a", step=4))
+    jobs = replace(a, num_steps=4), b.with_parts(WarmStart(checkpoints="a", step=4))
     pool.submit(replace(batch, jobs=jobs))
     pool.ask(RequestKind.CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
     table = pool.executor.job_table
-    assert table.entries["b1/c"].job.warm_start == WarmStart(checkpoints="b1/a", step=4)
+    assert table.entries["b1/c"].job.part(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
     assert table.records["b1/c"].step == 4 and table.after["b1/c"] == ("b1/a",)
     refused = pool.ask(RequestKind.SET, batch="b1", jobs=["a", "b"], settings={"steps": 20})
     assert refused.answer["message"] == (
@@ -81,17 +82,17 @@ def test_a_job_whose_steps_are_set_keeps_the_checkpoint_that_it_began_with(datab
     pool.pass_seconds(1, *gangs.workers)
     batch = submission(jobs=("a", "b"))
     a, b = (replace(each, schedule=ScheduleSpec(num_steps=40)) for each in batch.jobs)
-    jobs = replace(a, num_steps=4), replace(b, warm_start=WarmStart(checkpoints="a", step=4))
+    jobs = replace(a, num_steps=4), b.with_parts(WarmStart(checkpoints="a", step=4))
     pool.submit(replace(batch, jobs=jobs))
     table = pool.executor.job_table
     table.write("b1/b", step=6)
     for num_steps in (20, 30):
         assert pool.ask(RequestKind.SET, batch="b1", jobs=["b"], settings={"steps": num_steps}).answer["message"]
         job = table.entries["b1/b"].job
-        assert job.warm_start.step == 0 and job.warm_start.first == WarmStart(checkpoints="b1/a", step=4)
+        assert job.part(WarmStart).step == 0 and job.part(WarmStart).first == WarmStart(checkpoints="b1/a", step=4)
         assert job.total_steps == num_steps and table.after["b1/b"] == ("b1/a",)
     pool.ask(RequestKind.CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
-    assert table.entries["b1/c"].job.warm_start == WarmStart(checkpoints="b1/a", step=4)
+    assert table.entries["b1/c"].job.part(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
     assert table.records["b1/c"].step == 4
 
 

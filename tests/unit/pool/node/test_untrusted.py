@@ -3,6 +3,7 @@
 import pytest
 
 from ringmaster.errors import InputError
+from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.flows.pool import own_node
 from ringmaster.flows.pool.profiling import verifiable
 from ringmaster.tasks.cluster import Cluster, Node
@@ -65,5 +66,6 @@ def test_a_job_is_trained_by_untrusted_nodes_only_where_trusted_ones_can_repeat_
     alone, other_kind = known("fsdp", "cpu" + UNTRUSTED), known("single", "gpu" + UNTRUSTED)
     every = [single, volunteered, alone, other_kind]
     assert verifiable(job("a"), every) == (single,)
-    assert verifiable(job("a", allow_untrusted=True), every) == (single, volunteered)
-    assert verifiable(job("a", allow_untrusted=True, exact=True), every) == (single, volunteered, alone)
+    parts = (Untrusted(allow_untrusted=True),)
+    assert verifiable(job("a", parts=parts), every) == (single, volunteered)
+    assert verifiable(job("a", parts=parts, exact=True), every) == (single, volunteered, alone)

@@ -1,0 +1,34 @@
+"""The key `centralize_gradients` of a job."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ringmaster.findings import Finding, Raw, findings_where
+from ringmaster.techniques.job_parts import Description, JobPart, has_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centralization(JobPart):
+    """Whether the gradients of matrices are centralized."""
+
+    centralize_gradients: Annotated[bool, Description("true to centralize the gradients of matrices, else false")] = (
+        False
+    )
+
+    def why_not(self, technique: Any) -> str | None:
+        """Requires whole matrices."""
+        if technique.whole_tensors:
+            return None
+        return f"centralize_gradients needs whole matrices, and {technique.name} holds a part of each"
+
+    @classmethod
+    def findings(cls, job: Raw) -> Iterator[Finding]:
+        """Yields a fault where a command trains the job."""
+        problem, remedy = "is for jobs that Ringmaster trains, not for commands", "leave it out"
+        yield from findings_where(
+            (job.get("centralize_gradients") and has_command(job), ("centralize_gradients",), problem, remedy)
+        )
+
+
+PARTS = (Centralization,)

@@ -1,0 +1,30 @@
+"""Centralizes the gradients of matrices before each optimizer step."""
+
+from torch import nn
+
+from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
+from ringmaster_centralization.job import Centralization
+
+
+class CentralizationPart(TrainerPart):
+    """Subtracts from the gradient of each output of a matrix its mean over the inputs."""
+
+    parameters: list[nn.Parameter]
+
+    @classmethod
+    def is_for(cls, state: TrainingState) -> bool:
+        """Returns whether the job asks for it."""
+        return state.job.part(Centralization) is not None
+
+    def before_training(self, trainer: TrainedModel) -> None:
+        """Keeps the parameters."""
+        self.parameters = trainer.parameters
+
+    def change_gradients(self) -> None:
+        """Centralizes the gradients, which all devices have exchanged."""
+        for parameter in self.parameters:
+            if parameter.grad is not None and parameter.ndim > 1:
+                parameter.grad -= parameter.grad.mean(dim=tuple(range(1, parameter.ndim)), keepdim=True)
+
+
+PARTS = (CentralizationPart,)

@@ -1,0 +1,5 @@
+"""`adaptation` of a job: how its model is derived from others."""
+
+from ringmaster.techniques.job import AdaptationSpec
+
+PARTS = (AdaptationSpec,)

@@ -1,0 +1,1 @@
+"""`store`: jobs that make knowledge stores, which samples of other jobs read."""

@@ -1,0 +1,127 @@
+"""`store` of a job: how the passages of a knowledge store are encoded and searched."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from ringmaster.extras import missing_extra
+from ringmaster.findings import Finding, Raw, as_mapping, findings_where
+from ringmaster.techniques.job_parts import (
+    MOST_AT_ONCE,
+    MOST_WHOLE,
+    Choices,
+    Description,
+    Effect,
+    JobPart,
+    Limits,
+    Whole,
+)
+
+FLAT, IVF = "flat", "ivf"
+INDEXES = (FLAT, IVF)
+"""The indexes of a knowledge store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings(JobPart):
+    """The index of a job of kind store, and how its passages are encoded.
+
+    Attributes:
+        index: "flat", which compares a question with all passages; or "ivf" with those of the nearest of some clusters.
+        num_lists: the clusters of an IVF index; None for 4 sqrt(passages).
+        least_recall: the share of the 10 nearest passages that an IVF index must find. So many clusters are searched.
+        batch_size: the texts of a forward pass of the encoder.
+        max_length: the tokens to which a text is cut.
+        words: the words of a passage, into which longer texts are divided (100 in DPR: Karpukhin et al.,
+            arXiv:2004.04906); None for whole texts.
+        overlap: the words that a passage shares with the one before it.
+        seed: of the clusters' first centroids, and of the passages whose neighbours are compared.
+    """
+
+    key = "store"
+    description = "the index of a knowledge store, such as {index: ivf}, or leave the key out"
+    effects = Effect.WEIGHTS | Effect.STEP | Effect.TIME | Effect.MODEL
+    made_by = "encode"
+    model_kind = "indexed"
+    group_obstacle = "is adapted in another way too"
+
+    index: Annotated[str, Choices(INDEXES), Description(f"one of {', '.join(INDEXES)}")] = FLAT
+    num_lists: Annotated[Whole | None, Description("the clusters of an ivf index, such as 1024")] = None
+    least_recall: Annotated[
+        float,
+        Limits(gt=0, le=1),
+        Description("the share of the 10 nearest passages that an ivf index must find, such as 0.95"),
+    ] = 0.95
+    batch_size: Annotated[Whole, Description("the passages of a forward pass, such as 64")] = 64
+    max_length: Annotated[
+        int, Limits(ge=2, le=MOST_AT_ONCE), Description("the tokens to which texts are cut, such as 256")
+    ] = 256
+    words: Annotated[
+        Whole | None, Description("the words of a passage, into which longer texts are divided, such as 100")
+    ] = None
+    overlap: Annotated[
+        int, Limits(ge=0, le=MOST_WHOLE), Description("the words shared with the passage before, such as 20")
+    ] = 0
+    seed: Annotated[int, Limits(ge=0, lt=2**31), Description("the seed of the clusters, such as 0")] = 0
+
+    @classmethod
+    def findings(cls, job: Raw) -> Iterator[Finding]:
+        """Yields why a job makes no knowledge store."""
+        if not is_store(job):
+            return
+        model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
+        store = as_mapping(job.get("store"))
+        length = store.get("max_length")
+        problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
+        trains = (
+            "adapter",
+            "adaptation",
+            "loss",
+            "target",
+            "warm_start",
+            "local_updates",
+            "numerics",
+            "allow_untrusted",
+        )
+        yield from findings_where(
+            (problem, ("store",), problem, remedy),
+            (
+                job.get("base") is None and model.get("from_pretrained") is None,
+                ("base",),
+                "is missing: passages are encoded by a model that has been trained",
+                "give a job's name, models:/NAME@ALIAS or a folder; or model.from_pretrained",
+            ),
+            (
+                data.get("path") is None and data.get("name") is None,
+                ("data",),
+                "has no files of passages",
+                "give a path",
+            ),
+            (
+                data.get("kind") not in (None, "passages"),
+                ("data", "kind"),
+                "is not passages, as in a store",
+                "leave it out",
+            ),
+            (
+                None not in (length, data.get("seq_len")) and length != data["seq_len"],
+                ("data", "seq_len"),
+                f"is {data.get('seq_len')}, and store.max_length, which says the same, is {length}",
+                "give one of the two",
+            ),
+            (
+                any(store.get(key) != value for key, value in as_mapping(data.get("kwargs")).items()),
+                ("data", "kwargs"),
+                "is not read: a store divides passages by its own words and overlap",
+                "give these under store",
+            ),
+            *((job.get(key), (key,), "is for training, and a store trains nothing", f"remove {key}") for key in trains),
+        )
+
+
+def is_store(job: Raw) -> bool:
+    """Whether the plain values of a job are those of one that makes a knowledge store."""
+    return job.get("kind") == "store" or job.get("store") is not None
+
+
+PARTS = (StoreSettings,)

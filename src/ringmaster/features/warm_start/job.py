@@ -1,0 +1,107 @@
+"""`warm_start` of a job: the checkpoint of another job from which it goes on."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from ringmaster.codec import SINCE_LATER
+from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
+from ringmaster.techniques.checkpoints.checkpoint import folder_of
+from ringmaster.techniques.checkpoints.storage import place_of
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_parts import (
+    Description,
+    Effect,
+    FirstCheckpoint,
+    Format,
+    JobPart,
+    Whole,
+    has_command,
+    is_name,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart(FirstCheckpoint, JobPart):
+    """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step.
+
+    Attributes:
+        checkpoints: the folder or URL of that job's checkpoints, or the name of a job of the batch, which ends at the
+            step. The job's own ones, with the step 0: from before it was changed.
+        step: the step of the checkpoint, after which this job trains on.
+        first: with the job's own ones, the checkpoint of another job with which it began.
+    """
+
+    key = "warm_start"
+    description = "a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out"
+    effects = Effect.WEIGHTS
+
+    checkpoints: Annotated[
+        str,
+        Format("folder"),
+        Description("a job of this batch, or the folder or URL of the other job's checkpoints"),
+    ]
+    step: Annotated[Whole, Description("the step of the checkpoint, such as 60")]
+    first: "WarmStart | None" = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def started_from(self) -> "WarmStart | None":
+        """The checkpoint of another job with which the job began, also where its own steps were set since."""
+        return self if self.step else self.first
+
+    @property
+    def checkpoint_roots(self) -> tuple[str, ...]:
+        """The checkpoints that the job reads."""
+        return (self.checkpoints,)
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The job, folder or URL whose checkpoint it is."""
+        return () if self.started_from is None else (self.started_from.checkpoints,)
+
+    def renamed(self, rename: Callable[[str], str]) -> "WarmStart":
+        """Returns the start with `rename` applied to the names of jobs."""
+        return replace(self, checkpoints=rename(self.checkpoints), first=self.first and self.first.renamed(rename))
+
+    @classmethod
+    def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
+        """Yields where the plain values of a job name the checkpoints, and what they are."""
+        yield (cls.key, "checkpoints"), as_mapping(job.get(cls.key)).get("checkpoints")
+
+    @classmethod
+    def findings(cls, job: Raw) -> Iterator[Finding]:
+        """Yields why a job cannot go on from a checkpoint of another one."""
+        start, num_steps, place = as_mapping(job.get(cls.key)), job.get("num_steps"), (cls.key,)
+        root, step = start.get("checkpoints"), start.get("step")
+        if not isinstance(root, str) or not isinstance(step, int):
+            return
+        yield from findings_where(
+            (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
+            (
+                isinstance(num_steps, int) and step >= num_steps,
+                (*place, "step"),
+                f"is {step}, and the job has {num_steps} steps",
+                "take an earlier one, or raise num_steps",
+            ),
+        )
+        if is_name(root) and not Path(root).is_dir():
+            return  # a job of the batch, or else not there, which is reported with its parents
+        try:
+            names = place_of(root).names()
+        except (OSError, ValueError) as error:
+            yield Finding((*place, "checkpoints"), f"cannot be read: {error}", "check the folder or URL")
+            return
+        if folder_of(step) not in names:
+            there = ", ".join(str(int(name.rpartition("-")[2])) for name in names) or "none"
+            problem, remedy = f"is {step}, of which {root} has no checkpoint", f"name one that is there: {there}"
+            yield Finding((*place, "step"), problem, remedy)
+
+
+def started_from(job: Job) -> WarmStart | None:
+    """Returns the checkpoint of another job with which a job began, or None."""
+    start = job.part(WarmStart)
+    return start and start.started_from
+
+
+PARTS = (WarmStart,)

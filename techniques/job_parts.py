@@ -1,0 +1,247 @@
+"""Optional parts of a job, which features bring: their values, their keys in files, rules, and what they change.
+
+A part is a frozen dataclass. The annotations of its fields say what values files may give, and a batch file's sections
+are built from them. Its JSON form lies beside the job's other fields: under its `key`, or field by field.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Flag, auto
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from ringmaster.codec import part_items
+from ringmaster.features import modules
+from ringmaster.findings import Finding, Place, Raw, as_mapping
+
+MOST_WHOLE = 2**31 - 1
+MOST_AT_ONCE = 2**24
+"""The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a key of a file may have: the text completes the sentence "To fix: give ...". Fields without are no keys."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of a number: at least, more than, at most, less than."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The names of which a text is one."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distinct:
+    """The values of a list differ. at_most: their largest number."""
+
+    at_most: int | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """The name of a check of values, such as "folder": see `tasks.batch.part_sections`."""
+
+    name: str
+
+
+Whole = Annotated[int, Limits(ge=1, le=MOST_WHOLE)]
+Positive = Annotated[float, Limits(gt=0)]
+
+
+class Effect(Flag):
+    """What may differ between jobs that differ in a part.
+
+    WEIGHTS: the trained weights. STEP: what a step needs and does. TIME: how long a step takes. MODEL: one forward and
+    backward of the model without an adapter.
+    """
+
+    WEIGHTS = auto()
+    STEP = auto()
+    TIME = auto()
+    MODEL = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstCheckpoint:
+    """A checkpoint with which a job begins: the folder or URL of checkpoints, or the job that has them, and a step."""
+
+    checkpoints: str
+    step: int
+
+
+class JobPart:
+    """The values of an optional feature in a job, the base of frozen dataclasses.
+
+    The first line of a subclass's docstring is shown in the reference of batch files.
+
+    Attributes:
+        key: the key of the mapping with its fields; "" where its fields are keys of the job itself.
+        description: what the key may have, as in `Description`.
+        effects: what may differ between jobs that differ in the part.
+        is_exact: whether a job with the part has the same bits on any number of devices.
+        made_by: the technique that makes what such a job asks for, in place of training; "" where it trains.
+        model_kind: how its model is made, in the lineage; "" for the way of other jobs.
+        group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
+    """
+
+    key: ClassVar[str] = ""
+    description: ClassVar[str] = ""
+    effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
+    is_exact: ClassVar[bool] = False
+    made_by: ClassVar[str] = ""
+    model_kind: ClassVar[str] = ""
+    group_obstacle: ClassVar[str] = ""
+
+    @property
+    def started_from(self) -> FirstCheckpoint | None:
+        """The checkpoint of another job with which the job begins."""
+        return None
+
+    @property
+    def checkpoint_roots(self) -> tuple[str, ...]:
+        """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""
+        return ()
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The names of what the job reads for the part."""
+        return ()
+
+    def renamed(self, rename: Callable[[str], str]) -> Self:
+        """Returns the part with `rename` applied to the names of jobs."""
+        return self
+
+    @property
+    def num_workers(self) -> int | None:
+        """The workers that have an optimizer each; None where all devices have one together."""
+        return None
+
+    @property
+    def exchange_every(self) -> int:
+        """The steps from one exchange of gradients or weights to the next."""
+        return 1
+
+    def exchanges_a_step(self, *, num_steps: int) -> float:
+        """Returns how many exchanges there are for each of `num_steps` steps, on average."""
+        return 1.0
+
+    @property
+    def named_components(self) -> Mapping[str, str]:
+        """The prefixes of parameters by the names of components of the model."""
+        return {}
+
+    @property
+    def phases(self) -> tuple[Any, ...]:
+        """The stretches of a job's steps that differ (`TrainingPhase`), from its first step to its last one."""
+        return ()
+
+    def with_steps(self, num_steps: int) -> Self:
+        """Returns the part in a job with another number of steps."""
+        return self
+
+    @property
+    def base_format(self) -> str | None:
+        """The format in which the frozen weights below an adapter are held; None for the weights as they are."""
+        return None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a job with the part is the same as without."""
+        return not part_items(self)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job has the feature, rather than settings alone with which it would have it."""
+        return True
+
+    @classmethod
+    def job_keys(cls) -> tuple[str, ...]:
+        """Returns its keys in the JSON form of a job; the first one is that of which the others are settings."""
+        return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
+
+    def why_not(self, technique: Any) -> str | None:
+        """Returns why a technique (a `Technique`) cannot train a job with the part, or None."""
+        return None
+
+    def varies(self, job: Any) -> bool:
+        """Returns whether something of a job (a `Job`) is still to be chosen on the way."""
+        return False
+
+    def searches(self, job: Any) -> Sequence[Any]:
+        """Returns the jobs, short runs, whose results are compared before a job is trained."""
+        return ()
+
+    def variants(self, job: Any) -> Mapping[Any, Any]:
+        """Returns the other ways in which a job may be trained after a while, as jobs to be profiled."""
+        return {}
+
+    def settled(self, *, num_workers: int | None) -> Self:
+        """Returns the part with what the preflight has chosen."""
+        return self
+
+    def final_message(self, result: Mapping[str, Any]) -> str:
+        """Returns a sentence on the result of a job that has ended; empty for none."""
+        return ""
+
+    @classmethod
+    def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
+        """Yields the places in the plain values of a job that name its parents, and what is there."""
+        yield from ()
+
+    @classmethod
+    def findings(cls, job: Raw) -> Iterator[Finding]:
+        """Yields the faults between its values and others of a job; places are relative to the job."""
+        yield from ()
+
+
+PartT = TypeVar("PartT", bound=JobPart)
+
+
+def part_in(parts: Sequence[JobPart], kind: type[PartT]) -> PartT | None:
+    """Returns the part of a kind among others; None where there is none, or one that is not active."""
+    return next((part for part in parts if isinstance(part, kind) and part.is_active), None)
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""Of what becomes a folder, an address or a key: a batch, a job, a user, a node. Names that are only shown follow
+`ringmaster.text.is_printable_name`: data sets, models, and the ids of planning problems."""
+
+
+def is_name(text: object) -> bool:
+    """Whether a text follows NAME_PATTERN."""
+    return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
+
+
+def has_command(job: Raw) -> bool:
+    """Whether the plain values of a job name a command that trains it."""
+    return as_mapping(job.get("model")).get("command") is not None
+
+
+@cache
+def part_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobPart]]:
+    """Returns the classes of all parts by their keys in the JSON form of a job, built-in ones first."""
+    kinds: dict[str, type[JobPart]] = {}
+    for module in modules("job", only_builtin=only_builtin):
+        for kind in module.PARTS:
+            kinds |= {key: kind for key in kind.job_keys() if key not in kinds}
+    return kinds
+
+
+def part_kind(key: str) -> type[JobPart] | None:
+    """Returns the class of the part with a key in the JSON form of a job; None where no feature has the key."""
+    # Installed features are searched for other keys only: that takes a tenth of a second, in each rank.
+    return part_kinds(only_builtin=True).get(key) or part_kinds().get(key)
