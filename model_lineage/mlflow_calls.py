@@ -5,6 +5,7 @@ answers 5xx) a few times. It turns any other fault into a `LedgerError` with a r
 """
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -84,7 +85,7 @@ class OutageRetry:
         if not self.is_away:
             self.is_away = True
             cause = attempt.outcome.exception() if attempt.outcome is not None else None
-            self._notice(f"{self._server} is away: {self._away} ({cause})")
+            self._notice(f"{self._server} is away: {self._away}. {cause}")
 
     def _wait(self, wait_s: float) -> None:
         gate = self._never if self._is_hurried.is_set() else self._is_hurried
@@ -95,6 +96,9 @@ class OutageRetry:
             self.is_away = False
             self._notice(f"{self._server} is back")
 
+
+DOWNLOAD_FAILURES = re.compile(r"^The following failures occurred .*:\n##### File (.+) #####\n")
+"""The head of MLflow's message on files that cannot be downloaded; the first one's error follows."""
 
 TENSORS_SCHEME = "tensors"  # of the URI of a folder of artifacts whose weights are in a tensor store
 
@@ -175,6 +179,7 @@ class RetryingClient:
         cause = getattr(error.__cause__, "orig", None)  # of the database, without SQLAlchemy's explanations
         message = str(cause or error.message).strip()
         is_away = _is_transient(error) or message.startswith(AWAY)
+        message = DOWNLOAD_FAILURES.sub(r"\1: ", message)
         first_line = message.splitlines()[0] if message else type(error).__name__
         if _is_transient(error):
             remedy = "To fix: check that the database is reachable and not locked, and that its disk has free space."
@@ -184,7 +189,9 @@ class RetryingClient:
             remedy = "To fix: see that the MLflow server is up and that the tracking URI names it."
         else:
             remedy = ""
-        text = f"MLflow at {self._uri}: {first_line} {remedy}".rstrip()
+        text = f"MLflow at {self._uri}: {first_line}"
+        if remedy:
+            text = f"{text.removesuffix('.')}. {remedy}"
         return LedgerError(text, code=str(error.error_code), may_pass=is_away)
 
 

@@ -46,8 +46,10 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
         kind, of_code = failure_kind(error), is_of_code(error)
-        if kind == OutcomeStatus.CRASHED and of_code and rank == 0 and not (reporter.has_stepped or order.known_step):
-            kind = OutcomeStatus.INVALID  # nothing has been trained, and nothing will be different
+        is_new = rank == 0 and not (reporter.has_stepped or order.known_step)
+        # Nothing has been trained, and nothing will be different; what an OSError names may be there at the next try.
+        if kind == OutcomeStatus.CRASHED and of_code and is_new and not isinstance(error, OSError):
+            kind = OutcomeStatus.INVALID
         message = f"{type(error).__name__}: {message_of(error)}"
         reporter.send(RankFailed(kind=kind, message=message, is_of_code=of_code))
         _leave(1)
