@@ -104,18 +104,25 @@ def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | N
 
     Weights that are not on this machine yet are not checked.
     """
+    from ringmaster.techniques.models.adapters import attach
+
     check_model(spec)
     if weights_from is not None and is_adapter(weights_from):
+        _check_vocabulary(weights_from, data)
         check_weights(spec, data=data, weights_from=base_of(weights_from))
+        attach(skeleton(spec, data), read_adapter(weights_from), seed=0)
         return
     folder = weights_from or _local_folder(spec.from_pretrained)
     if folder is None or quantization_of(folder) is not None:
         return
     _check_features(folder, data)
+    _check_vocabulary(weights_from or Path(str(spec.from_pretrained)), data)
     tensor_shapes(folder)
     if spec.factory is not None:
         _check_tensors(skeleton(spec, data), folder)
         return
+    if weights_from is not None:
+        _check_labels(weights_from, data)
     config = model_config(spec, data)
     if _quantization(config, of=spec.from_pretrained or str(folder)) in (None, *OF_KNOWN_TENSORS):
         local = spec if weights_from is not None else replace(spec, from_pretrained=str(folder))

@@ -252,6 +252,23 @@ def test_weights_under_a_name_that_no_rank_reads_are_refused(tmp_path, users):
     assert "model.safetensors cannot be read" in refusal(spec, TOKENS, weights_from=base)
 
 
+def test_the_adapter_of_a_base_is_checked_too(tmp_path):
+    base = saved(tmp_path / "base", LLAMA)
+    folder, shape = tmp_path / "adapter", (4, LLAMA.config["hidden_size"])
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 8}))
+    names = [f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_{m}.weight" for n in (0, 1) for m in "AB"]
+    tensors = {name: torch.zeros(shape if "lora_A" in name else shape[::-1]) for name in names}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    assert refusal(LLAMA, TOKENS, weights_from=folder) is None
+    save_file({**tensors, names[0]: torch.zeros(4, 3)}, folder / "adapter_model.safetensors")
+    assert "lora_A.weight is [4, 3], not [4, " in refusal(LLAMA, TOKENS, weights_from=folder)
+    tensors.pop(names[0])
+    save_file(tensors, folder / "adapter_model.safetensors")
+    assert "lora_A.weight is missing" in refusal(LLAMA, TOKENS, weights_from=folder)
+
+
 def test_the_base_of_a_factory_is_checked(tmp_path, users):
     spec = ModelSpec(factory=f"{users}:tied")
     model = build_model(spec, data=TOKENS, seed=0)
