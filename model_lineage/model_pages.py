@@ -153,6 +153,11 @@ def experiment_path(experiment_id: str) -> str:
     return _path("experiments", experiment_id)
 
 
+def home_page(server: str) -> str:
+    """Returns the address of a server's experiments for a browser; `server` itself is the one for programs."""
+    return f"{server.rstrip('/')}/{_path('experiments')}"
+
+
 def run_path(experiment_id: str, run_id: str) -> str:
     """Returns the UI path of a run."""
     return _path("experiments", experiment_id, "runs", run_id)

@@ -222,6 +222,8 @@ class DataSpec:
         sampling: the order of samples: "random", or "length-grouped", where the samples of a step have similar lengths.
         packing: whether several samples lie in one row of `seq_len` tokens, for language models. Attention does not
             cross them. A job's global batch size then counts rows. Held-out samples are not packed.
+        original_path, original_held_out_path: of files that retraining or `lineage undo` has copied, the paths that the
+            user gave. They name the data in records.
         options: the settings of the kind alone, such as {"label_column": "stars"}: those of its `DataOptions`. In batch
             files they lie beside the other fields.
     """
@@ -247,6 +249,8 @@ class DataSpec:
     padding: str = field(default="longest", metadata=SINCE_LATER)
     sampling: str = field(default="random", metadata=SINCE_LATER)
     packing: bool = field(default=False, metadata=SINCE_LATER)
+    original_path: str | None = field(default=None, metadata=SINCE_LATER)
+    original_held_out_path: str | None = field(default=None, metadata=SINCE_LATER)
     options: Mapping[str, Any] = stored_flat({"text_column": "text"})
 
     @property

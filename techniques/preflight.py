@@ -37,6 +37,7 @@ class Candidate:
     least_bytes: the least memory that a device needs.
     forecast: the estimated memory; None where the device surely has enough.
     step_s: predicted seconds of a step; None where nothing is known of the devices.
+    is_rough: whether `step_s` follows from the operations of code that is not built in, which may take longer.
     launch_share: the predicted part of a step that more rows would not lengthen, such as launching operators.
     startup_s, save_s, stall_s, evaluate_s, export_s: predicted seconds beside the steps, as in a `Profile`; None where
         they are unknown, such as those of a black box.
@@ -49,6 +50,7 @@ class Candidate:
     least_bytes: int
     forecast: Forecast | None = None
     step_s: float | None = None
+    is_rough: bool = field(default=False, metadata=SINCE_LATER)
     launch_share: float = field(default=0.0, metadata=SINCE_LATER)
     startup_s: float | None = field(default=None, metadata=SINCE_LATER)
     save_s: float | None = field(default=None, metadata=SINCE_LATER)

@@ -68,7 +68,7 @@ from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED, JobsToRecord
-from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
+from ringmaster.tasks.storage.journal import CLOCK, JobStatus, Journal, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
@@ -176,7 +176,8 @@ class LocalRun:
         self._listener_faults: Mapping[Listener, str] = {}
         # Deadlines count from the batch's start, and durations are compared: neither follows corrections of the clock.
         newest_s = max((record.ended_s or record.started_s for record in self.journal.segments()), default=0.0)
-        self.journal.clock = SteadyClock(not_before_s=newest_s)
+        self.journal.clock = clock = SteadyClock(not_before_s=newest_s)
+        self.journal.put(CLOCK, clock.to_json())
         self._began_at_s, self._profiling_s = self.journal.clock(), 0.0
         started_s = self.journal.get("started_s", self._began_at_s)  # resuming keeps deadlines
         self.journal.put("started_s", started_s)

@@ -521,6 +521,7 @@ def _print_ignored(context: typer.Context) -> None:
 def _print_address(home: Path, as_json: bool) -> None:
     """Where a browser finds the pool, and what lets it in; the password itself stays out of terminals and logs."""
     from ringmaster.flows.services.service_files import password_file
+    from ringmaster.model_lineage.model_pages import home_page
 
     file = settings.pool_file(home)
     if not file.exists():
@@ -530,7 +531,8 @@ def _print_address(home: Path, as_json: bool) -> None:
     urls |= {"metrics": address.metrics_url} if address.metrics_url else {}  # release 0.2 has none
     kept = password_file(home / "pool")
     result = {**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)}
-    print_result(result, [f"{name:8} {url}" for name, url in urls.items()], as_json=as_json)
+    pages = urls | {"mlflow": home_page(address.mlflow_uri)}
+    print_result(result, [f"{name:8} {url}" for name, url in pages.items()], as_json=as_json)
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
     error_console().print(
         f"All ask for a password, the one that {how}",

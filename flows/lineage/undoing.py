@@ -316,8 +316,13 @@ class _UndoPlanner:
             tokenizer = str(shutil.copytree(prepared.tokenizer_dir, folder / "tokenizer", dirs_exist_ok=True))
         version = None if data.version is None else f"{data.version}-without-{hash_of_row[:8]}"
         path, held_out_path = str(files[False]), str(files[True]) if kept[True] else None
+        original = data.original_path or data.path
         result = replace(
-            data, path=path, held_out_path=held_out_path, tokenizer=tokenizer, version=version, window=None, format=None
+            replace(data, path=path, held_out_path=held_out_path, window=None, format=None),
+            original_path=original,
+            original_held_out_path=data.original_held_out_path or data.held_out_path or original,
+            tokenizer=tokenizer,
+            version=version,
         )
         with input_errors():
             return result, prepare(result, cache_dir=self._home.folder / "cache")

@@ -258,11 +258,13 @@ def _where_to_look(home: Path) -> list[str]:
 
     Each is a line.
     """
+    from ringmaster.model_lineage.model_pages import home_page
+
     pool, mlflow = settings.pool(), settings.tracking_uri(home)
     if pool is not None:
-        return [f"MLflow:  {pool.mlflow_uri}", f"Prefect: {pool.prefect_api.removesuffix('/api')}"]
+        return [f"MLflow:  {home_page(pool.mlflow_uri)}", f"Prefect: {pool.prefect_api.removesuffix('/api')}"]
     command = f"RINGMASTER_HOME={shlex.quote(str(home))} ringmaster up --no-worker"
-    away = [f"MLflow:  {mlflow}"] if mlflow.startswith("http") else []
+    away = [f"MLflow:  {home_page(mlflow)}"] if mlflow.startswith("http") else []
     return [*away, f"Runs, curves and models in a browser: `{command}` says where; `ringmaster down` ends it"]
 
 

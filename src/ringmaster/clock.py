@@ -1,7 +1,11 @@
 """A clock for durations: seconds since the epoch that no correction of the system's clock moves."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_s() -> float:
@@ -30,3 +34,14 @@ class SteadyClock:
     def __call__(self) -> float:
         """Returns seconds since the epoch."""
         return self._epoch_s + self._clock()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what other processes of this machine need to read the same times until its next boot."""
+        return {"boot_id": BOOT_ID.read_text().strip(), "epoch_s": self._epoch_s}
+
+
+def clock_of_record(record: Mapping[str, Any] | None) -> Callable[[], float]:
+    """Returns the clock that another process has recorded; the wall clock where it did not, or on another machine."""
+    if record is None or record["boot_id"] != BOOT_ID.read_text().strip():
+        return time.time
+    return SteadyClock(wall_clock=lambda: record["epoch_s"] + boot_s())

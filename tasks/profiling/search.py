@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
-from ringmaster.tasks.profiling.speed_beliefs import GUESS_SPREAD, SpeedBeliefs, prediction_errors
+from ringmaster.tasks.profiling.speed_beliefs import GUESS_SPREAD, SpeedBeliefs, SpeedErrors, prediction_errors
 from ringmaster.techniques import Job
 from ringmaster.techniques.preflight import Candidate, Preflight, Refusal
 from ringmaster.techniques.profiles import PREDICTED, Profile, ProfileKey
@@ -407,7 +407,7 @@ def option_profiles(searches: Sequence[ConfigSearch], beliefs: SpeedBeliefs) -> 
         profile = _profile(candidate, startup_s=candidate.startup_s or GUESSED_STARTUP_ON_A_NODE_S)
         profile = replace(profile, key=search.key_of(fingerprint))
         if candidate.step_s is not None:
-            errors = prediction_errors(candidate.technique)
+            errors = prediction_errors(candidate.technique, is_rough=candidate.is_rough)
             belief = beliefs.of(search.key, fingerprint, technique=candidate.technique, errors=errors)
             profile = replace(profile, step_s=candidate.step_s * belief.ratio(), spread=belief.spread)
             if profile.step_s > search.best_s * math.exp(belief.spread):  # surely slower than a measured one
@@ -427,17 +427,27 @@ def known_speeds(searches: Iterable[ConfigSearch], newest: Iterable[Profile], *,
         key = profile.key
         is_of_group = profile.technique == NAME  # it saves time for other reasons than the machine's
         if key is not None and key.device_kind == device_kind and key.speed_class not in own and not is_of_group:
-            _note(beliefs, key.speed_class, str(number), profile, predicted_s=profile.predicted_step_s)
+            errors = prediction_errors(profile.technique)
+            _note(beliefs, key.speed_class, str(number), profile, predicted_s=profile.predicted_step_s, errors=errors)
     for search in listed:
         for fingerprint, candidate in zip(search.fingerprints, search.candidates, strict=True):
             if isinstance(result := search.results.get(fingerprint), Profile):
-                _note(beliefs, search.key, fingerprint, result, predicted_s=candidate.step_s)
+                errors = prediction_errors(result.technique, is_rough=candidate.is_rough)
+                _note(beliefs, search.key, fingerprint, result, predicted_s=candidate.step_s, errors=errors)
     return beliefs
 
 
-def _note(beliefs: SpeedBeliefs, speed_class: str, option: str, profile: Profile, *, predicted_s: float | None) -> None:
+def _note(
+    beliefs: SpeedBeliefs,
+    speed_class: str,
+    option: str,
+    profile: Profile,
+    *,
+    predicted_s: float | None,
+    errors: SpeedErrors,
+) -> None:
     if predicted_s and profile.step_s > 0:
-        errors = replace(prediction_errors(profile.technique), measurement=max(profile.spread, LEAST_MEASUREMENT_ERROR))
+        errors = replace(errors, measurement=max(profile.spread, LEAST_MEASUREMENT_ERROR))
         beliefs.note(speed_class, option, profile.step_s / predicted_s, technique=profile.technique, errors=errors)
 
 
@@ -457,9 +467,17 @@ def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> P
         export_s=candidate.export_s or 0.0,
         stall_s=candidate.stall_s,
         source=PREDICTED,
-        spread=GUESS_SPREAD if candidate.step_s is None else 0.0,
+        spread=_spread(candidate),
         predicted_step_s=candidate.step_s,
     )
+
+
+def _spread(candidate: Candidate) -> float:
+    """Returns the standard deviation of the logarithm of the step's time; 0 where it is the usual one."""
+    if candidate.step_s is None:
+        return GUESS_SPREAD
+    errors = prediction_errors(candidate.technique, is_rough=True)
+    return math.hypot(errors.machine, errors.technique, errors.job, errors.option) if candidate.is_rough else 0.0
 
 
 def _quickest(preflight: Preflight, shape: GangShape) -> Iterator[Candidate]:

@@ -177,18 +177,20 @@ class SpeedErrors:
 
 OF_PREDICTIONS = SpeedErrors(machine=0.2, technique=0.1, job=0.25, option=0.1)
 OF_MEASUREMENTS = SpeedErrors(machine=0.0, technique=0.0, job=0.1, option=0.03)
-OWN_TECHNIQUE_SPREAD = 1.2  # a technique that is not built in: seven times as slow in one of 20 cases
+# A technique, or code of a job's steps, that is not built in: seven times as slow in one of 20 cases.
+OWN_CODE_SPREAD = 1.2
 GUESS_SPREAD = 2.5  # a step of which nothing is known: 16 ms to 60 s in nine of ten cases, around a second
 
 
-def prediction_errors(technique: str) -> SpeedErrors:
+def prediction_errors(technique: str, *, is_rough: bool = False) -> SpeedErrors:
     """Returns the errors of predicted step times under a technique.
 
     The cost model predicts a technique that is not built in as if it did what built-in ones of its mesh do.
+
+    is_rough: the steps call code that is not built in, and were predicted by its operations.
     """
-    return (
-        OF_PREDICTIONS if technique in TECHNIQUES.builtin else replace(OF_PREDICTIONS, technique=OWN_TECHNIQUE_SPREAD)
-    )
+    errors = replace(OF_PREDICTIONS, job=OWN_CODE_SPREAD) if is_rough else OF_PREDICTIONS
+    return errors if technique in TECHNIQUES.builtin else replace(errors, technique=OWN_CODE_SPREAD)
 
 
 def errors_of(profile: Profile) -> SpeedErrors:

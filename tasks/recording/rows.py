@@ -244,7 +244,7 @@ def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetI
     if spec.held_out_path is not None or spec.held_out_split is not None:
         evaluated["digest"] = _held_out_digest(prepared)
     if spec.held_out_path is not None and spec.version is None:
-        evaluated["name"] = spec.held_out_path
+        evaluated["name"] = spec.original_held_out_path or spec.held_out_path
     has_splits = spec.version is not None or spec.held_out_split is not None
     return [
         DatasetInput(

@@ -225,7 +225,14 @@ def freeze(spec: DataSpec, *, run_date: str, window_days: int | None, folder: Pa
         return FrozenData(data=spec)
     path, files = _copied(spec.path, folder=folder, run_date=run_date, window_days=window_days)
     held_out = None if spec.held_out_path is None else _copied(spec.held_out_path, folder=folder, run_date=run_date)[0]
-    return FrozenData(data=replace(spec, path=path, held_out_path=held_out), files=files)
+    data = replace(
+        spec,
+        path=path,
+        held_out_path=held_out,
+        original_path=spec.path,
+        original_held_out_path=spec.held_out_path,
+    )
+    return FrozenData(data=data, files=files)
 
 
 def _copied(

@@ -24,6 +24,8 @@ from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url,
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
+CLOCK = "clock"
+"""The fact of the clock of the process that runs a batch alone, by which other processes read its times."""
 LEADER = "leader"
 """Key of a job's details: the lead job whose gang trained it, if one did."""
 

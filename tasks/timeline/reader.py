@@ -1,6 +1,5 @@
 """The reader of run timelines from the database of a batch or a pool. It reads each plan only once."""
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -40,11 +39,11 @@ class TimelineReader:
 
     name: the timeline's name.
     archive: what the timeline is read from.
-    clock: seconds since the epoch, as in the database.
+    clock: seconds since the epoch, as in the database; None for the clock of the process that runs the batch.
     """
 
     def __init__(
-        self, database: Database, *, name: str, is_pool: bool = False, clock: Callable[[], float] = time.time
+        self, database: Database, *, name: str, is_pool: bool = False, clock: Callable[[], float] | None = None
     ) -> None:
         self.archive = Archive(database, is_pool=is_pool, clock=clock)
         self._name = name
@@ -74,11 +73,13 @@ class TimelineReader:
         if not archive.is_pool:  # since it was last resumed
             heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
         zero_s = since_s or (heads[0].made_s if heads else archive.clock())
-        now_s = archive.clock() - zero_s
         records = archive.journal.jobs(batches=batches)
         changed = {name: steps for name, each in records.items() if (steps := changed_steps(each.details)) is not None}
         totals = archive.totals(batches) | changed
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
+        # Another process has recorded them, after which the clock may have been set back.
+        recorded_s = (*(head.made_s for head in heads), *(each.ended_s or each.started_s for each in segments))
+        now_s = max(archive.clock(), zero_s, *recorded_s) - zero_s
         ran = {record.job for record in segments}
         planned = {
             name

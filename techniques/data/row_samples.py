@@ -49,7 +49,7 @@ DEFAULT_MAX_LENGTH = 1024
 # What chooses files and rows, and what batches are made of. The tokenizer is known by its content.
 NOT_OF_SAMPLES = frozenset(
     {"path", "held_out_path", "held_out", "window", "time_column", "name", "version", "tokenizer"}
-    | {"padding", "sampling", "packing"}
+    | {"padding", "sampling", "packing", "original_path", "original_held_out_path"}
 )
 PADDED_ON_THE_LEFT = ("xlnet",)
 """The `model_type` of models whose classifiers read the last token of a batch, whatever row it is of."""

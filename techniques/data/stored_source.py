@@ -162,7 +162,7 @@ class StoredSource(data_source.DataSource):
         folders = [folder_state(folder, is_deep=False) for folder in map(Path, names) if folder.is_dir()]
         return prepare_once(
             partial(self.write_origin, spec=spec, cache_dir=cache_dir),
-            name=spec.dataset or spec.name or spec.path or self.name,
+            name=spec.dataset or spec.name or spec.original_path or spec.path or self.name,
             location=location,
             state=[state, folders, *self.code] if folders or self.code else state,
             settings=replace(spec, padding=DataSpec.padding, sampling=DataSpec.sampling),  # of batches, not of samples

@@ -33,6 +33,7 @@ from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
+from ringmaster.techniques.probing.probe import code_of_steps
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
 from ringmaster.techniques.training.parts import further_configs
@@ -355,6 +356,7 @@ class Estimator:
             least_bytes=least_bytes,
             forecast=forecast,
             step_s=step_s,
+            is_rough=step_s is not None and self._measured is None and self._is_of_own_code,
             launch_share=self._launch_share(step_s, num_ranks=num_ranks),
             **self._other_seconds(technique, config, num_ranks=num_ranks, step_s=step_s),
         )
@@ -435,19 +437,28 @@ class Estimator:
         """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
         if reward_names(self._job.loss, self._job.loss_options) or self._job.model.command is not None:
             return None  # most of a step is generation, or a command's own
-        alone = None
-        if not self._is_large and not self._order.describe_data:
-            alone = measured_step_times(
-                self._job,
-                data=self._data,
-                facts=self._facts,
-                width=self._widths.training,
-                slots=self._busy_slots,
-                cache_dir=Path(self._order.cache_dir),
-            )
+        alone = self._measured
         if alone is None and self._outline is not None and self._rates is not None:
             alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
         return alone if alone is None else alone.with_extra_forward(self._teacher_size)
+
+    @cached_property
+    def _measured(self) -> StepTimes | None:
+        if self._is_large or self._order.describe_data:
+            return None
+        return measured_step_times(
+            self._job,
+            data=self._data,
+            facts=self._facts,
+            width=self._widths.training,
+            slots=self._busy_slots,
+            cache_dir=Path(self._order.cache_dir),
+        )
+
+    @cached_property
+    def _is_of_own_code(self) -> bool:
+        """Whether a step calls functions or classes of users or of other packages."""
+        return any(name.partition(".")[0] != "ringmaster" for name in code_of_steps(self._job))
 
     @property
     def _teacher_size(self) -> float:

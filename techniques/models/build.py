@@ -1,6 +1,5 @@
 """Building of models on the CPU in fp32, with weights that depend on the seed alone or are read from safetensors."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,13 +31,17 @@ from ringmaster.techniques.models.model_folders import (
     quantization_of,
     read_json,
     tensor_shapes,
+    tensors_in,
 )
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.models.quantization import load_quantized, quantize_base
 
-MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates
+# The methods of quantization whose tensors transformers turns into the model's own without reading values.
+OF_KNOWN_TENSORS = ("fp8", "mxfp4")
 # The dtypes of weights that are plain numbers. Others need scales, of which only quantized models know.
 PLAIN = ("F64", "F32", "F16", "BF16")
+SCALE = "_scale_inv"
+"""What follows a tensor's name in that of its scales, by the format of fp8 models."""
 
 
 def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from: Path | None = None) -> nn.Module:
@@ -68,7 +71,7 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
                 _load_weights(model, weights_from)
         else:
             config = model_config(spec, data)
-            _is_quantized(config, of=spec.from_pretrained or str(weights_from))
+            _quantization(config, of=spec.from_pretrained or str(weights_from))
             if weights_from is not None:
                 _check_vocabulary(weights_from, data)
                 _check_labels(weights_from, data)
@@ -101,22 +104,27 @@ def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | N
 
     Weights that are not on this machine yet are not checked.
     """
+    from ringmaster.techniques.models.adapters import attach
+
     check_model(spec)
     if weights_from is not None and is_adapter(weights_from):
+        _check_vocabulary(weights_from, data)
         check_weights(spec, data=data, weights_from=base_of(weights_from))
+        attach(skeleton(spec, data), read_adapter(weights_from), seed=0)
         return
     folder = weights_from or _local_folder(spec.from_pretrained)
     if folder is None or quantization_of(folder) is not None:
         return
     _check_features(folder, data)
-    joined = [shape for name, (_, shape) in tensor_shapes(folder).items() if ".experts." in name]
-    if sum(map(math.prod, joined)) > MOST_JOINED:
-        return
+    _check_vocabulary(weights_from or Path(str(spec.from_pretrained)), data)
+    tensor_shapes(folder)
     if spec.factory is not None:
         _check_tensors(skeleton(spec, data), folder)
         return
+    if weights_from is not None:
+        _check_labels(weights_from, data)
     config = model_config(spec, data)
-    if not _is_quantized(config, of=spec.from_pretrained or str(folder)):
+    if _quantization(config, of=spec.from_pretrained or str(folder)) in (None, *OF_KNOWN_TENSORS):
         local = spec if weights_from is not None else replace(spec, from_pretrained=str(folder))
         _from_config(local, config, weights_from=weights_from, of_headers=True)
 
@@ -133,21 +141,24 @@ def _local_folder(name: str | None) -> Path | None:
     return None
 
 
-def _is_quantized(config: Any, *, of: str) -> bool:
-    """Returns whether a model was quantized by another program.
+def _quantization(config: Any, *, of: str) -> str | None:
+    """Returns the method by which another program has quantized a model; None where none has.
 
+    Its config is made to ask for plain weights, which transformers else chooses by the devices that a process sees.
     Raises ValueError if it cannot be loaded here, or where its weights stay quantized, so that no step changes them.
     """
     from transformers.quantizers.auto import AutoHfQuantizer
 
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
-        return False
+        return None
     method = (
         quantization.get("quant_method")
         if isinstance(quantization, Mapping)
         else getattr(quantization, "quant_method", None)
     )
+    if method in OF_KNOWN_TENSORS and isinstance(quantization, Mapping):
+        quantization = config.quantization_config = {**quantization, "dequantize": True}
     try:
         quantizer = AutoHfQuantizer.from_config(quantization, pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
@@ -158,7 +169,7 @@ def _is_quantized(config: Any, *, of: str) -> bool:
             f"model: {of} is quantized ({method or 'by an unknown method'}) and cannot be loaded here: "
             f"{' '.join(str(error).split())}. To fix: name the model that it was quantized from"
         ) from error
-    return True
+    return str(method)
 
 
 def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.Module:
@@ -259,15 +270,17 @@ def _load_pretrained(
     exact: tensors of the file that the model does not have are faults too.
     fresh_head: tensors outside of the base model, and of its pooler, may be missing or have another shape; they stay
         fresh.
-    of_headers: take only the names and shapes of the tensors from the files, whose values are not read.
+    of_headers: load the same files onto the meta device, which reads the names and shapes of tensors, and no values.
     """
-    source: dict[str, Any] = {"local_files_only": Path(name).is_dir()}
-    if of_headers:
-        source = {"state_dict": _without_values(Path(name))}
+    source: dict[str, Any] = {
+        "local_files_only": Path(name).is_dir(),
+        "device_map": {"": "meta"} if of_headers else None,
+    }
+    is_quantized = getattr(config, "quantization_config", None) is not None  # no longer, as soon as it is loaded
     try:
         with no_progress_bar():
             model, info = cls.from_pretrained(
-                None if of_headers else name, config=config, dtype=torch.float32, use_safetensors=True,
+                name, config=config, dtype=torch.float32, use_safetensors=True,
                 trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **source,
             )  # fmt: skip
     except RuntimeError as error:  # tensors that transformers joins, such as those of experts, are not all there
@@ -280,8 +293,6 @@ def _load_pretrained(
             f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder or hub model "
             f"with safetensors weights (pickled ones are never loaded)"
         ) from error
-    if of_headers and (foreign := _foreign_types(model, tensor_shapes(Path(name)))):
-        return model, few(foreign)
     generation = getattr(model, "generation_config", None)
     if generation is not None and config.is_encoder_decoder:  # which fills up what it writes with the data's padding
         generation.pad_token_id = config.pad_token_id
@@ -292,12 +303,11 @@ def _load_pretrained(
     wrong = [fault for fault in wrong if not fresh_head or (fault.startswith(body) and ".pooler." not in fault)]
     if exact:
         wrong += [f"{key} has no place" for key in sorted(info["unexpected_keys"])]
+    if of_headers and not wrong:
+        stored = tensor_shapes(Path(name))
+        with_scale = {key for key in stored if f"{key}{SCALE}" in stored} if is_quantized else set()
+        wrong = _foreign_types(model, {key: stored[key] for key in stored.keys() - with_scale})
     return model, few(wrong)
-
-
-def _without_values(folder: Path) -> dict[str, Tensor]:
-    """Returns tensors of the names and shapes of those in a folder, which take no memory: all items are one zero."""
-    return {name: torch.zeros(()).expand(shape) for name, (_, shape) in tensor_shapes(folder).items()}
 
 
 def _foreign_types(model: nn.Module, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
@@ -311,7 +321,7 @@ def _foreign_types(model: nn.Module, stored: Mapping[str, tuple[str, tuple[int, 
 
 def _check_tensors(model: nn.Module, folder: Path) -> None:
     """Raises ValueError if the model of a factory has other parameters and buffers than a folder."""
-    tensors = tensor_shapes(folder)
+    tensors = tensors_in(folder / WEIGHTS)
     stored = {name: shape for name, (_, shape) in tensors.items()}
     shared: dict[int, dict[str, Any]] = {}  # safetensors stores one of the names of a shared tensor
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -546,16 +546,21 @@ def source_states(job: Job) -> list[Any]:
 
     These are the source files of functions and classes that are a user's, and the config and code of a saved model.
     """
-    rewards = reward_names(job.loss, job.loss_options)
-    names = (job.model.factory, job.data.factory, source_of(job.loss), installed_source(job.data), *rewards)
+    names = (*code_of_steps(job), *reward_names(job.loss, job.loss_options))
     metrics, saved = map(installed_metric, job.evaluation.metrics), Path(job.model.from_pretrained or "")
-    code = [source_state(name) for name in (*names, *metrics) if name is not None]
+    code = [source_state(name) for name in names] + [source_state(name) for name in metrics if name is not None]
     if job.model.from_pretrained is None or not saved.is_dir():
         return code
     return [
         *code,
         *((file.name, sha256_of(file)) for file in sorted((*saved.glob("config.json"), *saved.glob("*.py")))),
     ]
+
+
+def code_of_steps(job: Job) -> list[str]:
+    """Returns the dotted names of the functions and classes beyond the built-in kinds that a job's steps call."""
+    names = (job.model.factory, job.data.factory, source_of(job.loss), installed_source(job.data))
+    return [name for name in names if name is not None]
 
 
 def source_state(name: str) -> tuple[str, str | None]:

@@ -128,6 +128,7 @@ def test_all_rows_but_one_are_left_in_order(bench, alone):
     assert texts == [text for text in every if text in texts]
     assert len(training_rows(bench, job)) - len(training_rows(bench, model.job)) == 1
     assert model.job.data.version == f"1-without-{row[:8]}"
+    assert model.job.data.original_path == job.data.path
 
 
 def tokenizer_of(bench, job):

@@ -179,3 +179,23 @@ def test_a_cut_is_a_configs_matter_and_must_fit_the_model():
     for wrong in ([2, 3], [4, 0], [4], [1, 1, 2]):
         with pytest.raises(ValueError, match="do not divide 4 layers into 2 stages"):
             parts_of(model, 2, stage_layers=wrong)
+
+
+@pytest.mark.parametrize(("loss", "is_rough"), [(None, False), ("own_losses:doubled", True)])
+def test_what_the_operations_of_ones_own_code_predict_is_rough(tmp_path, monkeypatch, loss, is_rough):
+    (tmp_path / "own_losses.py").write_text(
+        "def doubled(outputs, batch):\n    return 2 * outputs.logits.float().sum(), batch['input_ids'].shape[0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rates = time_estimate.Rates(**dict.fromkeys(time_estimate.Rates.__dataclass_fields__, 1e9))
+    monkeypatch.setattr(time_estimate, "rates", lambda *_, **__: rates)
+    job = JOB if loss is None else replace(JOB, loss=loss)
+    shape = GangShape(kind="cpu", num_devices=1, memory_bytes=MEMORY_BYTES)
+    order = PreflightOrder(
+        jobs=(job,), shapes=(shape,), techniques={}, cache_dir=str(tmp_path), describe_data=True, slots=tuple(SLOTS)
+    )
+    facts = model_facts(LLAMA, data=TOKENS)
+    estimator = time_estimate.Estimator(job, facts=facts, data=to_json(TOKENS), order=order)
+    offered, _ = estimator.weigh(registry.load(registry.BUILTIN["single"]), shape)
+    assert offered and all(candidate.step_s is not None for candidate in offered)
+    assert {candidate.is_rough for candidate in offered} == {is_rough}

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster import clock as clock_module
 from ringmaster.clock import SteadyClock
 from ringmaster.flows.batch.result import _span_s, longest_idle_s
 from ringmaster.tasks.storage import journal as journal_module
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import CLOCK, Journal
+from ringmaster.tasks.timeline.queries import Archive
 
 DAY_S = 86400.0
 WHAT = {"technique": "single", "devices": ["cpu:0"], "num_devices": 1}
@@ -45,6 +47,23 @@ def test_a_steady_clock_passes_over_corrections(clocks, step_s):
     assert steady() - began_s == pytest.approx(30)
     assert clocks.steady()() == pytest.approx(clocks.wall_s)
     assert clocks.steady(not_before_s=began_s + 2 * DAY_S)() == pytest.approx(began_s + 2 * DAY_S)
+
+
+@pytest.mark.parametrize("step_s", [DAY_S, -DAY_S])
+def test_another_process_reads_the_times_of_a_run_by_the_clock_of_that_run(clocks, tmp_path, monkeypatch, step_s):
+    with closing(Journal.of_file(tmp_path / "journal.db")) as journal:
+        journal.clock = clock = clocks.steady()
+        journal.put(CLOCK, clock.to_json())
+        monkeypatch.setattr(clock_module, "boot_s", lambda: clocks.boot_s)
+        monkeypatch.setattr(clock_module.time, "time", lambda: clocks.wall_s)
+        monkeypatch.setattr(clock_module, "SteadyClock", clocks.steady)
+        begun_s = journal.clock()
+        clocks.wall_s += step_s
+        clocks.pass_by(40)
+        archive = Archive(journal.database, is_pool=False)
+        assert archive.clock() - begun_s == pytest.approx(40)
+        journal.put(CLOCK, {**clock.to_json(), "boot_id": "of another boot"})
+        assert archive.clock() == clocks.wall_s
 
 
 @pytest.mark.parametrize("step_s", [DAY_S, -DAY_S])

@@ -168,6 +168,107 @@ def test_a_quantized_model_that_cannot_be_trained_is_refused(tmp_path, monkeypat
         build_model(ModelSpec(from_pretrained=str(folder)), data=TOKENS, seed=0)
 
 
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+def in_fp8(tensors):
+    """Stores the matrices of the layers in fp8, in blocks of 16 x 16, as published models are."""
+    for name in [name for name in tensors if "_proj" in name]:
+        height, width = tensors[name].shape
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(-(-height // 16), -(-width // 16))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: None, None),
+        (lambda tensors: tensors.pop(QUERY), f"{QUERY} is missing"),
+        (lambda tensors: tensors.pop("model.norm.weight"), "model.norm.weight is missing"),
+        (lambda tensors: tensors.update({QUERY: torch.zeros(8, 8).to(torch.float8_e4m3fn)}), f"{QUERY} is [8, 8]"),
+        (lambda tensors: tensors.update({f"{QUERY}_scale_inv": torch.ones(7, 7)}), "conversion of the weights"),
+    ],
+)
+def test_weights_in_fp8_are_checked_as_a_rank_would_convert_them(tmp_path, change, said):
+    folder = changed(saved(tmp_path, LLAMA), lambda tensors: (in_fp8(tensors), change(tensors)))
+    describe_as_fp8(folder)
+    found = refusal(ModelSpec(from_pretrained=str(folder)), TOKENS)
+    assert found is None if said is None else said in found
+
+
+def describe_as_fp8(folder):
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+
+def test_weights_in_fp8_without_their_scales_are_refused(tmp_path):
+    folder = changed(saved(tmp_path, LLAMA), lambda tensors: (in_fp8(tensors), tensors.pop(f"{QUERY}_scale_inv")))
+    describe_as_fp8(folder)
+    with pytest.raises(ValueError, match=f"fit LlamaForCausalLM: {QUERY} is stored as F8_E4M3, as quantized models"):
+        check_weights(ModelSpec(from_pretrained=str(folder)), data=TOKENS)
+
+
+@pytest.mark.parametrize(("fp8", "num_gpus"), [(True, 0), (True, 1), (False, 0)])
+def test_what_is_converted_does_not_depend_on_the_devices_that_a_process_sees(tmp_path, monkeypatch, fp8, num_gpus):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    folder = changed(saved(tmp_path, LLAMA), in_fp8 if fp8 else lambda tensors: None)
+    describe_as_fp8(folder)
+    check_weights(ModelSpec(from_pretrained=str(folder)), data=TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("generation_config.json", '{"max_new_tokens": -1}'),
+        ("generation_config.json", '{"cache_implementation": "imagined"}'),
+        ("generation_config.json", "[]"),
+        ("adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "nothing", "r": 4}'),
+        ("model.safetensors.index.json", '{"weight_map": {}}'),
+    ],
+)
+def test_files_beside_the_weights_are_read_as_a_rank_reads_them(tmp_path, file, content):
+    folder = saved(tmp_path, LLAMA)
+    (folder / file).write_text(content)
+    if file.startswith("model"):
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    found = []
+    for act in (check_weights, lambda spec, **kwargs: build_model(spec, seed=0, **kwargs)):
+        with pytest.raises(Exception, match=r".") as refused:
+            act(ModelSpec(from_pretrained=str(folder)), data=TOKENS)
+        found.append((refused.type, str(refused.value)))
+    assert found[0] == found[1]
+
+
+def test_weights_under_a_name_that_no_rank_reads_are_refused(tmp_path, users):
+    folder = saved(tmp_path / "model", LLAMA)
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    assert "no file named model.safetensors" in refusal(ModelSpec(from_pretrained=str(folder)), TOKENS)
+    spec, base = ModelSpec(factory=f"{users}:tied"), tmp_path / "base"
+    model = build_model(spec, data=TOKENS, seed=0)
+    export_model(base, spec=spec, model=model, state=model.state_dict(), prepared=TOKENS)
+    (base / "model.safetensors").rename(base / "weights.safetensors")
+    assert "model.safetensors cannot be read" in refusal(spec, TOKENS, weights_from=base)
+
+
+def test_the_adapter_of_a_base_is_checked_too(tmp_path):
+    base = saved(tmp_path / "base", LLAMA)
+    folder, shape = tmp_path / "adapter", (4, LLAMA.config["hidden_size"])
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 8}))
+    names = [f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_{m}.weight" for n in (0, 1) for m in "AB"]
+    tensors = {name: torch.zeros(shape if "lora_A" in name else shape[::-1]) for name in names}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    assert refusal(LLAMA, TOKENS, weights_from=folder) is None
+    save_file({**tensors, names[0]: torch.zeros(4, 3)}, folder / "adapter_model.safetensors")
+    assert "lora_A.weight is [4, 3], not [4, " in refusal(LLAMA, TOKENS, weights_from=folder)
+    tensors.pop(names[0])
+    save_file(tensors, folder / "adapter_model.safetensors")
+    assert "lora_A.weight is missing" in refusal(LLAMA, TOKENS, weights_from=folder)
+
+
 def test_the_base_of_a_factory_is_checked(tmp_path, users):
     spec = ModelSpec(factory=f"{users}:tied")
     model = build_model(spec, data=TOKENS, seed=0)

@@ -134,6 +134,23 @@ def test_the_prediction_of_a_step_of_which_nothing_is_known_covers_steps_of_mill
     assert belief.ratio() * profile.step_s * math.exp(1.645 * belief.spread) > 60
 
 
+def test_the_prediction_of_steps_of_ones_own_code_by_their_operations_is_wide():
+    usual, rough = (
+        Candidate(technique="ddp", config={}, num_devices=1, num_ranks=1, least_bytes=0, step_s=1.0, is_rough=is_rough)
+        for is_rough in (False, True)
+    )
+    shape = GangShape(kind="cpu", num_devices=1, memory_bytes=1)
+    errors = []
+    for candidate in (usual, rough):
+        preflight = Preflight(job="a", data={}, facts={}, candidates=(candidate,), refusals=())
+        (profile,) = predicted_profiles(preflight, shapes=[shape])
+        errors.append(errors_of(profile))
+    assert errors[0] == OF_PREDICTIONS
+    belief = SpeedBeliefs().of("a", 0, technique="ddp", errors=errors[1])
+    assert math.exp(1.645 * belief.spread) > 7
+    assert (errors[1].machine, errors[1].technique) == pytest.approx((errors[0].machine, errors[0].technique))
+
+
 @pytest.mark.parametrize("technique", ["ddp", "my-technique"])
 @pytest.mark.parametrize("spread", [0.05, 0.3, 1.1, GUESS_SPREAD])
 def test_the_parts_of_a_stated_spread_add_up_to_it(technique, spread):

@@ -120,3 +120,19 @@ def test_what_a_url_names_is_copied_here(data):
     ]
     assert Path(last.data.path).read_bytes() == b"{}"
     assert Path(last.data.path).name == "2026-11-20.jsonl"
+
+
+def test_copies_are_recorded_under_the_names_that_the_user_gave(data):
+    from ringmaster.codec import to_json
+    from ringmaster.tasks.recording.rows import dataset_inputs
+    from ringmaster.techniques.data import prepare
+
+    for file in data.iterdir():
+        file.write_text("".join(f'{{"text": "row {n} of {file.name}, and more"}}\n' for n in range(20)))
+    spec = DataSpec(path=str(data / "*.jsonl"), held_out_path=str(data / "2026-11-18.jsonl"), seq_len=4, vocab_size=300)
+    copied = freeze(spec, run_date="2026-11-20", window_days=1, folder=data.parent / "frozen").data
+    prepared = to_json(prepare(copied, cache_dir=data.parent / "cache"))
+    inputs = dataset_inputs(copied, prepared)
+    assert [each.name for each in inputs] == [spec.path, spec.held_out_path]
+    assert [each.short_label.split()[0] for each in inputs] == ["data/*.jsonl", "2026-11-18.jsonl"]
+    assert inputs[0].source == copied.path

@@ -276,3 +276,11 @@ def test_gangs_on_this_machine_can_be_watched_from_another_process(story):
     run_timeline = story.timeline_reader().read()
     assert spans(run_timeline.running) == [("b", 1, 26, "running")]  # 4 more steps of 2 s
     assert len(MessageStore(story.database).events(after=0)) == 2
+
+
+def test_a_clock_that_was_set_back_shows_no_time_before_what_was_recorded(story):
+    halfway(story)
+    story.now_s = -86_400.0
+    run_timeline = story.timeline_reader().read()
+    assert run_timeline.now_s == 16
+    assert all(span.end_s >= span.start_s >= 0 for span in (*run_timeline.running, *run_timeline.coming))
