@@ -37,6 +37,7 @@ from ringmaster.compat.torch import (
     unset_fake_temporarily,
 )
 from ringmaster.compat.torch_distributed import init_fake_group, replacement_of_tracing
+from ringmaster.compat.transformers import replacements_without_values
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
@@ -359,8 +360,6 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
     of other libraries are in all versions from torch 2.11 and transformers 5.9 on; some of them are private.
     """
     from torch.nn import parallel
-    from transformers import masking_utils
-    from transformers.integrations import moe
 
     from ringmaster.techniques.parallel import experts, sequences
     from ringmaster.techniques.training import dropout
@@ -377,10 +376,7 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
             lambda queries, keys: torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries),
         ),
         (experts, "sizes_of", lambda counts, *, total: [total // len(counts)] * len(counts)),  # as if routed evenly
-        # The operator's own rule for tensors without values takes bf16 only.
-        (moe, "_can_use_grouped_mm", lambda *_: False),
-        # Both take a fake tensor for a tracer's own, and their callers behave differently under tracing.
-        (masking_utils, "is_tracing", lambda *_: False),
+        *replacements_without_values(),
         replacement_of_tracing(lambda: False),
         (trainers, "draws_of", lambda job, *, data, cache_dir: known),
         (
