@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from types import FrameType
 from typing import Any
 
+from ringmaster.compat.python import call_before_threads_end
 from ringmaster.text import printable
 
 STOPPING = "stopping: writing checkpoints; press again to kill"
@@ -286,7 +287,7 @@ def ending_in_time(*, timeout_s: float = EXIT_TIMEOUT_S) -> Iterator[None]:
         status = status if isinstance(status, int) else 1
         thread = threading.Thread(target=_end_later, args=(timeout_s, status), name="end", daemon=True)
         atexit.register(_kill_at_signals, status)  # last, and so called first
-        threading._register_atexit(thread.start)  # type: ignore[attr-defined]  # it runs before those registered earlier
+        call_before_threads_end(thread.start)
 
 
 def _end_later(timeout_s: float, status: int) -> None:

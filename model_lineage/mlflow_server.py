@@ -13,20 +13,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import mlflow.server
 import uvicorn
 from mlflow.cli import cli
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ringmaster.compat.mlflow import AUTHENTICATING, OPEN, authenticating_app, open_app, start_server_by
 from ringmaster.model_lineage.tensors import artifacts
 from ringmaster.origins import OwnOrigin
 
 OPEN_TO_ALL, CLOSED = "/mlflow/server-info", "/api/2.0/mlflow/users/current"
 UNAUTHORIZED = 401
-AUTHENTICATING, OWN = "mlflow.server.auth:create_app", "ringmaster.model_lineage.mlflow_server:create_app"
-"""MLflow's factory of the application with basic authentication, and what takes its place."""
-OPEN, OWN_OPEN = "mlflow.server.fastapi_app:app", "ringmaster.model_lineage.mlflow_server:create_open_app"
-"""MLflow's application without authentication, and the factory of what takes its place."""
+OWN, OWN_OPEN = (f"ringmaster.model_lineage.mlflow_server:{factory}" for factory in ("create_app", "create_open_app"))
+"""What takes the place of MLflow's applications with basic authentication, and without."""
 
 
 class PasswordForAll:
@@ -57,23 +55,17 @@ class PasswordForAll:
 
 def create_app() -> ASGIApp:
     """Returns MLflow's application with basic authentication, and the password asked for everywhere."""
-    import mlflow.server.auth  # it reads its settings when it is imported
-
-    return OwnOrigin(PasswordForAll(mlflow.server.auth.create_app()))
+    return OwnOrigin(PasswordForAll(authenticating_app()))
 
 
 def create_open_app() -> ASGIApp:
     """Returns MLflow's application without authentication, for its own pages alone."""
-    from mlflow.server.fastapi_app import app
-
-    return OwnOrigin(app)
+    return OwnOrigin(open_app())
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serves until SIGTERM."""
-    # The only function of MLflow by which `mlflow server` starts its child process.
-    assert hasattr(mlflow.server, "_exec_cmd"), "this MLflow starts its server in another way"
-    mlflow.server._exec_cmd = _serve
+    start_server_by(_serve)
     artifacts.register()
     cli(["server", *arguments])
 

@@ -11,18 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ringmaster.compat.mlflow import LOCATIONS, TAGS, experiment_locations
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import sqlite_files
-
-LOCATIONS = {
-    "experiments": ("artifact_location",),
-    "runs": ("artifact_uri",),
-    "logged_models": ("artifact_location",),
-    "model_versions": ("source", "storage_location"),
-}
-"""Columns of MLflow's tables with the URIs of files."""
-TAGS = {"tags": "value", "experiment_tags": "value", "logged_model_tags": "tag_value", "model_version_tags": "value"}
-"""Columns of MLflow's tables in which Ringmaster's tags, JSON texts among them, name folders."""
 
 
 def rebase(home: Path, *, ledger: Path, artifacts: Path) -> tuple[Path, ...]:
@@ -58,12 +49,10 @@ def rebase(home: Path, *, ledger: Path, artifacts: Path) -> tuple[Path, ...]:
 
 def _earlier_homes(connection: sqlite3.Connection, home: Path, *, artifacts: Path) -> Iterator[Path]:
     """Yields the other folders in which experiments of the home have their files."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
-        return
     below = artifacts.relative_to(home)
     places = (
         (_path_of(location), below / name)
-        for location, name in connection.execute("SELECT artifact_location, name FROM experiments")
+        for location, name in experiment_locations(connection)
         if location is not None and urlsplit(location).scheme in ("tensors", "file")
     )
     ends = ((path, end) for path, end in places if path.parts[-len(end.parts) :] == end.parts)

@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ringmaster.compat import mlflow as compat
 from ringmaster.errors import LedgerError, UnknownModel
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage.graph import Graph
@@ -37,7 +38,6 @@ from ringmaster.model_lineage.records import (
 from ringmaster.model_lineage.sqlite_files import read_only
 from ringmaster.model_lineage.tensors import TensorStore
 
-READY = 2  # a value of MLflow's LoggedModelStatus
 NEW_FOR_MS = 600_000  # younger rows are requested again, as their tags may have been incomplete
 WHOLE_FOR_MS = 86_400_000  # an older cache is rebuilt, the only way in which deleted rows vanish from it
 _VERSION = 2  # of the cache file's format
@@ -92,55 +92,16 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
 def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases, Outcomes]:
     with closing(read_only(file)) as connection:
         connection.execute("BEGIN")  # a consistent state, despite concurrent writers
-        of_ledger = (
-            "experiment_id IN (SELECT experiment_id FROM experiments WHERE lifecycle_stage = 'active' "
-            "AND (name = :experiment OR substr(name, 1, length(:experiment) + 1) = :experiment || '/'))"
-        )
-        fields = {"experiment": experiment, "child": f"{registry.CHILD}%"}
-        tags = _by_model(
-            connection.execute(
-                f"SELECT model_id, tag_key, tag_value FROM logged_model_tags WHERE {of_ledger} "
-                "AND tag_key != 'mlflow.note.content' AND tag_key NOT LIKE :child",
-                fields,
-            )
-        )
-        params = _by_model(
-            connection.execute(
-                f"SELECT model_id, param_key, param_value FROM logged_model_params WHERE {of_ledger}", fields
-            )
-        )
-        metrics = _by_model(
-            connection.execute(
-                f"SELECT model_id, metric_name, metric_value FROM logged_model_metrics WHERE {of_ledger} "
-                "ORDER BY metric_step, metric_timestamp_ms",
-                fields,
-            )
-        )
+        tags = _by_model(compat.model_tags(connection, experiment=experiment, but=f"{registry.CHILD}%"))
+        params = _by_model(compat.model_params(connection, experiment=experiment))
+        metrics = _by_model(compat.model_metrics(connection, experiment=experiment))
         rows = [
-            ModelRow(
-                model_id=id,
-                experiment_id=str(experiment_id),
-                name=name,
-                artifact_location=location,
-                creation_timestamp=created_ms,
-                source_run_id=run_id,
-                is_ready=status == READY,
-                tags=tags[id],
-                params=params.get(id, {}),
-                metrics=metrics.get(id, {}),
-            )
-            for id, experiment_id, name, location, created_ms, run_id, status in connection.execute(
-                "SELECT model_id, experiment_id, name, artifact_location, creation_timestamp_ms, source_run_id, status "
-                f"FROM logged_models WHERE {of_ledger} AND lifecycle_stage = 'active' "
-                "ORDER BY creation_timestamp_ms, model_id",
-                fields,
-            )
-            if registry.KIND in tags.get(id, {})
+            ModelRow(**model, tags=tags[id], params=params.get(id, {}), metrics=metrics.get(id, {}))
+            for model in compat.models(connection, experiment=experiment)
+            if registry.KIND in tags.get(id := model["model_id"], {})
         ]
-        aliases = _by_model(connection.execute("SELECT name, alias, version FROM registered_model_aliases"))
-        decided = connection.execute(
-            "SELECT name, version, value FROM model_version_tags WHERE key = ?", [registry.DECISION]
-        )
+        aliases = _by_model(compat.aliases(connection))
+        decided = compat.version_tags(connection, key=registry.DECISION)
         decisions = {(name, version): registry.outcome_in({registry.DECISION: tag}) for name, version, tag in decided}
         return rows, aliases, {version: outcome for version, outcome in decisions.items() if outcome is not None}
 

@@ -32,6 +32,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_curre
 from prefect.states import Cancelled, Failed, Pending, to_state_create
 from prefect.utilities.callables import get_call_parameters
 
+from ringmaster.compat.prefect import STARTED_RUN, copy_flow
 from ringmaster.errors import RunFailed, RunInterrupted, ServerStartError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.batch_input import as_parameter
@@ -48,8 +49,6 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.events import Outcome
 from ringmaster.text import MOST_IN_NAME, printable
-
-STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
 
 OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
 # The flows whose process sees that Prefect's page cancels them, with the deployment that their runs then belong to.
@@ -284,9 +283,7 @@ class LocalFlow(Flow[P, R]):
     @classmethod
     def of(cls, flow: Flow[P, R]) -> LocalFlow[P, R]:
         """Returns a flow with the function and the options of another one. Use it as a decorator above `@flow`."""
-        local = cls.__new__(cls)
-        vars(local).update(vars(flow))
-        return local
+        return copy_flow(flow, cls)
 
     if not TYPE_CHECKING:  # the types of the base class hold
 

@@ -30,6 +30,7 @@ from prefect.states import Cancelled, Crashed
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
 from pydantic import Field, create_model
 
+from ringmaster.compat.prefect import worker_texts
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.segment_runs import RUNS_AT_ONCE, as_node_run
@@ -350,8 +351,7 @@ def worker_class(options: type[BatchOptions]) -> type[BatchWorker]:
         "type": name,
         "job_configuration": configuration,
         "job_configuration_variables": create_model(f"{title}Variables", __base__=BaseVariables, **fields),
-        "_description": f"Runs each flow run as a batch job of {title}.",
-        "_display_name": title,
+        **worker_texts(description=f"Runs each flow run as a batch job of {title}.", display_name=title),
     }
     return type(f"{title}Worker", (BatchWorker,), content)
 

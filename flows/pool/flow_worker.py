@@ -21,6 +21,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
+from ringmaster.compat.prefect import set_run_limit
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole, log_to_stderr
@@ -166,7 +167,7 @@ async def _count_survivors(worker: ProcessWorker, survivors: Sequence[psutil.Pro
     while is_full:
         alive = [run for run in survivors if _is_alive(run)]
         with suppress(RuntimeError):  # it has not begun yet
-            worker.limiter.total_tokens = max(most - len(alive), 1)
+            set_run_limit(worker, max(most - len(alive), 1))
             is_full = bool(alive)
         await asyncio.sleep(LOOK_EVERY_S)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringmaster.compat.prefect import MIGRATIONS
 from ringmaster.errors import InputError
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
@@ -25,7 +26,6 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 LONGEST_STOP_S = 5
-MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
 """Environment variables with the URL of another database than the SQLite file in Prefect's home."""
 

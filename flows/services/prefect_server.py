@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 
+from ringmaster.compat.prefect import server_app
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole, report_faults
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if requested.until_stdin_ends:
         end_with_parent()
     hosts = serving.hosts_of(os.environ.get(serving.ALLOWED_HOSTS, "")) or serving.LOOPBACK
-    app = OwnOrigin(create_app(final=True, ephemeral=requested.until_stdin_ends))
+    app = OwnOrigin(server_app(ephemeral=requested.until_stdin_ends))
     log_level = get_current_settings().server.logging_level.lower()
     with ExitStack() as lock:
         if (file := serving.prefect_database()) is not None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from ringmaster.compat.mlflow import MIGRATION_LOGGERS, MIGRATIONS, move_experiments
 from ringmaster.errors import LedgerError
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage import sqlite_files
@@ -265,18 +266,12 @@ def _move_into_store(file: Path, folder: Path) -> None:
     Runs and models that are there keep their own locations.
     """
     with closing(sqlite3.connect(file, timeout=sqlite_files.TIMEOUT_S)) as connection, connection:
-        old = f"{folder.as_uri()}/"
-        is_old = "substr(artifact_location, 1, :length) = :old"
-        fields = {"old": old, "new": f"{tensors_uri(folder)}/", "length": len(old)}
-        if connection.execute(f"SELECT 1 FROM experiments WHERE {is_old}", fields).fetchone():
-            new = "artifact_location = :new || substr(artifact_location, :length + 1)"
-            connection.execute(f"UPDATE experiments SET {new} WHERE {is_old}", fields)
+        move_experiments(connection, old=f"{folder.as_uri()}/", new=f"{tensors_uri(folder)}/")
 
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 _MEMORY = Path("/dev/shm")  # a container may give it 64 kB
 DRAFT_BYTES = 16 << 20  # for a new database of 1 MB, and what its migrations copy
-MIGRATIONS = "mlflow:store/db_migrations/versions"
 
 
 def sqlite_file(tracking_uri: str) -> Path | None:
@@ -347,7 +342,7 @@ def _quiet_migrations() -> Iterator[None]:
     def is_warning(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING
 
-    loggers = [logging.getLogger(name) for name in (LOGGER, "alembic.runtime.migration")]
+    loggers = [logging.getLogger(name) for name in MIGRATION_LOGGERS]
     for logger in loggers:
         logger.addFilter(is_warning)
     try:

@@ -16,11 +16,11 @@ from urllib.parse import unquote, urlsplit
 
 from mlflow.entities import FileInfo
 from mlflow.exceptions import MlflowException
-from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.utils.file_utils import create_tmp_dir
 from mlflow.utils.uri import validate_path_is_safe
 
+from ringmaster.compat.mlflow import register_artifact_repository
 from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME
 from ringmaster.model_lineage.tensors.model_files import StoredModel
@@ -201,4 +201,4 @@ def _remove_reference(file: Path) -> None:
 
 def register(scheme: str = TENSORS_SCHEME, repository: Callable[..., Any] = TensorArtifactRepository) -> None:
     """Lets MLflow in this process find the repository, also where the package's entry points are not installed."""
-    _artifact_repository_registry.register(scheme, repository)
+    register_artifact_repository(scheme, repository)

@@ -27,6 +27,8 @@ from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata, planner, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from ringmaster.compat.torch import stored_layout
+from ringmaster.compat.torch_distributed import dcp_metadata_classes
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
 from ringmaster.text import listed
 
@@ -39,10 +41,10 @@ ALLOWED = {
     (each.__module__, each.__qualname__): each
     for each in (
         *(metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.TensorProperties),
-        *(metadata.ChunkStorageMetadata, metadata.MetadataIndex, metadata.StorageMeta, metadata._MEM_FORMAT_ENCODING),
+        *(metadata.ChunkStorageMetadata, metadata.MetadataIndex, metadata.StorageMeta),
         *(planner.SavePlan, planner.WriteItem, planner.WriteItemType, planner.TensorWriteData),
-        *(filesystem._StorageInfo, torch.Size, collections.OrderedDict, pathlib.PosixPath, pathlib.PurePosixPath),
-        torch.serialization._get_layout,
+        *(torch.Size, collections.OrderedDict, pathlib.PosixPath, pathlib.PurePosixPath),
+        *(*dcp_metadata_classes(), stored_layout),
     )
 }
 
@@ -95,7 +97,7 @@ class DcpFolder:
                 content = MetadataUnpickler(stream).load()
             if not isinstance(content, metadata.Metadata):
                 raise pickle.UnpicklingError("it is no metadata of a checkpoint")
-            self._places: dict[metadata.MetadataIndex, filesystem._StorageInfo] = dict(content.storage_data)
+            self._places: dict[metadata.MetadataIndex, Any] = dict(content.storage_data)
             self.tensors: dict[str, DcpTensor] = {}
             self.values: set[str] = set()
             faults: dict[str, None] = {}  # a file's fault is said once

@@ -10,8 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from ringmaster.compat.torch import persistent_buffers
+from ringmaster.compat.torch_distributed import local_region
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints.checkpoint import (
     Checkpoint,
@@ -214,16 +215,15 @@ class Reader:
 
 def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+        for name, buffer in persistent_buffers(module):
+            yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def _region(tensor: Tensor) -> Region:
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.dim(), tuple(tensor.shape)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(offset), tuple(shape)
+    shape, offset = local_region(tensor)
+    return offset, shape
 
 
 def _overlap(a: Region, b: Region) -> Region | None:

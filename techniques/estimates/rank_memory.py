@@ -16,16 +16,29 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ringmaster import features
 from ringmaster.codec import from_json
+from ringmaster.compat.torch import (
+    CPU_ATTENTION,
+    READ_VALUE,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    is_mutable,
+    is_wrapper,
+    own_buffers,
+    own_parameters,
+    replacement_of_apply,
+    storage_key,
+    tree_leaves,
+    unset_fake_temporarily,
+)
+from ringmaster.compat.torch_distributed import init_fake_group, replacement_of_tracing
+from ringmaster.compat.transformers import replacements_without_values
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
@@ -46,8 +59,6 @@ from ringmaster.techniques.training.gradients import local
 from ringmaster.techniques.training.job_state import WIDTH_MULTIPLE
 
 SETTING_UP = "setting up"
-
-is_wrapper: Callable[[object], bool] = is_traceable_wrapper_subclass  # as plain bool: its TypeIs excludes tensors
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -85,8 +96,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def counted(storage: torch.UntypedStorage, size: int) -> Any:
             done = resize(storage, size)
-            if (known := self._sizes.get(storage._cdata)) is not None:  # FSDP frees gathered weights by resizing
-                size = self._sizes[storage._cdata] = storage.nbytes()
+            key = storage_key(storage)
+            if (known := self._sizes.get(key)) is not None:  # FSDP frees gathered weights by resizing
+                size = self._sizes[key] = storage.nbytes()
                 self._live += size - known
                 self._note_peak()
             return done
@@ -129,7 +141,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self.run(func, args, dict(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not is_wrapper(leaf)]
         is_new = [self._count(tensor) for tensor in tensors]
-        self._note_work(func, args, kwargs or {}, out, does_more=any(is_new) or func._schema.is_mutable)
+        self._note_work(func, args, kwargs or {}, out, does_more=any(is_new) or is_mutable(func))
         self._note_peak()
         return out
 
@@ -140,7 +152,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, tensor: Tensor) -> bool:
         """Counts a tensor's storage; returns whether it is new."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_key(storage), storage.nbytes()
         known = self._sizes.get(key)
         if known is None:
             self._watched[key] = weakref.ref(storage, lambda _: self._forget(key))
@@ -164,7 +176,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in given)
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
             self.num_flops += int(formula(*args, **kwargs, out_val=out))
-        elif "flash_attention_for_cpu" in func.overloadpacket.__name__:
+        elif CPU_ATTENTION in func.overloadpacket.__name__:
             self.num_flops += _attention_flops(given, is_backward="backward" in func.overloadpacket.__name__)
 
 
@@ -290,7 +302,7 @@ def _bytes_on_host(trainer: trainers.Trainer, technique: Technique) -> int:
     state = [value for of_one in trainer.optimizer.state.values() for value in of_one.values()]
     tensors = [t for t in (*parameters, *gradients, *state, *technique.on_host()) if isinstance(t, Tensor)]
     storages = [local(tensor).untyped_storage() for tensor in tensors]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    return sum({storage_key(storage): storage.nbytes() for storage in storages}.values())
 
 
 def _fresh(adapter: Adapter | None) -> Adapter | None:
@@ -314,7 +326,7 @@ class _MetaOperators(LiveBytes):  # type: ignore[no-untyped-call]
         if tensors and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is READ_VALUE:
             return 1.0 if args[0].is_floating_point() else 1
         return func(*args, **kwargs)
 
@@ -330,9 +342,7 @@ def _ranks(rank: int, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
     device = torch.device("cpu")
     if num_ranks == 1:
         return _Ranks(rank=0, num_ranks=1, device=device, mesh=None)
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
+    init_fake_group(rank=rank, num_ranks=num_ranks)
     mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))  # outside of the fake mode
     return _Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)
 
@@ -350,10 +360,7 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
     A name that is no longer looked up there would be replaced to no effect, so a test counts the calls of each. Those
     of other libraries are in all versions from torch 2.11 and transformers 5.9 on; some of them are private.
     """
-    from torch.distributed import _functional_collectives as collectives
     from torch.nn import parallel
-    from transformers import masking_utils
-    from transformers.integrations import moe
 
     from ringmaster.techniques.parallel import experts, sequences
     from ringmaster.techniques.training import dropout
@@ -362,7 +369,7 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
     # A model that was not probed, because its data is not there, may draw random numbers.
     known = known_draws(scene.job, data=prepared, cache_dir=Path(scene.cache_dir)) or DrawSites(draws=True)
     replaced: list[tuple[Any, str, Any]] = [
-        (nn.Module, "_apply", _apply),
+        replacement_of_apply(_apply),
         (parallel, "DistributedDataParallel", _Replicas),
         (
             sequences,
@@ -370,11 +377,8 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
             lambda queries, keys: torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries),
         ),
         (experts, "sizes_of", lambda counts, *, total: [total // len(counts)] * len(counts)),  # as if routed evenly
-        # The operator's own rule for tensors without values takes bf16 only.
-        (moe, "_can_use_grouped_mm", lambda *_: False),
-        # Both take a fake tensor for a tracer's own, and their callers behave differently under tracing.
-        (masking_utils, "is_tracing", lambda *_: False),
-        (collectives, "_are_we_tracing", lambda: False),
+        *replacements_without_values(),
+        replacement_of_tracing(lambda: False),
         (trainers, "draws_of", lambda job, *, data, cache_dir: known),
         (
             dropout,
@@ -526,7 +530,7 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
     changed: dict[int, Tensor] = {}
     with torch.no_grad():
         for module in self.modules():
-            for tensors in (module._parameters, module._buffers):
+            for tensors in (own_parameters(module), own_buffers(module)):
                 for name, tensor in list(tensors.items()):
                     if tensor is None:
                         continue

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import yaml
 
+from ringmaster.compat.lm_eval import task_config
 from ringmaster.extras import require_extra
 from ringmaster.techniques.metric import ModelMetric
 
@@ -105,11 +106,10 @@ class LmEvalTask(ModelMetric):
     def _loaded(self) -> Any:
         """Returns the task with its documents. Raises ValueError where they cannot be read."""
         from lm_eval.tasks import TaskManager
-        from lm_eval.tasks._yaml_loader import load_yaml
 
         file = task_file(self.task)
         try:
-            config: dict[str, Any] = load_yaml(file)
+            config = task_config(file)
             options = config.get("dataset_kwargs") or {}
             if "data_files" in options:
                 config["dataset_kwargs"] = {**options, "data_files": _absolute(options["data_files"], file.parent)}

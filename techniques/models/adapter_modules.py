@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
+from ringmaster.compat.torch import forward_pre_hooks, own_modules, own_parameters
 from ringmaster.techniques.models.peft_format import PREFIX
 from ringmaster.techniques.models.quantization import Nf4Linear
 
@@ -130,7 +131,7 @@ class PrependPrefix:
         """Adds the prefix, and an attention mask that covers it, to the keyword arguments."""
         if self.is_off:
             return args, kwargs
-        embeddings = model._parameters[PREFIX]
+        embeddings = own_parameters(model)[PREFIX]
         assert embeddings is not None
         tokens = args[0] if args else kwargs["input_ids"]
         cache = prefix_cache(embeddings, num_rows=len(tokens), num_heads=self._num_heads, head_dim=self._head_dim)
@@ -151,7 +152,8 @@ class PrependPrompt(PrependPrefix):
         """Replaces the tokens by embeddings with those of the prompt before them; masks and positions cover both."""
         if self.is_off:
             return args, kwargs
-        prompt: Tensor = model._parameters[PREFIX]
+        prompt = own_parameters(model)[PREFIX]
+        assert prompt is not None
         given = dict(kwargs)
         tokens = args[0] if args else given.pop("input_ids")
         embeddings = model.get_input_embeddings()(tokens)
@@ -167,7 +169,9 @@ class PrependPrompt(PrependPrefix):
     def cut(self, model: Any, args: Any, output: Any) -> Any:
         """Forward hook: removes the logits of the prompt."""
         if not self.is_off:
-            output.logits = output.logits[:, len(model._parameters[PREFIX]) :]
+            prompt = own_parameters(model)[PREFIX]
+            assert prompt is not None
+            output.logits = output.logits[:, len(prompt) :]
         return output
 
 
@@ -177,7 +181,7 @@ def switchable(model: nn.Module) -> list[Any]:
     Without them, the model computes as it did before the adapter was attached.
     """
     modules = list(model.modules())
-    hooks = [hook for module in modules for hook in module._forward_pre_hooks.values()]
+    hooks = [hook for module in modules for hook in forward_pre_hooks(module)]
     return [part for part in [*modules, *hooks] if isinstance(part, (AdaptedLayer, PrependPrefix))]
 
 
@@ -188,7 +192,7 @@ def merge(model: nn.Module) -> nn.Module:
     A layer of 4 bits becomes a plain one, of the values that its bits stand for: those that the adapter was trained on.
     Raises ValueError for a prefix or a prompt, which weights cannot hold, and where another module shares a weight.
     """
-    if PREFIX in model._parameters:
+    if PREFIX in own_parameters(model):
         raise ValueError("adapter: a prefix cannot be merged into weights. To fix: take what it is on as base")
     _check_untied(model)
     for name, module in list(model.named_modules()):
@@ -210,7 +214,7 @@ def merge(model: nn.Module) -> nn.Module:
                 plain.bias *= module.ia3_l.flatten()
         if plain is module:
             for key in ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector", "ia3_l"):
-                if key in module._modules or key in module._parameters:
+                if key in own_modules(module) or key in own_parameters(module):
                     delattr(module, key)
             module.__class__ = module.plain
     _note_own_head(model)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
+from ringmaster.compat.transformers import set_attention
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
@@ -219,7 +220,7 @@ def model_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The Hugging Face config of a model that does not come from a factory."""
     config = pretrained_config(spec, data) if spec.from_pretrained is not None else fresh_config(spec, data)
     if spec.attention != "auto":
-        config._attn_implementation = IMPLEMENTATIONS[spec.attention]
+        set_attention(config, IMPLEMENTATIONS[spec.attention])
     return config
 
 

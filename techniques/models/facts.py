@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data_source import PreparedData
@@ -14,7 +13,7 @@ from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.adapters import attach, own_leaves
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
+from ringmaster.techniques.models.layers import DROPOUTS, decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.parallel.experts import expert_modules, has_router_loss
@@ -110,7 +109,7 @@ def _undivided(model: nn.Module, adapter: Adapter) -> str:
 
 def _drops_out(module: nn.Module) -> bool:
     """Whether a module is a dropout, or stores a rate for a functional dropout (`attention_dropout`, ...)."""
-    if isinstance(module, _DropoutNd):
+    if isinstance(module, DROPOUTS):
         return module.p > 0
     return any(
         isinstance(value, float) and value > 0

@@ -8,6 +8,8 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import CAUSAL, Decoder, LayerModule
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:
     """The names of the repeated layers, in the order of the modules, which is taken as the order of execution.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ringmaster.compat.torch import int_mm
 from ringmaster.extras import require_extra
 from ringmaster.techniques.job import NF4, AdaptationSpec, Adapter
 from ringmaster.techniques.models.layers import layer_names
@@ -146,12 +147,12 @@ def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
 def int8_product(a: Tensor, b: Tensor) -> Tensor:
     """Returns A b^T of int8 [n, k] and [m, k], in int32 [n, m]."""
     if a.device.type == "cpu":
-        return torch._int_mm(a, b.T)
+        return int_mm(a, b.T)
     num_rows, (num_columns, width) = len(a), b.shape
     more_rows = max(FEWEST_ROWS - num_rows, 0)
     a = functional.pad(a, (0, -width % MULTIPLE, 0, more_rows))
     b = functional.pad(b, (0, -width % MULTIPLE, 0, -num_columns % MULTIPLE))
-    return torch._int_mm(a, b.T)[:num_rows, :num_columns]
+    return int_mm(a, b.T)[:num_rows, :num_columns]
 
 
 DYNAMIC = "dynamic-int8"

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
+from ringmaster.compat.torch import num_storage_references
+from ringmaster.compat.torch_fsdp import AllGather, ReduceScatter
 from ringmaster.techniques.training.exact_sums import all_gather, reduce_scatter, sum_of_ranks
 
 
@@ -100,16 +101,10 @@ class SummingReduceScatter(ReduceScatter):
 
 def _is_idle(buffer: Tensor) -> bool:
     """Whether nothing refers to the memory except the buffer itself and the handle that is made to count references."""
-    return torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) <= IDLE_COUNT
+    return num_storage_references(buffer) <= IDLE_COUNT
 
 
-def _idle_count() -> int:
-    alone = torch.empty(1)
-    count: int = torch._C._storage_Use_Count(alone.untyped_storage()._cdata)
-    return count
-
-
-IDLE_COUNT = _idle_count()
+IDLE_COUNT = num_storage_references(torch.empty(1))
 
 
 # Alignment of a parameter's start, in elements: 256 bytes, so that kernels read it as fast as a separate tensor.

@@ -13,11 +13,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional
 
+from ringmaster.compat.torch import own_parameters, set_own_parameters
+from ringmaster.compat.torch_distributed import all_to_all_single_autograd
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.training.losses import next_tokens
 
@@ -91,12 +92,13 @@ def _with_tensors(module: nn.Module, number: int, *, dtype: torch.dtype, scale: 
     """
     part = copy.copy(module)
     part.num_experts = number  # type: ignore[assignment]
-    for name in module._parameters:
+    for name in own_parameters(module):
         part.__dict__.pop(name, None)  # where computation is in bf16, a rounded tensor hides the parameter
-    part._parameters = {
+    tensors = {
         name: _Scaled.apply(cast(DTensor, parameter).to_local(), scale, dtype)  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters(recurse=False)
     }
+    set_own_parameters(part, tensors)
     return part
 
 

@@ -18,6 +18,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from ringmaster.compat.torch import is_view
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.technique import StepWork
 from ringmaster.techniques.training.dropout import Draws, ResumedDraws, current
@@ -121,7 +122,7 @@ class Stage(nn.Module):
                 logits: Tensor = self.model(**given, use_cache=False).logits
                 return logits
             hidden: Tensor = self.model.base_model(**given, use_cache=False).last_hidden_state  # type: ignore[operator]
-            return hidden.clone() if hidden._is_view() else hidden  # schedules detach in place what they have sent
+            return hidden.clone() if is_view(hidden) else hidden  # schedules detach in place what they have sent
 
 
 def keep(model: nn.Module, parts: Sequence[StagePart], *, embedding: bool) -> None:

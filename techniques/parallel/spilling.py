@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from ringmaster.compat.torch import own_buffers, own_parameters, storage_key
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.recomputation import drawing_again
 
@@ -41,7 +42,7 @@ class OffloadUnit:
     def places(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
         """Returns each parameter with its module and its name there; a shared parameter appears at every place."""
         modules = self.module.modules() if self.whole else [self.module]
-        return [(m, name, p) for m in modules for name, p in m._parameters.items() if p is not None]
+        return [(m, name, p) for m in modules for name, p in own_parameters(m).items() if p is not None]
 
 
 @dataclass(eq=False)
@@ -120,7 +121,7 @@ class HostOffload:
         self._device = device
         for module in self._model.modules():
             for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.to(device)
+                own_buffers(module)[name] = buffer.to(device)
         if device.type == "cuda":  # copies run beside computation only from pinned memory
             self._inward, self._outward = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
             for parameter in self._model.parameters():
@@ -174,7 +175,7 @@ class HostOffload:
                 part.arrival = self._inward.record_event()
         for i, copy in enumerate(part.copies):
             if copy.numel():
-                self._homes[copy.untyped_storage()._cdata] = (part, i)
+                self._homes[storage_key(copy.untyped_storage())] = (part, i)
 
     def _make_room(self, num_left: int) -> None:
         while len(self._resident) > num_left:
@@ -183,7 +184,7 @@ class HostOffload:
     def _evict(self, part: Slice) -> None:
         self._resident.remove(part)
         for copy in part.copies:
-            self._homes.pop(copy.untyped_storage()._cdata, None)
+            self._homes.pop(storage_key(copy.untyped_storage()), None)
             if self._device is not None and self._device.type == "cuda":  # used on this stream, allocated on another
                 copy.record_stream(torch.cuda.current_stream(self._device))
         part.copies = []
@@ -236,7 +237,7 @@ class HostOffload:
 
     def _ticket(self, saved: Tensor) -> Any:
         """What autograd saves: for a weight or a view of it, a reference; for other tensors, the tensor itself."""
-        home = self._homes.get(saved.untyped_storage()._cdata)
+        home = self._homes.get(storage_key(saved.untyped_storage()))
         if home is None:
             return saved
         part, i = home
@@ -275,15 +276,15 @@ class _OffloadFunction(torch.autograd.Function):
 @contextmanager
 def _substituted(places: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
     """Replaces parameters by tensors, also where a copy in another precision hides a parameter."""
-    before = [(module._parameters[name], module.__dict__.get(name)) for module, name, _ in places]
+    before = [(own_parameters(module)[name], module.__dict__.get(name)) for module, name, _ in places]
     for (module, name, tensor), (_, rounded) in zip(places, before, strict=True):
-        module._parameters[name] = tensor  # type: ignore[assignment]
+        own_parameters(module)[name] = tensor  # type: ignore[assignment]
         if rounded is not None:
             module.__dict__[name] = tensor.to(rounded.dtype)
     try:
         yield
     finally:
         for (module, name, _), (parameter, rounded) in zip(places, before, strict=True):
-            module._parameters[name] = parameter
+            own_parameters(module)[name] = parameter
             if rounded is not None:
                 module.__dict__[name] = rounded

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
@@ -20,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ringmaster.compat.torch_distributed import ColwiseStyle, ModuleStyle, RowwiseStyle
 from ringmaster.techniques.models.adapter_modules import ScaledLayer
 from ringmaster.techniques.models.layers import layer_names
 
@@ -94,24 +94,26 @@ def _plan(
     return plan
 
 
-class _AdaptedColwise(ColwiseParallel):
+class _AdaptedColwise(ColwiseStyle):
     """Divides a linear layer by its outputs, and its adapter too: a LoRA's B, or factors of outputs."""
 
-    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+    def divide(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Distributes the parameters of the layer, or of a part of its adapter."""
         divided = {"weight", "bias"} if name != "lora_A" else set()
         if isinstance(module, ScaledLayer) and not module.scales_input:
             divided.add("ia3_l")
-        _place(module, device_mesh, dict.fromkeys(divided, Shard(0)))
+        _place(module, mesh, dict.fromkeys(divided, Shard(0)))
 
 
-class _AdaptedRowwise(RowwiseParallel):
+class _AdaptedRowwise(RowwiseStyle):
     """Divides a linear layer by its inputs, and its adapter too: a LoRA's A, or factors of inputs."""
 
-    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+    def divide(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Distributes the parameters of the layer, or of a part of its adapter."""
         divided = {"weight"} if name != "lora_B" else set()
         if isinstance(module, ScaledLayer) and module.scales_input:
             divided.add("ia3_l")
-        _place(module, device_mesh, dict.fromkeys(divided, Shard(1)))
+        _place(module, mesh, dict.fromkeys(divided, Shard(1)))
 
 
 def _place(module: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Placement]) -> None:
@@ -128,7 +130,7 @@ def _norm(between: Placement) -> ParallelStyle:
     return style
 
 
-class _SharedHeads(ParallelStyle):
+class _SharedHeads(ModuleStyle):
     """Keys or values with fewer heads than ranks: each rank computes all heads and uses the one that its queries share.
 
     A rank's gradient of the weights is a summand: the part that comes from its own queries.
@@ -138,9 +140,10 @@ class _SharedHeads(ParallelStyle):
         super().__init__()
         self._num_heads = num_heads
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        ranks_a_head = device_mesh.size() // self._num_heads
-        own = device_mesh.get_local_rank() // ranks_a_head
+    def parallelize(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Replicates the layer, of whose outputs each rank takes its head."""
+        ranks_a_head = mesh.size() // self._num_heads
+        own = mesh.get_local_rank() // ranks_a_head
 
         def replicate(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
             _place(module, mesh, {})
@@ -149,4 +152,4 @@ class _SharedHeads(ParallelStyle):
             whole = outputs.to_local(grad_placements=[Partial()])
             return torch.chunk(whole, self._num_heads, dim=-1)[own].contiguous()
 
-        return distribute_module(module, device_mesh, replicate, output_fn=pick)  # type: ignore[arg-type]
+        return distribute_module(module, mesh, replicate, output_fn=pick)  # type: ignore[arg-type]

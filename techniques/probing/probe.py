@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ringmaster.codec import digest
+from ringmaster.compat.transformers import attention_of, set_attention
 from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.files import kept_value, read_value, sha256_of
 from ringmaster.registry import resolve, source_digest
@@ -286,7 +287,8 @@ def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.M
 def _made(config: Any, read: set[str]) -> nn.Module:
     _check_size(config)
     _record(config, read)
-    config._attn_implementation = "sdpa" if config._attn_implementation in _ON_GPUS else config._attn_implementation
+    if attention_of(config) in _ON_GPUS:
+        set_attention(config, "sdpa")
     return instantiate(config).float().train()
 
 

@@ -11,7 +11,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, Store, TCPStore  # the source of torch.distributed's, with types
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringmaster.techniques.processes.order import GangOrder, Slot, rendezvous

@@ -27,7 +27,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.dropout import _DropoutNd
+
+from ringmaster.techniques.models.layers import DROPOUTS
 
 Site = tuple[str, int]
 """A place that draws: the name of the innermost module, and the number of its earlier draws in this pass."""
@@ -197,7 +198,7 @@ def name_modules(model: nn.Module) -> None:
     before a technique lays the model out.
     """
     for name, module in model.named_modules():
-        if isinstance(module, _DropoutNd) or any(True for _ in module.children()):
+        if isinstance(module, DROPOUTS) or any(True for _ in module.children()):
             module.register_forward_pre_hook(partial(_enter, name))
             module.register_forward_hook(_leave, always_call=True)
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ringmaster.compat.torch import foreach_add_, tree_flatten, tree_unflatten
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local
 
@@ -124,7 +124,7 @@ def _added(left: Summands, right: Summands) -> Summands:
     """Returns left + right, in the tensors of `left`; what is missing on one side counts as zeros there."""
     both = [key for key in left if key in right]
     if both:
-        torch._foreach_add_([local(left[key]) for key in both], [local(right[key]) for key in both])
+        foreach_add_([local(left[key]) for key in both], [local(right[key]) for key in both])
     total = {**right, **left}
     for key in left.keys() ^ right.keys():
         local(total[key]).add_(0.0)  # as where a rank adds zeros: the sum is then no -0.0

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from ringmaster.compat.torch import foreach_mul_, own_parameters
+from ringmaster.compat.torch_distributed import local_region
 
 HALF = torch.bfloat16
 # Containers, which have no forward; and batch normalisation, whose kernels take fp32 statistics with bf16 inputs.
-LEFT_ALONE = (nn.ParameterList, nn.ParameterDict, _BatchNorm)
+LEFT_ALONE = (nn.ParameterList, nn.ParameterDict, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def compute_in_half(model: nn.Module) -> None:
@@ -67,7 +68,7 @@ def average_in_half(
 def _round(holders: list[nn.Module], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook that rounds the weights of `holders` and the inputs to bf16."""
     for holder in holders:
-        for name, parameter in holder._parameters.items():
+        for name, parameter in own_parameters(holder).items():
             if parameter is not None and parameter.is_floating_point():
                 holder.__dict__[name] = parameter.to(HALF)
     return tuple(map(_rounded, args)), {key: _rounded(value) for key, value in kwargs.items()}
@@ -76,7 +77,7 @@ def _round(holders: list[nn.Module], module: nn.Module, args: tuple[Any, ...], k
 def _restore(holders: list[nn.Module], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Forward hook that removes the rounded weights, even where the forward raised."""
     for holder in holders:
-        for name in holder._parameters:
+        for name in own_parameters(holder):
             holder.__dict__.pop(name, None)
 
 
@@ -184,7 +185,7 @@ def scale_(parameters: list[nn.Parameter], factor: float | Tensor) -> None:
     """Multiplies every gradient by `factor` in place."""
     gradients = [local(p.grad) for p in parameters if p.grad is not None]
     if gradients:  # a rank's share may be empty
-        torch._foreach_mul_(gradients, factor)
+        foreach_mul_(gradients, factor)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -201,7 +202,7 @@ def share_of(values: Tensor, like: Tensor) -> Tensor:
     """Returns this rank's part of a whole tensor that has the shape of `like`, in the layout of `like`; a view."""
     if not isinstance(like, DTensor):
         return values
-    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    shape, offset = local_region(like)
     return values[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
 
 

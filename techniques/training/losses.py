@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.dropout import _DropoutNd
 
 from ringmaster.registry import resolve
 from ringmaster.techniques import loss as kinds
@@ -29,6 +28,7 @@ from ringmaster.techniques.loss import (
 )
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
+from ringmaster.techniques.models.layers import DROPOUTS
 
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]
@@ -300,7 +300,7 @@ def disable_dropout(model: nn.Module, loss: Loss) -> None:
     if loss.function is None or loss.function.drops_out:
         return
     for module in model.modules():
-        if isinstance(module, _DropoutNd):
+        if isinstance(module, DROPOUTS):
             module.p = 0.0
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and any(part in name for part in ("dropout", "drop_prob", "layerdrop")):

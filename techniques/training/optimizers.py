@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
+from ringmaster.compat.torch import foreach_add_, foreach_mul, foreach_mul_, foreach_sign_
 from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
@@ -332,13 +334,13 @@ class Lion(torch.optim.Optimizer):
             weights, gradients = [local(p) for p in updated], [local(p.grad) for p in updated]
             averages = [local(self.state[p]["exp_avg"]) for p in updated]
             rate, (beta1, beta2) = group["lr"], group["betas"]
-            direction = torch._foreach_mul(averages, beta1)
-            torch._foreach_add_(direction, gradients, alpha=1.0 - beta1)
-            torch._foreach_sign_(direction)
-            torch._foreach_mul_(weights, 1.0 - rate * group["weight_decay"])
-            torch._foreach_add_(weights, direction, alpha=-rate)
-            torch._foreach_mul_(averages, beta2)
-            torch._foreach_add_(averages, gradients, alpha=1.0 - beta2)
+            direction = foreach_mul(averages, beta1)
+            foreach_add_(direction, gradients, alpha=1.0 - beta1)
+            foreach_sign_(direction)
+            foreach_mul_(weights, 1.0 - rate * group["weight_decay"])
+            foreach_add_(weights, direction, alpha=-rate)
+            foreach_mul_(averages, beta2)
+            foreach_add_(averages, gradients, alpha=1.0 - beta2)
 
 
 VECTOR = 16  # fp32 elements of the widest vector of a CPU
@@ -366,27 +368,28 @@ class AlignedAdamW(torch.optim.AdamW):
                 if not state:
                     state |= {name: torch.zeros_like(parameter) for name in names}
                     state["step"] = torch.zeros((), device=parameter.device)
-                state["step"] += 1
                 tensors = [local(each).view(-1) for each in (parameter, *(state[name] for name in names))]
                 tensors.insert(1, local(parameter.grad).reshape(-1))
                 size = len(tensors[0]) // VECTOR * VECTOR
                 if size:
                     parts.append([each[:size] for each in tensors])
-                    steps.append(state["step"])
+                    steps.append(state["step"].clone())  # `adamw` adds 1 to each
                 if size < len(tensors[0]):
                     rest = [each[size:] for each in tensors]
                     parts.append([nn.functional.pad(each, (0, VECTOR - len(each))) for each in rest])
-                    steps.append(state["step"])
+                    steps.append(state["step"].clone())
                     ends += zip(rest, parts[-1], strict=True)
+                state["step"] += 1
             if parts:
                 weights, gradients, averages, squares, *largest = [list(each) for each in zip(*parts, strict=True)]
-                torch._fused_adamw_(
+                adamw(
                     weights,
                     gradients,
                     averages,
                     squares,
                     largest[0] if largest else [],
                     steps,
+                    fused=True,
                     amsgrad=group["amsgrad"],
                     lr=group["lr"],
                     beta1=group["betas"][0],

@@ -17,16 +17,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from ringmaster.compat.torch import ATTENTION_OPERATORS, FUNCTIONAL_COLLECTIVES
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.dropout import ResumedDraws, current
 
 # Slow operators, whose outputs "selective" stores: matrix products, attention, and (below) collectives.
-DEAR_OPERATORS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "convolution", "grouped_mm"}
-    | {f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")}
-    | {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"}
-)
-COLLECTIVES = "_c10d_functional"
+DEAR_OPERATORS = ATTENTION_OPERATORS | {"mm", "addmm", "bmm", "baddbmm", "convolution", "grouped_mm"}
 
 
 def recompute_layers(model: nn.Module, mode: str) -> None:
@@ -75,9 +71,8 @@ def _selective() -> Contexts:
 
 def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Returns whether an operator's outputs are stored."""
-    assert isinstance(operator, torch._ops.OpOverload)
     name = operator.overloadpacket.__name__
-    is_dear = name in DEAR_OPERATORS or operator.namespace == COLLECTIVES
+    is_dear = name in DEAR_OPERATORS or operator.namespace == FUNCTIONAL_COLLECTIVES
     return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from numba import njit
 from numba.core.event import Event, Listener, register
 
+from ringmaster.compat.numba import set_source_stamp
 from ringmaster.tasks.planning.work import clock
 
 PLANNER = Path(__file__).parents[1]
@@ -24,11 +25,8 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     function's own file, and would continue with the old code of the kernels that it calls.
     """
     compiled = njit(cache=True, nogil=True)(function)
-    # The attributes are private, and missing where NUMBA_DISABLE_JIT is set; numba's own rule then applies.
-    kept = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if kept is not None:
-        file = Path(function.__code__.co_filename)
-        kept._source_stamp = _digest_of_kernels(PLANNER if file.is_relative_to(PLANNER) else file.parent)
+    file = Path(function.__code__.co_filename)
+    set_source_stamp(compiled, _digest_of_kernels(PLANNER if file.is_relative_to(PLANNER) else file.parent))
     return compiled  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from accelerate import data_loader, optimizer, scheduler
 
+from ringmaster.compat.accelerate import prepared_model
 from ringmaster.report import INSPECT, REPORTER
 from ringmaster.techniques.external.adoption import TIMEOUT_S, numbers
 
@@ -102,13 +103,14 @@ class AdoptedLoop:
 
     def _export(self) -> None:
         accelerator, folder = self._accelerator, REPORTER.order["export_to"]
-        model = accelerator.unwrap_model(accelerator._models[0])
+        prepared = prepared_model(accelerator)
+        model = accelerator.unwrap_model(prepared)
         if hasattr(model, "save_pretrained"):
-            state = accelerator.get_state_dict(accelerator._models[0])
+            state = accelerator.get_state_dict(prepared)
             writes = {"is_main_process": accelerator.is_main_process, "save_function": accelerator.save}
             model.save_pretrained(folder, state_dict=state, **writes)
         else:
-            accelerator.save_model(accelerator._models[0], folder)
+            accelerator.save_model(prepared, folder)
         REPORTER.say("model")
         REPORTER.say("phase", phase="the script after its training", patience_s=TIMEOUT_S)
 

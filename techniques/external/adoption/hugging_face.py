@@ -10,6 +10,12 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from ringmaster.compat.transformers import (
+    checkpoint_methods,
+    replace_checkpoint_methods,
+    save_model_here,
+    set_rows_per_device,
+)
 from ringmaster.report import INSPECT, REPORTER
 from ringmaster.techniques.external.adoption import TIMEOUT_S, numbers
 
@@ -87,7 +93,7 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
         if REPORTER.should_stop() and not REPORTER.is_trial:
             REPORTER.end()
         begun_s = time.monotonic()
-        self._trainer.save_model(REPORTER.order["export_to"], _internal_call=True)  # which pushes nothing to a hub
+        save_model_here(self._trainer, REPORTER.order["export_to"])
         REPORTER.say("model", seconds=time.monotonic() - begun_s)
         if REPORTER.is_trial:
             if self._trainer.eval_dataset is not None:
@@ -120,14 +126,14 @@ def divide_batch(trainer: Any, global_batch_size: int) -> None:
             f"the script's global batch on {args.world_size} devices is {total}, and its job's {global_batch_size}. "
             f"To fix: global_batch_size: {total}"
         )
-    args.per_device_train_batch_size = trainer._train_batch_size = num_rows
+    set_rows_per_device(trainer, num_rows)
 
 
 def patch(module: ModuleType) -> None:
     """Changes `Trainer` of transformers.trainer: what it and its subclasses train is the job."""
     trainer_class = module.Trainer
     init, train, training_step = trainer_class.__init__, trainer_class.train, trainer_class.training_step
-    save_checkpoint, determine_best = trainer_class._save_checkpoint, trainer_class._determine_best_metric
+    save_checkpoint, determine_best = checkpoint_methods(trainer_class)
     trained: list[AdoptedTraining] = []
     REPORTER.say("phase", phase="preparing", patience_s=TIMEOUT_S)
 
@@ -170,6 +176,6 @@ def patch(module: ModuleType) -> None:
         training: AdoptedTraining = self.adopted_training
         return training.saves_best(is_best) if self.args.save_strategy == "best" else is_best
 
-    trainer_class._determine_best_metric = adopted_best
     trainer_class.__init__, trainer_class.train = adopted_init, adopted_train
-    trainer_class.training_step, trainer_class._save_checkpoint = adopted_step, adopted_save
+    trainer_class.training_step = adopted_step
+    replace_checkpoint_methods(trainer_class, save=adopted_save, determine_best=adopted_best)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringmaster.compat.torch import foreach_copy_
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces, store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, named_state, piece_writer, restore_model
 from ringmaster.techniques.data import fetch
@@ -132,7 +133,7 @@ def sum_gradients(rows: Sequence[ParameterRow]) -> None:
     gradients = [row.gradients for row in rows if row.gradients is not None]
     flat = torch.cat(gradients)
     dist.all_reduce(flat)
-    torch._foreach_copy_(gradients, torch.split(flat, [len(each) for each in gradients]))
+    foreach_copy_(gradients, torch.split(flat, [len(each) for each in gradients]))
 
 
 def _places(parameters: Mapping[str, Tensor]) -> tuple[list[_ParameterPlace], int]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.compat.transformers import attention_of
 from ringmaster.techniques.models.adapter_modules import PrefixLayer, prefix_cache
 from ringmaster.techniques.models.adapters import CAUSAL
 from ringmaster.techniques.models.peft_format import kv_shape
@@ -168,7 +169,7 @@ def _may_pack(model: nn.Module) -> bool:
     sees_all = getattr(config, "sliding_window", None) is None and set(getattr(config, "layer_types", None) or ()) <= {
         "full_attention"
     }
-    return is_causal and getattr(config, "_attn_implementation", None) == "sdpa" and sees_all
+    return is_causal and attention_of(config) == "sdpa" and sees_all
 
 
 def _samples(model: nn.Module) -> list[Tensor]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from ringmaster.flows.batch.flow_runs import STARTED_RUN
+from ringmaster.compat.prefect import STARTED_RUN
 from ringmaster.flows.services.pool_processes import ServiceStatus
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.storage.journal import ENDED

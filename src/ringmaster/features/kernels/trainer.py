@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.compat.transformers import attention_of
 from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import loss_function_of
@@ -140,10 +141,10 @@ def use_kernels(model: nn.Module, name: str, *, device_type: str) -> Callable[[]
         config, wanted = getattr(model, "config", None), IMPLEMENTATIONS.get(which, which)
         if config is None or not hasattr(model, "set_attn_implementation"):
             raise ValueError("the model's attention cannot be chosen")
-        before = config._attn_implementation
+        before = attention_of(config)
         choose: Any = model.set_attn_implementation
         choose(wanted)
-        if config._attn_implementation != wanted:
+        if attention_of(config) != wanted:
             raise ValueError(f"{type(model).__name__} cannot compute its attention so")
         return partial(choose, before)
     if kind != OPTIMIZER:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringmaster.compat.torch import foreach_add_, foreach_copy_, foreach_div_, foreach_neg_
 from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
 from ringmaster.techniques.checkpoints.state import Reader
@@ -225,16 +226,16 @@ class LocalWorkers:
         """Takes the outer step on the mean difference of the workers' weights from those at the round's start."""
         assert self._outer is not None
         for worker in self._workers:
-            torch._foreach_neg_(worker.values)
-            torch._foreach_add_(worker.values, self._anchor_values)
+            foreach_neg_(worker.values)
+            foreach_add_(worker.values, self._anchor_values)
         totals = self._exchange([worker.values for worker in self._workers])
-        torch._foreach_div_(totals, float(self.spec.workers))
+        foreach_div_(totals, float(self.spec.workers))
         for anchor, mean in zip(self._anchor, totals, strict=True):
             anchor.grad = mean
         self._outer.step()
         self._outer.zero_grad()
         for worker in self._workers:
-            torch._foreach_copy_(worker.values, self._anchor_values)
+            foreach_copy_(worker.values, self._anchor_values)
 
     def load_anchor(self) -> None:
         """Sets the model's weights to those of the last outer step."""

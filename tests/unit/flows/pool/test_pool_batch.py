@@ -12,12 +12,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from prefect.exceptions import TerminationSignal
 
+from ringmaster.compat.prefect import STARTED_RUN
 from ringmaster.errors import BatchCancelled, InputError
 from ringmaster.flows import interrupts
 from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_fact
+from ringmaster.flows.batch.flow_runs import cancel_batches, runs_fact
 from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights

@@ -1,0 +1,82 @@
+"""Private and undocumented names of transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+Replacement = tuple[ModuleType, str, Callable[..., object]]
+"""A module, the name in it, and what takes its place."""
+
+
+# -- the implementation of attention -----------------------------------------------------------------------------------
+# Configs take `attn_implementation` when they are made, models have `set_attn_implementation`: neither reads it, nor
+# sets it in the config of a model that does not exist yet.
+
+
+def attention_of(config: Any) -> str | None:
+    """Returns the implementation of attention in a model's config, such as "sdpa"; None where it is not chosen.
+
+    Without it nothing says which kernels a model has, and whether it took others, so none can be tried.
+    """
+    implementation: str | None = getattr(config, "_attn_implementation", None)
+    return implementation
+
+
+def set_attention(config: Any, implementation: str | None) -> None:
+    """Sets the implementation of attention of models that are made from a config, and in the configs within it.
+
+    Without it a job's `attention` has no effect.
+    """
+    config._attn_implementation = implementation
+
+
+# -- what does not work without values ---------------------------------------------------------------------------------
+
+
+def replacements_without_values() -> list[Replacement]:
+    """Returns what estimates of memory replace, since tensors without values are taken for those of a tracer.
+
+    The check of grouped matrix products takes bf16 alone then; without its replacement no estimate runs a mixture of
+    experts. Masks are made differently under tracing; without its replacement they are larger than in training.
+    """
+    from transformers import masking_utils
+    from transformers.integrations import moe
+
+    return [(moe, "_can_use_grouped_mm", lambda *_: False), (masking_utils, "is_tracing", lambda *_: False)]
+
+
+# -- Trainer -----------------------------------------------------------------------------------------------------------
+# Scripts with a Trainer become jobs without a change in them: the job decides when and where checkpoints are written.
+# Callbacks may ask for a checkpoint, but not say where, nor is there one that is called before.
+
+
+def checkpoint_methods(trainer_class: Any) -> tuple[Callable[..., None], Callable[..., bool]]:
+    """Returns the methods by which a Trainer writes a checkpoint, and decides whether its model is the best so far."""
+    return trainer_class._save_checkpoint, trainer_class._determine_best_metric
+
+
+def replace_checkpoint_methods(
+    trainer_class: Any, *, save: Callable[..., None], determine_best: Callable[..., bool]
+) -> None:
+    """Replaces the methods that `checkpoint_methods` returns.
+
+    Without it an adopted script writes its checkpoints where no job finds them.
+    """
+    trainer_class._save_checkpoint, trainer_class._determine_best_metric = save, determine_best
+
+
+def set_rows_per_device(trainer: Any, num_rows: int) -> None:
+    """Sets the rows of a device's batch after a Trainer was made, which has noted those of its arguments.
+
+    Without it the number of devices changes the global batch of an adopted script.
+    """
+    trainer.args.per_device_train_batch_size = trainer._train_batch_size = num_rows
+
+
+def save_model_here(trainer: Any, folder: str | Path) -> None:
+    """Saves a Trainer's model in a folder, and there alone.
+
+    Without the undocumented argument a Trainer with `push_to_hub` also uploads it.
+    """
+    trainer.save_model(folder, _internal_call=True)

@@ -1,0 +1,21 @@
+"""The undocumented names of the standard library that `ringmaster.compat.python` gives do what is relied on."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import atexit
+import threading
+from ringmaster.compat.python import call_before_threads_end
+
+ended = threading.Event()
+threading.Thread(target=lambda: (ended.wait(), print("thread"))).start()
+atexit.register(print, "atexit")
+call_before_threads_end(lambda: (print("second"), ended.set()))
+call_before_threads_end(lambda: print("first"))
+"""
+
+
+def test_functions_are_called_before_the_wait_for_threads():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["first", "second", "thread", "atexit"]
