@@ -37,7 +37,7 @@ SHARES = (0.0, 0.1, 0.25, 0.5)
 ERRORS = SpeedErrors(machine=0.0, technique=0.0, job=0.25, option=0.1)
 UNKNOWN = 0.08  # what no profile contains: the deviation of the factor of all that is left
 FAILURES, DAY_S = 1.0, 86_400.0  # failures in a makespan, on all devices
-MOST_LONGER = 0.05  # by which a plan may be longer that keeps what runs, as a search weighs switches, too
+MAX_LONGER = 0.05  # by which a plan may be longer that keeps what runs, as a search weighs switches, too
 
 
 def rule_plan(problem: Problem) -> Plan:
@@ -46,7 +46,7 @@ def rule_plan(problem: Problem) -> Plan:
     running = {job.id: job.running.option for job in problem.jobs if job.running is not None}
     choices = {segment.job: running.get(segment.job, segment.option) for segment in best.segments}
     kept = replace(best, segments=schedule(problem, list(choices.items())))
-    return kept if kept.makespan_s <= best.makespan_s * (1 + MOST_LONGER) else best
+    return kept if kept.makespan_s <= best.makespan_s * (1 + MAX_LONGER) else best
 
 
 PLANNERS: dict[str, Callable[[Problem], Plan]] = {

@@ -49,7 +49,7 @@ from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "predicted_steps.json", ROOT / "docs" / "benchmarks.md"
-LEAST_STEPS, MOST_STEPS, ENOUGH_S = 3, 12, 0.8  # steps that are measured, and seconds of them
+MIN_STEPS, MAX_STEPS, ENOUGH_S = 3, 12, 0.8  # steps that are measured, and seconds of them
 BESIDE = ("save_s", "evaluate_s", "export_s")
 MINILM = {
     "hidden_size": 384,
@@ -207,7 +207,7 @@ def of_rank(order: GangOrder, rank: int, num_ranks: int) -> Row:
     trainer.next_step = WARM_UP_STEPS  # whose samples are padded as far as those of any step
     trainer.step()
     wall_s, cpu_s = [], []
-    while len(wall_s) < LEAST_STEPS or not ranks.agree(sum(cpu_s) > ENOUGH_S or len(wall_s) >= MOST_STEPS):
+    while len(wall_s) < MIN_STEPS or not ranks.agree(sum(cpu_s) > ENOUGH_S or len(wall_s) >= MAX_STEPS):
         started_s, busy_from_s, waited_from_s = time.perf_counter(), busy_s(), waited_s()
         trainer.step()
         wall_s.append(time.perf_counter() - started_s - (waited_s() - waited_from_s))

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.features.target.job import Phases, Target, Variables
-from ringmaster.tasks.execution.target_scheduler import LEAST_GAIN, choose_variant
+from ringmaster.tasks.execution.target_scheduler import MIN_GAIN, choose_variant
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.job import TrainingPhase
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
@@ -323,7 +323,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         f"Regret {statistics.median(regrets):.2f} in the median (goal 1.07), {max(regrets):.2f} at worst (goal 1.25); "
         f"{sum(are_inside)} of {len(are_inside)} numbers of steps inside the predicted interval (goal 9 of 10), which "
         f"is {low:.2f} to {high:.2f} times the prediction in the median; {sooner}. "
-        f"Nothing changes for less than {LEAST_GAIN:.0%}."
+        f"Nothing changes for less than {MIN_GAIN:.0%}."
     ]
 
 

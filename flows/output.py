@@ -35,7 +35,7 @@ from rich.text import Text
 from ringmaster.codec import finite
 from ringmaster.errors import InputError, RingmasterError, input_errors
 from ringmaster.extras import missing_extra
-from ringmaster.text import MOST_CHARACTERS, first_of, listed, printable, printable_lines
+from ringmaster.text import MAX_CHARACTERS, first_of, listed, printable, printable_lines
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 AllRows = Annotated[
@@ -164,7 +164,7 @@ def _cell(value: Any) -> str:
 
 def message(text: str) -> Text:
     """Returns an error message of one or more lines; those after the first are indented, so as to pass for no other."""
-    return Text("\n    ".join(printable_lines(text, limit=MOST_CHARACTERS).split("\n")))
+    return Text("\n    ".join(printable_lines(text, limit=MAX_CHARACTERS).split("\n")))
 
 
 def announce(text: str) -> None:

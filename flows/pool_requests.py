@@ -21,7 +21,7 @@ from ringmaster.flows.retraining.approval import CloneApproval, ask
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
-from ringmaster.tasks.pool.requests import MOST_PRIORITY, RequestKind
+from ringmaster.tasks.pool.requests import MAX_PRIORITY, RequestKind
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -81,7 +81,7 @@ WHICH = "Their names. If the list is empty, this is every job of the batch."
 # A number that may stay empty. With None in its schema, the form would have two buttons for it.
 OptionalCount = Annotated[int, Field(ge=1)] | SkipJsonSchema[None]
 OptionalAmount = Annotated[float, Field(gt=0)] | SkipJsonSchema[None]
-OptionalPriority = Annotated[float, Field(gt=0, le=MOST_PRIORITY)] | SkipJsonSchema[None]
+OptionalPriority = Annotated[float, Field(gt=0, le=MAX_PRIORITY)] | SkipJsonSchema[None]
 
 
 def optional(title: str, description: str) -> Any:

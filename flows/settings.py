@@ -201,7 +201,7 @@ NODE_PRICES = "RINGMASTER_NODE_PRICES"
 """Environment variables for the most nodes that an engine lends, and the seconds after which an idle one is given back.
 """
 
-MOST_FLOW_RUNS = "RINGMASTER_MOST_FLOW_RUNS"
+MAX_FLOW_RUNS = "RINGMASTER_MOST_FLOW_RUNS"
 """Environment variable for the most batches, sweeps and retraining runs that have a process on a machine at a time."""
 
 PLAIN_RUNS = "RINGMASTER_PLAIN_RUNS"
@@ -209,7 +209,7 @@ PLAIN_RUNS = "RINGMASTER_PLAIN_RUNS"
 
 FLOW_RUN_BYTES = 400_000_000  # of a batch's process and of the ranks of its trials, beyond what processes share
 FLOW_RUNS_SHARE = 0.1  # of a machine's memory, by default: the rest is the jobs'
-LEAST_FLOW_RUNS = 2
+MIN_FLOW_RUNS = 2
 
 # The MLflow writer waits on its own for a server that is away, and can be stopped. MLflow's own retries take minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
@@ -427,11 +427,11 @@ def most_flow_runs() -> int:
     """
     from ringmaster.tasks.cluster import memory_bytes
 
-    if not (given := os.environ.get(MOST_FLOW_RUNS)):
-        return max(int(FLOW_RUNS_SHARE * memory_bytes() / FLOW_RUN_BYTES), LEAST_FLOW_RUNS)
+    if not (given := os.environ.get(MAX_FLOW_RUNS)):
+        return max(int(FLOW_RUNS_SHARE * memory_bytes() / FLOW_RUN_BYTES), MIN_FLOW_RUNS)
     if not (given.isdecimal() and len(given) < 10 and int(given) > 0):
         raise InputError(
-            [f"{MOST_FLOW_RUNS}={given[:50]} is not a valid number of flow runs. To fix: a number such as 8"]
+            [f"{MAX_FLOW_RUNS}={given[:50]} is not a valid number of flow runs. To fix: a number such as 8"]
         )
     return int(given)
 
@@ -530,7 +530,7 @@ def check_checkpoint_root(root: str | None) -> None:
             check_root(root)
 
 
-LEAST_FREE_BYTES = 32 << 20
+MIN_FREE_BYTES = 32 << 20
 """The databases and the models of four tiny jobs take 22 MB."""
 
 
@@ -548,8 +548,8 @@ def check_folders(folder: Path) -> None:
         except OSError as error:
             faults.append(f"{name}: nothing can be written in {place}: {error.strerror or error}. {remedy}")
             continue
-        if free_bytes < LEAST_FREE_BYTES:
-            wanted = f"at least {LEAST_FREE_BYTES >> 20} are needed"
+        if free_bytes < MIN_FREE_BYTES:
+            wanted = f"at least {MIN_FREE_BYTES >> 20} are needed"
             faults.append(f"{name}: {place} has {free_bytes >> 20} MiB free, and {wanted}. {remedy}")
     if faults:
         raise InputError(faults)

@@ -6,10 +6,10 @@ from typing import Any
 from ringmaster.model_lineage.model_pages import Relative, family_svg, hub_card
 from ringmaster.model_lineage.records import COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
-from ringmaster.text import MOST_IN_LINES, page_template
+from ringmaster.text import MAX_IN_LINES, page_template
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that contains it
-MOST_DRAWN = 120  # the most models in one picture
+MAX_DRAWN = 120  # the most models in one picture
 GRAPHML = """\
 <?xml version='1.0' encoding='utf-8'?>
 <graphml xmlns="http://graphml.graphdrawing.org/xmlns">
@@ -80,7 +80,7 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
     text = graph_json(snapshot, ids)
     nodes = {node["id"]: _texts(node) for node in text["nodes"]}
     gone: dict[str, dict[str, str]] = {edge["parent"]: {} for edge in text["edges"] if edge["parent"] not in nodes}
-    return page_template(GRAPHML).render(nodes={**nodes, **gone}, edges=text["edges"], limit=MOST_IN_LINES) + "\n"
+    return page_template(GRAPHML).render(nodes={**nodes, **gone}, edges=text["edges"], limit=MAX_IN_LINES) + "\n"
 
 
 def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str | None = None) -> str:
@@ -91,9 +91,9 @@ def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str
     focus: the id of the model to highlight. Raises ValueError if there are no models, or too many for a picture.
     """
     nodes = [node for node in snapshot.models if ids is None or node.id in ids]
-    if not 0 < len(nodes) <= MOST_DRAWN:
+    if not 0 < len(nodes) <= MAX_DRAWN:
         raise ValueError(
-            f"a picture of {len(nodes)} models is not readable: it has space for {MOST_DRAWN}. "
+            f"a picture of {len(nodes)} models is not readable: it has space for {MAX_DRAWN}. "
             "To fix: name a model, whose relatives are drawn, or export another form"
         )
     relatives = [

@@ -26,14 +26,14 @@ from ringmaster.model_lineage.model_pages import CARD, CardMetadata, card_text, 
 from ringmaster.model_lineage.records import ModelRecord, Origin
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors import StoredModel, TensorStore
-from ringmaster.model_lineage.tensors.model_files import MOST_FAULTS, files_of, name_fault, read_layout
+from ringmaster.model_lineage.tensors.model_files import MAX_FAULTS, files_of, name_fault, read_layout
 from ringmaster.text import listed
 
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
 MODEL_FILES = (f"*{WEIGHTS}", "*.json", "*.txt", "*.model", "*.jinja", CARD)
 READ_AS_JSON = ("config.json", "adapter_config.json", "generation_config.json", "model.json", "tokenizer_config.json")
-MOST_JSON_BYTES = 10_000_000  # the limit for each of these files
-MOST_OTHER_BYTES = 200_000_000  # the limit for each other file without weights
+MAX_JSON_BYTES = 10_000_000  # the limit for each of these files
+MAX_OTHER_BYTES = 200_000_000  # the limit for each other file without weights
 BASE_KEY = "base_model_name_or_path"
 TOKENIZER_FILES = ("tokenizer_file", "vocab_file", "merges_file")
 LONGEST_NAME = 200
@@ -65,7 +65,7 @@ def inspect(folder: Path) -> ModelFiles:
     """
     files = model_files(folder)
     if faults := list(_faults(folder, files)):
-        raise ValueError(listed(faults, between="; ", most=MOST_FAULTS))
+        raise ValueError(listed(faults, between="; ", most=MAX_FAULTS))
     return files
 
 
@@ -94,8 +94,8 @@ def _faults(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
                 tensors[name] = frozenset(tensor.name for tensor in read_layout(path, named=str(named)).tensors)
             elif PurePosixPath(name).name in READ_AS_JSON or name.endswith(INDEX):
                 yield from _faults_of_config(named, _read_json(path, named=named))
-            elif path.stat().st_size > MOST_OTHER_BYTES:
-                yield f"{named} has more than {MOST_OTHER_BYTES // 1_000_000} MB. To fix: remove it, or shorten it"
+            elif path.stat().st_size > MAX_OTHER_BYTES:
+                yield f"{named} has more than {MAX_OTHER_BYTES // 1_000_000} MB. To fix: remove it, or shorten it"
         except ValueError as error:
             yield str(error)
     damaged = {name for name in files if name.endswith(WEIGHTS)} - tensors.keys()
@@ -136,7 +136,7 @@ def _collisions(folder: Path, files: Collection[str]) -> Iterator[str]:
 
 def _read_json(path: Path, *, named: Path) -> dict[str, Any]:
     try:
-        most = MOST_OTHER_BYTES if named.name.endswith(INDEX) else MOST_JSON_BYTES
+        most = MAX_OTHER_BYTES if named.name.endswith(INDEX) else MAX_JSON_BYTES
         if path.stat().st_size > most:
             raise ValueError(f"it has more than {most // 1_000_000} MB")
         result = json.loads(path.read_bytes())
@@ -201,10 +201,10 @@ Fetch = Callable[[str, tuple[str, ...]], Path]
 """Downloads the files of a hub name that match the patterns and returns their folder. Raises OSError on failure."""
 
 
-MOST_GENERATIONS = 8  # the most levels of base models whose cards are followed
-MOST_BASES = 32  # the most base models on one card
-MOST_NAME = 200  # the most characters of a name that is made of a path
-MOST_STUBS = 100  # the most nodes without weights, known from cards only, that one import creates
+MAX_GENERATIONS = 8  # the most levels of base models whose cards are followed
+MAX_BASES = 32  # the most base models on one card
+MAX_NAME = 200  # the most characters of a name that is made of a path
+MAX_STUBS = 100  # the most nodes without weights, known from cards only, that one import creates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +299,7 @@ def registered_name(source: str, *, taken: Callable[[str], bool] = lambda _: Fal
 
 
 def _joined(parts: Sequence[str]) -> str:
-    return "-".join(re.sub(r"[^\w.-]", "-", part) for part in parts).strip(".-")[:MOST_NAME] or "imported"
+    return "-".join(re.sub(r"[^\w.-]", "-", part) for part in parts).strip(".-")[:MAX_NAME] or "imported"
 
 
 def fetch_from_hub(name: str, patterns: tuple[str, ...], *, is_cached: bool = False) -> Path:
@@ -332,8 +332,8 @@ def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, sourc
     num_stubs = 0
 
     def bases_of(card: CardMetadata, path: tuple[str, ...]) -> tuple[str | Stub, ...]:
-        if len(names := dict.fromkeys(card.base_models)) > MOST_BASES:
-            fault = f"the card of {path[-1]} names {len(names)} base models, and {MOST_BASES} are the most"
+        if len(names := dict.fromkeys(card.base_models)) > MAX_BASES:
+            fault = f"the card of {path[-1]} names {len(names)} base models, and {MAX_BASES} are the most"
             raise ValueError(f"{fault}. To fix: mend the card")
         return tuple(known.get(base) or _by_name(snapshot, base) or stub(base, path) for base in names)
 
@@ -342,10 +342,10 @@ def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, sourc
         num_stubs += 1
         if base in path:
             raise ValueError(f"the cards name each other as bases: {' -> '.join([*path, base])}. To fix: mend one")
-        if num_stubs > MOST_STUBS:
-            raise ValueError(f"the cards below {source} name more than {MOST_STUBS} models. To fix: mend its card")
+        if num_stubs > MAX_STUBS:
+            raise ValueError(f"the cards below {source} name more than {MAX_STUBS} models. To fix: mend its card")
         card, text = CardMetadata(), f"# {base}\n\nIts weights are not here.\n"
-        if len(path) < MOST_GENERATIONS:
+        if len(path) < MAX_GENERATIONS:
             with suppress(OSError, ValueError):  # without a readable card the base is a root
                 fetched = fetch(base, (CARD,))
                 card, text = read_card(fetched), card_text(fetched)
@@ -434,7 +434,7 @@ def whole_or_nothing(ledger: Ledger, store: TensorStore | None) -> Iterator[Impo
         store.disown(attempt.owner)
 
 
-MOST_SAID_BYTES = 50_000_000  # for one file: anything larger than a large vocabulary is not a description
+MAX_SAID_BYTES = 50_000_000  # for one file: anything larger than a large vocabulary is not a description
 
 Cached = Callable[[str], Path | None]
 """Returns the folder of a hub name's files that are already on this machine, or None."""
@@ -529,7 +529,7 @@ def _descriptive_files(source: str, files: ModelFiles, fetch: Fetch, aside: Path
     """Returns a folder with a model's descriptive files, without its weights, but at least with a minimal card."""
     aside.mkdir()
     for name, path in files.items():
-        if "/" not in name and not name.endswith(WEIGHTS) and path.stat().st_size <= MOST_SAID_BYTES:
+        if "/" not in name and not name.endswith(WEIGHTS) and path.stat().st_size <= MAX_SAID_BYTES:
             shutil.copyfile(path, aside / name)
     if not Path(source).is_dir() and not (aside / CARD).exists():
         with suppress(OSError, ValueError):  # without a reachable hub or a card, the model is a root

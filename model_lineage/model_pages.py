@@ -45,7 +45,7 @@ recorded as `{{ record.model_id }}`.
 {% endfor %}
 {% endfor %}
 """
-MOST_CARD_BYTES = 5_000_000  # cards of models with results on many benchmarks have two
+MAX_CARD_BYTES = 5_000_000  # cards of models with results on many benchmarks have two
 RELATIONS = {
     "fine-tuned": "finetune",
     "distilled": "finetune",
@@ -121,11 +121,9 @@ def card_text(folder: Path) -> str:
         return ""
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_CARD_BYTES + 1)
-        if len(content) > MOST_CARD_BYTES:
-            raise ValueError(
-                f"{path} has more than {MOST_CARD_BYTES // 1_000_000} MB. To fix: shorten it, or remove it"
-            )
+            content = file.read(MAX_CARD_BYTES + 1)
+        if len(content) > MAX_CARD_BYTES:
+            raise ValueError(f"{path} has more than {MAX_CARD_BYTES // 1_000_000} MB. To fix: shorten it, or remove it")
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error}). To fix: save it as UTF-8, or remove it") from error

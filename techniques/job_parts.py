@@ -15,8 +15,8 @@ from ringmaster.codec import part_items
 from ringmaster.features import modules
 from ringmaster.findings import Finding, Place, Raw, as_mapping
 
-MOST_WHOLE = 2**31 - 1
-MOST_AT_ONCE = 2**24
+MAX_WHOLE = 2**31 - 1
+MAX_AT_ONCE = 2**24
 """The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
 
 
@@ -58,7 +58,7 @@ class Format:
     name: str
 
 
-Whole = Annotated[int, Limits(ge=1, le=MOST_WHOLE)]
+Whole = Annotated[int, Limits(ge=1, le=MAX_WHOLE)]
 Positive = Annotated[float, Limits(gt=0)]
 
 

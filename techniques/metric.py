@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 IGNORED = -100  # as a label
-MOST_IN_NAME = 245  # characters: MLflow takes 250 in a key, and a metric of held-out rows has the key "eval/NAME"
-MOST_METRICS = 1000  # of one evaluation
+MAX_IN_NAME = 245  # characters: MLflow takes 250 in a key, and a metric of held-out rows has the key "eval/NAME"
+MAX_METRICS = 1000  # of one evaluation
 SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
 """The names of a row's scores that are not sums of a metric."""
 
@@ -42,8 +42,8 @@ def name_fault(name: object) -> str | None:
     """Returns why MLflow would not record a metric of that name, or None where it would."""
     if not isinstance(name, str) or not name:
         return "it is no text"
-    if len(name) > MOST_IN_NAME:
-        return f"it has {len(name)} characters, of which {MOST_IN_NAME} are recorded"
+    if len(name) > MAX_IN_NAME:
+        return f"it has {len(name)} characters, of which {MAX_IN_NAME} are recorded"
     if not re.fullmatch(r"[/\w.\- :]+", name):
         return "only letters, digits, '_', '-', '.', ':', '/' and spaces are recorded"
     if posixpath.normpath(name) != name or name.startswith(("..", "/")) or name == ".":
@@ -58,8 +58,8 @@ def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"metrics {values!r:.100} are no object. To fix: give each metric's value by its name")
-    if len(values) > MOST_METRICS:
-        raise ValueError(f"{len(values)} metrics are given at once. To fix: give at most {MOST_METRICS}")
+    if len(values) > MAX_METRICS:
+        raise ValueError(f"{len(values)} metrics are given at once. To fix: give at most {MAX_METRICS}")
     result, faults = dict[str, float](), list[str]()
     for name, value in values.items():
         if (fault := name_fault(name)) is not None:

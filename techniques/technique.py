@@ -364,7 +364,7 @@ def batch_is_divisible(job: Job, num_slices: int) -> str | None:
 
 MAX_CHUNKS = 8
 """Chunks of a global batch, unless a job gives their size: as many as a usual machine has devices."""
-LEAST_CHUNK = 4
+MIN_CHUNK = 4
 """Samples of a chunk, unless a job gives it: fewer cost more than a fifth of a step."""
 
 
@@ -380,7 +380,7 @@ def choose_chunk(job: Job, facts: ModelFacts) -> int | None:
     if job.num_workers is not None:
         return job.global_batch_size // job.num_workers
     chunk = job.global_batch_size
-    least = max(LEAST_CHUNK, -(-chunk // MAX_CHUNKS))
+    least = max(MIN_CHUNK, -(-chunk // MAX_CHUNKS))
     while not undivided_batch_only(job, facts) and chunk % 2 == 0 and chunk // 2 >= least:
         chunk //= 2
     return chunk

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 # Smaller buckets are sent earlier, larger ones use the link better; only a trial shows which is quicker.
 BUCKET_BYTES = (32 * MIB, 4 * MIB)
-MOST_LIVE_BUCKETS = 3
+MAX_LIVE_BUCKETS = 3
 
 
 class Zero2(DataParallel):
@@ -79,7 +79,7 @@ class Zero2(DataParallel):
         whole = waits and not config.get("every_micro_batch", False)
         gradient_bytes = GRADIENT_BYTES * (1 + share if whole else share)
         of_trained = gradient_bytes + OPTIMIZER_STATE_BYTES[job.optimizer.name] * share
-        live_bytes: int = min(MOST_LIVE_BUCKETS * config["bucket_bytes"], facts.num_updated * GRADIENT_BYTES)
+        live_bytes: int = min(MAX_LIVE_BUCKETS * config["bucket_bytes"], facts.num_updated * GRADIENT_BYTES)
         return int(facts.num_parameters * WEIGHT_BYTES + facts.num_updated * of_trained) + live_bytes
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
@@ -93,7 +93,7 @@ class Zero2(DataParallel):
             model,
             mesh.get_group("dp_replicate"),
             bucket_bytes=config["bucket_bytes"],
-            most_live_buckets=MOST_LIVE_BUCKETS,
+            most_live_buckets=MAX_LIVE_BUCKETS,
             every_micro_batch=config.get("every_micro_batch", False),
             overlap=config.get("overlap", True),
             rounds=self.communication == "bf16",

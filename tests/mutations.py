@@ -22,8 +22,8 @@ from typing import Any
 
 CPU_LIMIT_S = 30  # for one mutant, in CPU time, which does not depend on the machine's load
 MEMORY_LIMIT_KB = 1_000_000  # the most that the process may grow over all mutants
-MOST_TOLD = 50
-MOST_SHOWN = 12
+MAX_TOLD = 50
+MAX_SHOWN = 12
 
 
 class Raw(str):
@@ -107,7 +107,7 @@ def assert_answered(
         if fault:
             crashes.setdefault(fault, f"mutant {number}: {fault}\n{_difference(content, _written(_start(right)))}")
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
-    told = "\n\n".join(list(crashes.values())[:MOST_SHOWN])
+    told = "\n\n".join(list(crashes.values())[:MAX_SHOWN])
     assert not crashes, f"{len(crashes)} mutants are not answered (seed {seed}):\n{told}"
     assert grown_kb < MEMORY_LIMIT_KB, f"the process grew by {grown_kb / 1000:.0f} MB"
     return Answers(num_taken=count - num_refused, num_refused=num_refused)
@@ -236,7 +236,7 @@ def _untold(error: ValueError) -> str:
         return "a refusal without a fault"
     if any(not str(fault).strip() for fault in told):
         return "a fault without a word"
-    if len(str(error).splitlines()) > MOST_TOLD + 1:
+    if len(str(error).splitlines()) > MAX_TOLD + 1:
         return f"{len(str(error).splitlines())} lines of faults"
     if (longest := max(len(str(fault)) for fault in told)) > 5000:
         return f"a fault of {longest} characters"

@@ -9,12 +9,12 @@ PORTS = range(10_000, 20_000)
 down, and a client that retries never connects to itself. They are also below those at which gangs over several nodes
 meet.
 """
-MOST_DRAWS = 1000
+MAX_DRAWS = 1000
 
 
 def free_port(address: str = "127.0.0.1", *, but: Collection[int] = ()) -> int:
     """A port on which nobody listens. but: ports to leave out, as they will be used later."""
-    for port in random.SystemRandom().choices(PORTS, k=MOST_DRAWS):
+    for port in random.SystemRandom().choices(PORTS, k=MAX_DRAWS):
         if port in but:
             continue
         with socket.socket() as trial:

@@ -31,7 +31,7 @@ BEGIN, END = "<!-- gpu-estimates -->", "<!-- /gpu-estimates -->"
 LLAMA = {**LLAMA_1B, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
 LLAMA |= {"num_key_value_heads": 12, "max_position_embeddings": 1024}
 GPT2 = {"n_positions": 1024, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS, ENOUGH_S = 3, 5, 20, 1.5
+WARM_UP_STEPS, MIN_STEPS, MAX_STEPS, ENOUGH_S = 3, 5, 20, 1.5
 
 
 class Images:
@@ -175,8 +175,8 @@ def measure(job, data, candidate, environment):
         ranks = join(order, 0, num_ranks=1, axes={})
         trainer = Trainer(order, technique, ranks, beat=lambda: None)
         seconds = []
-        while len(seconds) < WARM_UP_STEPS + LEAST_STEPS or (
-            len(seconds) < MOST_STEPS and sum(seconds[WARM_UP_STEPS:]) < ENOUGH_S
+        while len(seconds) < WARM_UP_STEPS + MIN_STEPS or (
+            len(seconds) < MAX_STEPS and sum(seconds[WARM_UP_STEPS:]) < ENOUGH_S
         ):
             synchronize()
             started_s = time.perf_counter()

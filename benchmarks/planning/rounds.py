@@ -23,7 +23,7 @@ from ringmaster.tasks.planning.problems.problem import group_of
 
 ROUND_S = 360.0
 SIA_POWER, SIA_WAITS = -0.5, 1.1
-FAIR_POWER, LEAST_PROGRESS = 5, 1e-3
+FAIR_POWER, MIN_PROGRESS = 5, 1e-3
 
 Gang = tuple[str, tuple[int, ...]]  # node, devices
 Choice = Mapping[str, int]  # by job, the index of its option
@@ -74,7 +74,7 @@ def shockwave_style(state: State) -> Choice:
     for name, left in state.left.items():
         job, fair_s = problem.job(name), problem.fair_s[name]
         rho = (state.now_s + fair_s * lefts[group_of(job)] / totals[group_of(job)]) / fair_s
-        done = max(LEAST_PROGRESS, 1.0 - left)
+        done = max(MIN_PROGRESS, 1.0 - left)
         for k, option in enumerate(job.options):
             is_free = name not in state.begun or state.running.get(name, (-1,))[0] == k
             more = (ROUND_S - (0.0 if is_free else problem.switch_cost_s)) / option.runtime_s

@@ -37,12 +37,12 @@ from ringmaster.tasks.execution.starter import checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.fusion import as_executed
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
-from ringmaster.tasks.planning.problems.problem_parts import LEAST_RUNTIME_S
+from ringmaster.tasks.planning.problems.problem_parts import MIN_RUNTIME_S
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, SpeedErrors
 
 DAY_S = 86_400.0
 REPAIR_S = 600.0
-LEAST_SAVE_S = 0.1
+MIN_SAVE_S = 0.1
 SHARES = 10**9  # steps of a job without a number of steps: shares of its work
 
 Replan = Literal["never", "completions", "clock"]
@@ -190,7 +190,7 @@ class _World:
 
     def kept_step(self, stretch: OngoingSegment, now_s: float) -> int:
         """Returns the step of a gang's last checkpoint. Writing one is taken to cost half of the switch cost."""
-        save_s = max(self.switch_cost_s / 2, LEAST_SAVE_S)
+        save_s = max(self.switch_cost_s / 2, MIN_SAVE_S)
         every_s = checkpoint_interval_s(save_s, num_devices=len(stretch.segment.devices), mtbf_s=self.mtbf_s)
         saved_s = (now_s - stretch.works_from_s) // every_s * every_s
         return stretch.first_step + max(0, int(saved_s / stretch.step_s))
@@ -327,7 +327,7 @@ class _Run:
             jobs.append(
                 replace(
                     job,
-                    options=tuple(replace(o, runtime_s=max(LEAST_RUNTIME_S, o.runtime_s * share)) for o in job.options),
+                    options=tuple(replace(o, runtime_s=max(MIN_RUNTIME_S, o.runtime_s * share)) for o in job.options),
                     after=tuple(other for other in job.after if other in steps),
                     release_s=max(0.0, job.release_s - now_s),
                     deadline_s=None if job.deadline_s is None else max(0.0, job.deadline_s - now_s),

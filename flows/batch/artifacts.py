@@ -74,13 +74,13 @@ def control_markdown(batch: str, jobs: Sequence[str], *, form: str) -> str:
         states = [link(action, {"action": action, "jobs": own}) for action in ("pause", "resume", "cancel")]
         return f"| {' | '.join([name, *clone, change, *states])} |"
 
-    more = [f"{len(jobs) - MOST_CONTROLLED} more jobs have no row: type their names into a form."]
+    more = [f"{len(jobs) - MAX_CONTROLLED} more jobs have no row: type their names into a form."]
     return "\n".join(
         [
             "Each link opens a form. Nothing happens before it is submitted.",
             *("", "| job | | | | | |", "|---|---|---|---|---|---|", row("**the whole batch**", ())),
-            *(row(markdown(job), [job]) for job in jobs[:MOST_CONTROLLED]),
-            *(["", *more] if len(jobs) > MOST_CONTROLLED else []),
+            *(row(markdown(job), [job]) for job in jobs[:MAX_CONTROLLED]),
+            *(["", *more] if len(jobs) > MAX_CONTROLLED else []),
         ]
     )
 
@@ -131,8 +131,8 @@ def _address(server: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
 
-MOST_CONTROLLED = 100  # jobs with links of their own
-MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
+MAX_CONTROLLED = 100  # jobs with links of their own
+MAX_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
 
 Row = Mapping[str, Any]
 
@@ -156,7 +156,7 @@ class DecisionArtifact:
             CoalescingWorker, name="decisions artifact"
         ),
     ) -> None:
-        self._rows: deque[Row] = deque(maxlen=MOST_DECISIONS)
+        self._rows: deque[Row] = deque(maxlen=MAX_DECISIONS)
         self._clock, self._write = clock, write or _write
         self._began_s = self._written_s = clock()
         self._artifact: UUID | None = None

@@ -17,7 +17,7 @@ from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.references import one_of
 from ringmaster.techniques.job_parts import NAME_PATTERN
 
-MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
+MAX_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 
 BatchInput = Batch | str | dict[str, Any]
 """A batch, a path, a text, a mapping or a Batch's JSON form, which may also be in a file."""
@@ -39,7 +39,7 @@ def as_batch(batch: BatchInput) -> Batch:
 def as_parameter(batch: Batch) -> BatchInput:
     """Returns the batch as a parameter of a flow: its JSON form, or the file of a batch too long for Prefect."""
     content = batch.to_json()
-    return content if len(json.dumps(content)) <= MOST_PARAMETER_BYTES else str(batch_in_file(batch))
+    return content if len(json.dumps(content)) <= MAX_PARAMETER_BYTES else str(batch_in_file(batch))
 
 
 def batch_in_file(batch: Batch) -> Path:

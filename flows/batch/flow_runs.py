@@ -48,7 +48,7 @@ from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.events import Outcome
-from ringmaster.text import MOST_IN_NAME, printable
+from ringmaster.text import MAX_IN_NAME, printable
 
 OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
 # The flows whose process sees that Prefect's page cancels them, with the deployment that their runs then belong to.
@@ -72,7 +72,7 @@ def named(template: str) -> Callable[[], str]:
 def typed_or(wanted: str) -> str:
     """Returns the running flow's name if a person typed it, else `wanted`."""
     name = runtime.flow_run.name
-    return printable(wanted, limit=MOST_IN_NAME) if not name or _DRAWN.fullmatch(name) else str(name)
+    return printable(wanted, limit=MAX_IN_NAME) if not name or _DRAWN.fullmatch(name) else str(name)
 
 
 def current_flow_run() -> FlowRun | None:

@@ -430,13 +430,13 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a model: what it came from, up to its bases, what became of it, its data, plan and aliases."""
-    from ringmaster.flows.lineage.views import MOST_LINES, print_view, show_view
+    from ringmaster.flows.lineage.views import MAX_LINES, print_view, show_view
     from ringmaster.model_lineage.exporting import node_json
 
     with lineage_home(is_fresh=refresh) as home:
         node, snapshot = home.find(model), home.snapshot
         if not as_json:
-            print_view(show_view(snapshot, node, most=len(snapshot.nodes) if every else MOST_LINES), output_console())
+            print_view(show_view(snapshot, node, most=len(snapshot.nodes) if every else MAX_LINES), output_console())
             return
         relatives = {"ancestors": snapshot.ancestors(node.id), "descendants": snapshot.reached_from([node.id])}
         known = {

@@ -377,7 +377,7 @@ def exit_code(result: Mapping[str, Any]) -> int:
 
 
 FOLLOW_EVERY_S = 0.5
-MOST_CHARACTERS = 1_000_000  # of a log that are read at a time
+MAX_CHARACTERS = 1_000_000  # of a log that are read at a time
 
 
 def techniques(
@@ -462,7 +462,7 @@ def logs(
         return
     num_characters = 0
     with _opened(gang, rank) as file:
-        while text := file.read(MOST_CHARACTERS):
+        while text := file.read(MAX_CHARACTERS):
             num_characters += len(text)
             write_document(text)
     if not num_characters:
@@ -478,9 +478,9 @@ def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
             while not (has_next or is_over):
                 newest = _last_gang(batch, gang.job)  # before the log is read, so that no line of it is missed
                 while True:
-                    text = file.read(MOST_CHARACTERS)
+                    text = file.read(MAX_CHARACTERS)
                     yield text
-                    if len(text) < MOST_CHARACTERS:
+                    if len(text) < MAX_CHARACTERS:
                         break
                 has_next = newest.folder != gang.folder and (newest.folder / f"rank-{rank}.log").exists()
                 is_over = newest.is_over

@@ -20,10 +20,10 @@ from ringmaster.techniques.checkpoints.chain import StateLink
 from ringmaster.techniques.processes.events import NUM_ROWS
 from ringmaster.text import enumerated, printable
 
-MOST_LINES = 60  # lines of a tree that are shown
+MAX_LINES = 60  # lines of a tree that are shown
 
 
-def show_view(snapshot: Snapshot, node: LineageNode, *, most: int = MOST_LINES) -> RenderableType:
+def show_view(snapshot: Snapshot, node: LineageNode, *, most: int = MAX_LINES) -> RenderableType:
     """Returns the facts about a model, above the trees of its ancestors and descendants."""
     parts: list[RenderableType] = [_heading(node), _facts(snapshot, node)]
     if node.record.kind == COMPONENT:

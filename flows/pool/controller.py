@@ -277,10 +277,10 @@ ASKING_DEPLOYMENT = "train-batch"
 
 DEPLOYMENT = "train-batch/train-batch"
 FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
-MOST_FAILURES = 2  # of the handling of one request
+MAX_FAILURES = 2  # of the handling of one request
 CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after that, it is taken for dead
 PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet
-MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
+MAX_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
 DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
 RECENT = timedelta(hours=1)
 BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
@@ -373,7 +373,7 @@ class BatchRuns:
 
     def _count_failure(self, request: Request, error: Exception) -> None:
         self._failures[request.id] += 1
-        if self._failures[request.id] < MOST_FAILURES:
+        if self._failures[request.id] < MAX_FAILURES:
             return
         message = printable_lines(f"the pool's controller cannot handle it: {type(error).__name__}: {error}")
         self._requests.answer(request.id, status=RequestStatus.REFUSED, answer={"message": message})
@@ -447,7 +447,7 @@ class BatchRuns:
             return
         if (why := request.content.get(CANCELLED)) and not is_active:
             self._cancel(client, run, str(why))
-        has_crashed_too_often = run.run_count >= MOST_RUNS and not is_active
+        has_crashed_too_often = run.run_count >= MAX_RUNS and not is_active
         if state.is_final() and (state.type != StateType.CRASHED or has_crashed_too_often):
             status = RequestStatus.DONE if state.type == StateType.COMPLETED else RequestStatus.REFUSED
             message = f"its flow run is {state.name}: {state.message or ''}".rstrip(": ")
@@ -482,7 +482,7 @@ def revive_crashed_runs(
 ) -> list[str]:
     """Schedules crashed runs again; returns their names.
 
-    These are crashed runs whose batch is active, or that crashed within the last hour fewer than MOST_RUNS times, and
+    These are crashed runs whose batch is active, or that crashed within the last hour fewer than MAX_RUNS times, and
     runs that a worker has claimed and not begun within BEGUN_WITHIN: their process died before it reported a state,
     while its worker could not reach Prefect.
 
@@ -497,7 +497,7 @@ def revive_crashed_runs(
     for run in crashed:
         submitted = {id for id, _ in facts.get(runs_fact(str(run.id)), {}).values()}
         is_new = run.end_time is not None and now - run.end_time < RECENT
-        if submitted & active or (is_new and run.run_count < MOST_RUNS):
+        if submitted & active or (is_new and run.run_count < MAX_RUNS):
             wanted.append(run)
     for run in wanted:
         logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_QUEUE = "default"  # the queue of batches, sweeps and retraining runs, which any machine may run
 REQUESTS_QUEUE = "requests"  # the queue of flows that take seconds, such as control-jobs: they overtake batches
-MOST_SHORT_RUNS = 3  # runs at once of any other queue than DEFAULT_QUEUE, in the whole pool
+MAX_SHORT_RUNS = 3  # runs at once of any other queue than DEFAULT_QUEUE, in the whole pool
 LOOK_EVERY_S = 0.5
 POLL_EVERY_S = 4  # interval of polling for flow runs
 HEARTBEAT_S = 15  # Prefect shows a worker as offline after three missed intervals
@@ -135,7 +135,7 @@ async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         for queue in queues:
-            limit = None if queue == DEFAULT_QUEUE else MOST_SHORT_RUNS
+            limit = None if queue == DEFAULT_QUEUE else MAX_SHORT_RUNS
             try:
                 await client.create_work_queue(name=queue, work_pool_name=work_pool, concurrency_limit=limit)
             except ObjectAlreadyExists:

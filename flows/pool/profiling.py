@@ -41,7 +41,7 @@ LOOK_EVERY_S = 1.0
 TRIALS = "trials"  # the fact: the `TrialPolicy` of the batch, if it is another than usual
 GONE = "it has left the pool"
 UNVERIFIED = "only untrusted nodes serve. To fix: start a trusted one, which verifies their work too"
-MOST_ATTEMPTS = 3  # failed measurements, on nodes that are lost or fail meanwhile
+MAX_ATTEMPTS = 3  # failed measurements, on nodes that are lost or fail meanwhile
 
 
 @flow(name="profile-node", flow_run_name="profile {key} on {node}", persist_result=False)
@@ -78,7 +78,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
     failed: list[str] = []
     left: set[str] = set()
     measured: dict[str, ProfilingResult] = {}  # by this process
-    while len(failed) < MOST_ATTEMPTS:
+    while len(failed) < MAX_ATTEMPTS:
         nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}

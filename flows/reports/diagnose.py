@@ -46,8 +46,8 @@ from ringmaster.tasks.storage.journal import Journal, SegmentRecord, segment_rec
 from ringmaster.tasks.storage.schema import ABOUT, BATCHES, EXECUTOR, JOBS, LEASES, ORDERS, PLANS, REQUESTS, SEGMENTS
 
 PATTERNS = ("pool/*.log", "nodes/*/*.log", "batches/*/*/*.log", "batches/*/*/gangs/*/*.log")
-MOST_FILES = 40
-MOST_BYTES = 100_000  # of each file
+MAX_FILES = 40
+MAX_BYTES = 100_000  # of each file
 
 
 def diagnose(home: Path) -> Bundle:
@@ -85,7 +85,7 @@ def logs(home: Path) -> Iterator[BundleFile]:
     """Yields the ends of the log files of services, nodes and ranks; of the newest ones, where there are many."""
     files = [file for pattern in PATTERNS for file in home.glob(pattern) if not file.is_symlink()]
     result = [file for file in files if file.is_file() and file.stat().st_size]
-    for file in sorted(result, key=lambda file: file.stat().st_mtime)[-MOST_FILES:]:
+    for file in sorted(result, key=lambda file: file.stat().st_mtime)[-MAX_FILES:]:
         yield BundleFile(name=f"logs/{file.relative_to(home)}", text=_tail(file))
 
 
@@ -93,9 +93,9 @@ def _tail(file: Path) -> str:
     """Returns the last lines of a file. The first one is left out if it is not whole, as it may begin in a secret."""
     with file.open("rb") as opened:
         size = opened.seek(0, 2)
-        opened.seek(max(0, size - MOST_BYTES))
-        text = opened.read(MOST_BYTES).decode(errors="replace")
-    return text if size <= MOST_BYTES else text.partition("\n")[2]
+        opened.seek(max(0, size - MAX_BYTES))
+        text = opened.read(MAX_BYTES).decode(errors="replace")
+    return text if size <= MAX_BYTES else text.partition("\n")[2]
 
 
 ANSWER_TIMEOUT_S = 5.0
@@ -304,9 +304,9 @@ def nvidia() -> Iterator[BundleFile]:
 
 
 DATABASE_TIMEOUT_S = 5.0
-MOST_ROWS = 200
-MOST_PLANS = 5
-MOST_RUNS = 5
+MAX_ROWS = 200
+MAX_PLANS = 5
+MAX_RUNS = 5
 
 
 def pool_rows() -> Iterator[BundleFile]:
@@ -323,25 +323,25 @@ def pool_rows() -> Iterator[BundleFile]:
 
 def local_runs(home: Path) -> Iterator[BundleFile]:
     """Yields the state of the newest runs of batches that ran on this machine alone."""
-    runs = runs_below(home / "batches", "*/*")[-MOST_RUNS:]
+    runs = runs_below(home / "batches", "*/*")[-MAX_RUNS:]
     yield BundleFile.of_json("runs.json", {str(run.relative_to(home)): _run(run / "journal.db") for run in runs})
 
 
 def _run(file: Path) -> dict[str, Any]:
     with closing(Journal.of_file(file)) as journal:
         jobs = {name: [r.status, r.step, r.message] for name, r in journal.jobs().items()}
-        segments = [_segment(record) for record in journal.segments()[-MOST_ROWS:]]
+        segments = [_segment(record) for record in journal.segments()[-MAX_ROWS:]]
         return {"jobs": jobs, "segments": segments, "plans": journal.database.read(_plans)}
 
 
 def _pool(connection: Connection) -> dict[str, Any]:
     def rows(query: Select[Any]) -> list[dict[str, Any]]:
-        return [dict(row._mapping) for row in connection.execute(query.limit(MOST_ROWS))]
+        return [dict(row._mapping) for row in connection.execute(query.limit(MAX_ROWS))]
 
     batches = rows(_columns(BATCHES, "id", "status", "message", "submitted_s").order_by(BATCHES.c.submitted_s.desc()))
-    newest = [batch["id"] for batch in batches[:MOST_RUNS]]
+    newest = [batch["id"] for batch in batches[:MAX_RUNS]]
     jobs = _columns(JOBS, "batch", "name", "status", "step", "message").order_by(JOBS.c.number.desc())
-    segments = connection.execute(select(SEGMENTS).order_by(SEGMENTS.c.id.desc()).limit(MOST_ROWS)).all()
+    segments = connection.execute(select(SEGMENTS).order_by(SEGMENTS.c.id.desc()).limit(MAX_ROWS)).all()
     return {
         "about": rows(_columns(ABOUT, "key", "value")),
         "executor": rows(_columns(EXECUTOR, "epoch", "beats", "owner")),
@@ -359,7 +359,7 @@ def _pool(connection: Connection) -> dict[str, Any]:
 
 
 def _plans(connection: Connection) -> list[dict[str, Any]]:
-    query = select(PLANS).where(PLANS.c.batch == "").order_by(PLANS.c.id.desc()).limit(MOST_PLANS)
+    query = select(PLANS).where(PLANS.c.batch == "").order_by(PLANS.c.id.desc()).limit(MAX_PLANS)
     return [_plan(row) for row in connection.execute(query)]
 
 
@@ -380,7 +380,7 @@ def _plan(row: Any) -> dict[str, Any]:
         "planning_s": dict(plan.seconds),
         "segments": [
             {"job": s.job, "start_s": s.start_s, "end_s": s.end_s, "devices": s.devices}
-            for s in plan.segments[:MOST_ROWS]
+            for s in plan.segments[:MAX_ROWS]
         ],
     }
 

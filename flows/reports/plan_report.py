@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.gains import Change, Deadline, WhatIf
 
 
-MOST_DEVICES = 64  # rows that a person still reads
+MAX_DEVICES = 64  # rows that a person still reads
 BAR = 30  # columns of the longest bar
 
 
@@ -57,7 +57,7 @@ def print_plan(plan: Plan, problem: Problem, simple: Mapping[str, float], consol
     simple: makespans of simple rules, by name.
     fused: a sentence about what training jobs together saves.
     """
-    if problem.num_devices <= MOST_DEVICES:
+    if problem.num_devices <= MAX_DEVICES:
         print_gantt(plan, problem, console)
     else:
         console.print(f"{problem.num_devices} devices are too many for a terminal: --svg draws them", style="dim")
@@ -191,7 +191,7 @@ def _seconds(plan: Plan) -> str:
     return f"seconds by stage: {stages} (in all {sum(plan.seconds.values()):.2f})"
 
 
-MOST_MODELS = 8  # whose folders are listed one by one
+MAX_MODELS = 8  # whose folders are listed one by one
 RECORD_LATER = "remove the cause, and `ringmaster run BATCH.yaml --resume` records the rest; nothing is trained again"
 
 
@@ -231,8 +231,8 @@ def _models(result: BatchResult) -> list[str]:
     if not results:
         return []
     width = max(len(job["name"]) for job in results)
-    uris = [f"  {job['name']:{width}}  {job['model_uri'] or 'not recorded'}" for job in results[:MOST_MODELS]]
-    more = [f"  and {len(results) - MOST_MODELS} more, which --json lists"] if len(results) > MOST_MODELS else []
+    uris = [f"  {job['name']:{width}}  {job['model_uri'] or 'not recorded'}" for job in results[:MAX_MODELS]]
+    more = [f"  and {len(results) - MAX_MODELS} more, which --json lists"] if len(results) > MAX_MODELS else []
     if settings.num_plain_runs() == 0:
         return ["Models, a folder of each written by `ringmaster lineage restore NAME/VERSION FOLDER`:", *uris, *more]
     return [f"Models, a folder each that `from_pretrained` reads: {Path(results[0]['model_dir']).parent}", *uris, *more]

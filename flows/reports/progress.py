@@ -34,10 +34,10 @@ from ringmaster.techniques.processes.events import (
 from ringmaster.text import printable
 
 LINES_EVERY_S = 30.0  # between the lines about each running job in a log
-MOST_LINES = 20  # jobs of which a log says each time how they go on
-MOST_NAMED = 4  # devices of a gang whose numbers are shown
+MAX_LINES = 20  # jobs of which a log says each time how they go on
+MAX_NAMED = 4  # devices of a gang whose numbers are shown
 WIDE, BAR = 120, 16  # columns from which on a terminal has room for bars, and of a bar
-LEAST_JOB = 8  # columns of the jobs' names, which are cut before a column is left out
+MIN_JOB = 8  # columns of the jobs' names, which are cut before a column is left out
 COLUMNS = ("job", "technique", "step", "loss", "samples/s", "tokens/s", "memory", "ends in")
 LEFT_OUT_FIRST = ("tokens/s", "samples/s", "memory", "technique", "loss")  # on a narrow terminal
 
@@ -174,8 +174,8 @@ class BatchProgress:
         now_s, rows = self.now_s(), list(self.rows.values())
         if not rows:
             return [f"still {self._activity}, {whole_seconds(now_s - self._activity_s)}"] if self._activity else []
-        more = [f"and {len(rows) - MOST_LINES} more jobs"] if len(rows) > MOST_LINES else []
-        return [row.line(now_s, ends_in=self.ends_in(row.job)) for row in rows[:MOST_LINES]] + more
+        more = [f"and {len(rows) - MAX_LINES} more jobs"] if len(rows) > MAX_LINES else []
+        return [row.line(now_s, ends_in=self.ends_in(row.job)) for row in rows[:MAX_LINES]] + more
 
 
 class View:
@@ -302,11 +302,11 @@ class LiveView(ConsoleView):
         every = [row.cells(now_s, ends_in=self._batch.ends_in(row.job)) for row in rows]
         width, has_bars = self._console.width, self._console.width >= WIDE
         left_out_first = () if has_bars else LEFT_OUT_FIRST
-        shown = fitting_columns(every, width=width, least={"job": LEAST_JOB}, left_out_first=left_out_first)
+        shown = fitting_columns(every, width=width, least={"job": MIN_JOB}, left_out_first=left_out_first)
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
         for name in shown:
             # The name of the job is the only column that gives room to the others.
-            least, style = LEAST_JOB if name == "job" else None, {"job": "bold", "technique": "cyan"}.get(name)
+            least, style = MIN_JOB if name == "job" else None, {"job": "bold", "technique": "cyan"}.get(name)
             is_text = name in ("job", "technique", "ends in")
             justify: Literal["left", "right"] = "left" if is_text else "right"
             table.add_column(name, style=style, min_width=least, justify=justify, no_wrap=name != "job")
@@ -383,7 +383,7 @@ def _devices(devices: tuple[tuple[str, int], ...]) -> str:
 
 def _numbers(devices: tuple[tuple[str, int], ...]) -> str:
     """Returns the numbers of a gang's devices for a narrow column: "0,1"; of many devices their number."""
-    if len(devices) > MOST_NAMED:
+    if len(devices) > MAX_NAMED:
         return f"{len(devices)} devices"
     return ",".join(str(number) for _, number in devices)
 

@@ -290,9 +290,9 @@ def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> R
 T = TypeVar("T")
 
 TIMEOUT_S = 2.0  # with a database that is full or locked
-LEAST_FREE_BYTES = 1 << 18  # on the disk of a run, which less of it stops
-MOST_NAMED = 4  # devices whose numbers are shown
-MOST_IN_CELL = 500  # characters of a message; --json has all of it
+MIN_FREE_BYTES = 1 << 18  # on the disk of a run, which less of it stops
+MAX_NAMED = 4  # devices whose numbers are shown
+MAX_IN_CELL = 500  # characters of a message; --json has all of it
 STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", "message", "trained with")
 
 
@@ -326,7 +326,7 @@ def _waiting(records: list[journal.JobRecord], folder: Path) -> list[journal.Job
 
     The run itself cannot write that down there.
     """
-    if not _is_running(records) or shutil.disk_usage(folder).free >= LEAST_FREE_BYTES:
+    if not _is_running(records) or shutil.disk_usage(folder).free >= MIN_FREE_BYTES:
         return records
     message = f"waits: the disk of {folder} is full. To fix: free space there"
     return [replace(each, message=each.message or message) if _is_running([each]) else each for each in records]
@@ -451,7 +451,7 @@ def _options(segments: Sequence[journal.SegmentRecord]) -> dict[str, str]:
             devices.setdefault(place, []).append(number)
         where = " ".join(f"{place}:{','.join(numbers)}" for place, numbers in devices.items())
         many = f"{len(what['devices'])} devices"
-        option = f"{what['technique']} on {where if len(what['devices']) <= MOST_NAMED else many}"
+        option = f"{what['technique']} on {where if len(what['devices']) <= MAX_NAMED else many}"
         batch, slash, _ = segment.job.rpartition("/")
         result |= dict.fromkeys((segment.job, *(f"{batch}{slash}{name}" for name in what.get("fellows", {}))), option)
     return result
@@ -480,7 +480,7 @@ def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
     every = [_cells(row) for row in rows]
     may_lack = (*FIGURES, "ends in")
     columns = [name for name in STATUS_COLUMNS if name not in may_lack or any(row[name] for row in every)]
-    cells = [[printable(row[name], limit=MOST_IN_CELL) for name in columns] for row in every]
+    cells = [[printable(row[name], limit=MAX_IN_CELL) for name in columns] for row in every]
     widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
     text = Text(no_wrap=True)
     for row_cells in (columns, *cells):

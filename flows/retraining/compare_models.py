@@ -50,7 +50,7 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.scoring.scored_rows import TrainingData, read_alike, read_by
 from ringmaster.text import markdown
 
-MOST_SCORED = 2000  # held-out rows, for the reference of predictions
+MAX_SCORED = 2000  # held-out rows, for the reference of predictions
 
 
 def compare_models(
@@ -253,9 +253,7 @@ def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: Mode
         return
     job, environment = check.model.job, run.node_context.environment
     folder = {"candidate": run.download(candidate)}
-    scored = score_models(
-        folder, job=job, data=check.data, max_rows=MOST_SCORED, environment=environment, device=device
-    )
+    scored = score_models(folder, job=job, data=check.data, max_rows=MAX_SCORED, environment=environment, device=device)
     if (scores := scored.scores.get("candidate")) is not None:
         keep_trained(run, candidate, replace(kept, predictions=references_of(scored_features(scores))))
 

@@ -34,7 +34,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 LASTED_S = 60.0  # a service that was up for so long starts again with the first delay
 CHECK_EVERY_S = 15.0  # interval of the checks of servers that are up
 HUNG_S = 90.0  # without an answer, after which a server that was up is hung, and not only busy
-LEAST_CHECKS = 4  # without an answer in that time
+MIN_CHECKS = 4  # without an answer in that time
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Supervisor:
             return
         child.num_silent += 1
         # The number of checks counts, too: no time may pass for a server while this process itself was stopped.
-        if now_s - child.answered_s >= HUNG_S and child.num_silent >= LEAST_CHECKS and child.process is not None:
+        if now_s - child.answered_s >= HUNG_S and child.num_silent >= MIN_CHECKS and child.process is not None:
             child.message = f"hung: no answer from {url} for {now_s - child.answered_s:.0f} s"
             child.process.signal(signal.SIGKILL, group=child.service.group)
 

@@ -39,7 +39,7 @@ LEDGER = "ringmaster.ledger"  # a tag of the experiment
 DIGEST = "ringmaster.digest"  # of a component's tensors
 MEMBER = "ringmaster.member."  # followed by a model's id: a tag of a component
 STORE_LINES = "ringmaster.store"  # the text on a model's page about its size in the store
-MOST_RELATIVES = 12  # the most relatives that a new model is compared with
+MAX_RELATIVES = 12  # the most relatives that a new model is compared with
 
 
 class Ledger(Models):
@@ -164,7 +164,7 @@ class Ledger(Models):
             model = self._logged_model(parent)
             tags = {} if model is None else model.tags
             ids |= dict.fromkeys(key.removeprefix(CHILD) for key in tags if key.startswith(CHILD))
-        for id in [id for id in ids if id != record.model_id][:MOST_RELATIVES]:
+        for id in [id for id in ids if id != record.model_id][:MAX_RELATIVES]:
             stored = self._stored(id, store)
             if stored is not None:
                 yield id, stored

@@ -296,8 +296,8 @@ def _is_of(value: Any, annotation: str) -> bool:
     return type(value).__name__ in annotation or (value is None and "None" in annotation)
 
 
-MOST_ANCESTORS, MOST_SIBLINGS, MOST_CHILDREN = 12, 6, 8  # the most relatives that are drawn; the others are counted
-MOST_REDRAWN = 50  # pictures that one finding redraws
+MAX_ANCESTORS, MAX_SIBLINGS, MAX_CHILDREN = 12, 6, 8  # the most relatives that are drawn; the others are counted
+MAX_REDRAWN = 50  # pictures that one finding redraws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +340,7 @@ class Families(ModelRegistry):
         result = [*near, *(known for id in children if (known := self._known(id)) is not None)]
         marks = self.marks()
         named = {record.model_id: record for record in records}
-        for known in {known.model_id: known for known in result[:MOST_REDRAWN]}.values():
+        for known in {known.model_id: known for known in result[:MAX_REDRAWN]}.values():
             try:
                 self._draw(known, marks)
                 if (model := named.get(known.model_id)) is not None:
@@ -410,7 +410,7 @@ class Families(ModelRegistry):
 
     def siblings(self, record: ModelRecord) -> list[ModelRecord]:
         """Returns the other children of a model's parents, as many as a page shows; their pages show the model too."""
-        ids = [child.id for parent in record.parents for child in self._children(parent)[: MOST_SIBLINGS + 1]]
+        ids = [child.id for parent in record.parents for child in self._children(parent)[: MAX_SIBLINGS + 1]]
         result = [self._known(id) for id in dict.fromkeys(ids) if id != record.model_id]
         return [sibling for sibling in result if sibling is not None]
 
@@ -422,7 +422,7 @@ class Families(ModelRegistry):
         for model in todo:
             for parent in model.parents:
                 edges.append((parent, model.model_id))
-                if parent not in relatives and len(relatives) <= MOST_ANCESTORS:
+                if parent not in relatives and len(relatives) <= MAX_ANCESTORS:
                     result = self._known(parent)
                     relatives[parent] = (
                         _relative(result) if result else Relative(id=parent, title=parent, kind="deleted")
@@ -430,8 +430,8 @@ class Families(ModelRegistry):
                     todo += [result] if result else []
         for parent in record.parents:
             if parent in relatives:
-                self._add_children(parent, relatives, edges, most=MOST_SIBLINGS)
-        self._add_children(record.model_id, relatives, edges, most=MOST_CHILDREN)
+                self._add_children(parent, relatives, edges, most=MAX_SIBLINGS)
+        self._add_children(record.model_id, relatives, edges, most=MAX_CHILDREN)
         models = self._models(list(relatives), experiment_ids=marks.experiment_ids)
         boxes = [
             replace(each, **_shown(models[each.id], marks)) if each.id in models else each

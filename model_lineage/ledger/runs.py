@@ -30,7 +30,7 @@ BATCH_KEY = "ringmaster.batch"
 FINAL_STATUSES = ("FINISHED", "FAILED", "KILLED")
 _FINGERPRINT = "ringmaster.fingerprint"
 PROFILES_PER_PAGE = 250  # wanted profiles are mostly recent
-MOST_PROFILES_SEARCHED, NUM_NEWEST_PROFILES = 5000, 100
+MAX_PROFILES_SEARCHED, NUM_NEWEST_PROFILES = 5000, 100
 _NEWEST_FIRST = ["attributes.start_time DESC"]
 
 
@@ -273,7 +273,7 @@ class LedgerRuns(Connection):
         runs = paged(
             self.client.search_runs, [experiment_id], requested, max_results=PROFILES_PER_PAGE, order_by=_NEWEST_FIRST
         )
-        for run in islice(runs, MOST_PROFILES_SEARCHED):  # most options were never measured, and would end no search
+        for run in islice(runs, MAX_PROFILES_SEARCHED):  # most options were never measured, and would end no search
             tags = run.data.tags
             if tags.get(_FINGERPRINT) in missing:
                 missing.remove(tags[_FINGERPRINT])

@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 from ringmaster.codec import from_json
 from ringmaster.text import listed
 
-MOST_FILES = 10_000
-MOST_FAULTS = 20
+MAX_FILES = 10_000
+MAX_FAULTS = 20
 REMEDY = "give a folder with the model's own files alone"
 
 
@@ -49,10 +49,10 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
                     result.append((relative, _file_at(path, relative, folder, home)))
                 except ValueError as error:
                     faults.append(str(error))
-        if len(result) + len(faults) > MOST_FILES:
-            raise ValueError(f"{folder} has more than {MOST_FILES:,} files. To fix: {REMEDY}")
+        if len(result) + len(faults) > MAX_FILES:
+            raise ValueError(f"{folder} has more than {MAX_FILES:,} files. To fix: {REMEDY}")
     if faults:
-        raise ValueError(listed(faults, between="; ", most=MOST_FAULTS))
+        raise ValueError(listed(faults, between="; ", most=MAX_FAULTS))
     return sorted(result, key=lambda each: Path(each[0]))
 
 
@@ -99,7 +99,7 @@ ITEM_BYTES = {
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
-MOST_DIMENSIONS = 64  # of a tensor; the limit of torch
+MAX_DIMENSIONS = 64  # of a tensor; the limit of torch
 DEEPEST_NAME = 100  # the deepest nesting of modules, counted as the dots of a parameter's name
 
 
@@ -196,7 +196,7 @@ def _tensor_part(name: str, entry: Any, body: int) -> TensorPart:
     """Returns a tensor by its entry in a header that the library has checked."""
     if not name.isprintable() or name.count(".") > DEEPEST_NAME:
         raise ValueError(f"{name[:80]!r} is no parameter's name")
-    if len(entry["shape"]) > MOST_DIMENSIONS:
+    if len(entry["shape"]) > MAX_DIMENSIONS:
         raise ValueError(f"{name} has {len(entry['shape'])} dimensions")
     first, last = entry["data_offsets"]
     shape = tuple(entry["shape"])

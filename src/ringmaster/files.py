@@ -18,7 +18,7 @@ from ringmaster.codec import from_json, to_json
 
 T = TypeVar("T")
 
-MOST_NAME_BYTES, MOST_PATH_BYTES = 255, 4000
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4000
 """The longest file name and the longest path that Linux's file systems accept; a glob adds to the path."""
 MAX_BYTES = 4_000_000
 """The size limit of a file that is read as YAML; parsing that much takes half a minute."""
@@ -148,7 +148,7 @@ def text_of(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
 def path_in(folder: Path, name: str) -> Path:
     """Returns the path of `name` relative to `folder`. Raises ValueError if no file can have such a path."""
     sizes = [len(part.encode("utf-8", "replace")) for part in name.split("/")]
-    if "\0" in name or max(sizes) > MOST_NAME_BYTES or sum(sizes) + len(sizes) > MOST_PATH_BYTES:
+    if "\0" in name or max(sizes) > MAX_NAME_BYTES or sum(sizes) + len(sizes) > MAX_PATH_BYTES:
         raise ValueError("is no path that a file can have")
     try:
         return folder / Path(name).expanduser()

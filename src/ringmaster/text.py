@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MOST_CHARACTERS = 4_000
+MAX_CHARACTERS = 4_000
 """Most characters of a line of foreign text."""
 
-MOST_IN_LINES = 20_000
+MAX_IN_LINES = 20_000
 """Most characters of foreign text that keeps its lines."""
 
-MOST_IN_NAME = 250
+MAX_IN_NAME = 250
 """Most characters of a name, which becomes part of file names and of MLflow's keys."""
 
 SHORT = 200  # below this limit there is no room for a note about what is left out, and the end goes
@@ -39,7 +39,7 @@ MARKDOWN = re.compile(r"([\\`*{}\[\]|~$]|^(?:[-+=#]|\d+[.)])(?![\w.])|(?<!\w)_|_
 BARE_LINKS = re.compile(r"(?i):(?=//)|(?<=mailto):|(?<=www)\.|@")
 
 
-def printable(text: str, *, limit: int = MOST_CHARACTERS) -> str:
+def printable(text: str, *, limit: int = MAX_CHARACTERS) -> str:
     """Returns `text` on one line of at most `limit` characters, with escapes for all that is not visible.
 
     Escaped are control characters (C0, C1, DEL, line ends and tabs), bidirectional and other format characters, line
@@ -60,10 +60,10 @@ def message_of(error: BaseException) -> str:
 
 def is_printable_name(name: object) -> bool:
     """Whether a name can be shown as it is: a text of visible characters, without blanks at its ends."""
-    return isinstance(name, str) and 0 < len(name) <= MOST_IN_NAME and printable(name) == name == name.strip()
+    return isinstance(name, str) and 0 < len(name) <= MAX_IN_NAME and printable(name) == name == name.strip()
 
 
-def printable_lines(text: str, *, limit: int = MOST_IN_LINES) -> str:
+def printable_lines(text: str, *, limit: int = MAX_IN_LINES) -> str:
     """Returns `text` as `printable` does, but keeps its lines and tabs. A carriage return begins a line, too."""
     lines = _ends(text, limit).replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return _bounded("\n".join("\t".join(map(_escaped, line.split("\t"))) for line in lines), limit, length=len(text))
@@ -86,19 +86,19 @@ def storable(text: str) -> str:
     return text if text.isprintable() else re.sub("[\x00\ud800-\udfff]", lambda match: _escape(match[0]), text)
 
 
-def markdown(text: str, *, limit: int = MOST_CHARACTERS) -> str:
+def markdown(text: str, *, limit: int = MAX_CHARACTERS) -> str:
     """Returns foreign text for a paragraph, heading, link or table in Markdown, where it is neither markup nor HTML."""
     escaped = html.escape(MARKDOWN.sub(_with_backslash, printable(text, limit=limit).strip()), quote=False)
     return BARE_LINKS.sub(lambda match: f"&#{ord(match[0])};", escaped)
 
 
-def code_span(text: str, *, limit: int = MOST_CHARACTERS) -> str:
+def code_span(text: str, *, limit: int = MAX_CHARACTERS) -> str:
     """Returns foreign text as code in Markdown; as plain text if code could not hold it."""
     shown = printable(text, limit=limit)
     return markdown(shown, limit=limit) if not shown.strip() or re.search("[`|]", shown) else f"`{shown}`"
 
 
-def xml(text: str, *, limit: int = MOST_CHARACTERS) -> str:
+def xml(text: str, *, limit: int = MAX_CHARACTERS) -> str:
     """Returns foreign text for the text or a quoted attribute of SVG, HTML and other XML."""
     return html.escape(printable(text, limit=limit))
 
@@ -148,17 +148,17 @@ def _with_backslash(match: re.Match[str]) -> str:
     return f"{match[0][:-1]}\\{match[0][-1]}"
 
 
-MOST_FAULTS = 50
+MAX_FAULTS = 50
 
 
-def first_of(faults: Sequence[object], *, most: int = MOST_FAULTS) -> list[str]:
+def first_of(faults: Sequence[object], *, most: int = MAX_FAULTS) -> list[str]:
     """Returns the first `most` faults as text, followed by how many more there are."""
     lines = [str(fault) for fault in faults[:most]]
     num_more = len(faults) - len(lines)
     return [*lines, f"and {num_more:,} more"] if num_more else lines
 
 
-def listed(faults: Sequence[object], *, between: str = "\n", most: int = MOST_FAULTS) -> str:
+def listed(faults: Sequence[object], *, between: str = "\n", most: int = MAX_FAULTS) -> str:
     """Joins what `first_of` returns."""
     return between.join(first_of(faults, most=most))
 

@@ -36,9 +36,9 @@ from ringmaster.techniques.models.peft_format import resolved
 
 Edge = tuple[str, str]
 """(a job's name, the name of one of its parents)."""
-MOST_CIRCLES = 100
+MAX_CIRCLES = 100
 """The most cycles that are reported at once."""
-MOST_NAMED = 500
+MAX_NAMED = 500
 """The most jobs among which a remedy searches for a similar name."""
 
 OF_KIND = {
@@ -198,7 +198,7 @@ def parent_findings(
             ),
         )
     elif parent not in jobs:
-        names = jobs if len(jobs) <= MOST_NAMED else ()
+        names = jobs if len(jobs) <= MAX_NAMED else ()
         remedy = closest(parent, names, what="The jobs of this batch are") if names else "name a job of this batch"
         yield Finding(place, f"no job is named {parent!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
     elif circle := circles.get((job["name"], parent)):
@@ -352,12 +352,12 @@ def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
     """Returns cycles among the jobs: for each (job, parent) of a cycle, the path from the job back to itself.
 
     Only the first job of a cycle gets the path; the others get an empty list, so that a cycle is reported once. Cycles
-    that share an edge with a reported one, and those beyond `MOST_CIRCLES`, are found once these are mended.
+    that share an edge with a reported one, and those beyond `MAX_CIRCLES`, are found once these are mended.
     """
     parents = {name: [p for _, p in parents_of(job) if p in jobs] for name, job in jobs.items()}
     order = {name: i for i, name in enumerate(jobs)}
     circles: dict[Edge, list[str]] = {}
-    for _ in range(MOST_CIRCLES):
+    for _ in range(MAX_CIRCLES):
         try:
             TopologicalSorter(parents).prepare()
         except CycleError as error:

@@ -15,7 +15,7 @@ import yaml
 from ringmaster.findings import Finding, Place, as_mapping
 from ringmaster.text import printable, shortened
 
-MOST_PLACE, MOST_SAID = 200, 1000
+MAX_PLACE, MAX_SAID = 200, 1000
 """The printed length in characters of a place, and of a message or a remedy; keys in a file may have any length."""
 
 
@@ -46,8 +46,8 @@ class Fault:
 
     def __str__(self) -> str:
         source = ":".join(str(part) for part in (self.file, self.line) if part)
-        where = ": ".join(part for part in (source, shortened(self.place, MOST_PLACE)) if part)
-        what = f"{shortened(self.message, MOST_SAID)}. To fix: {shortened(self.remedy, MOST_SAID)}."
+        where = ": ".join(part for part in (source, shortened(self.place, MAX_PLACE)) if part)
+        what = f"{shortened(self.message, MAX_SAID)}. To fix: {shortened(self.remedy, MAX_SAID)}."
         return printable(f"{where}: {what}" if where else what)
 
 

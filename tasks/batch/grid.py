@@ -12,7 +12,7 @@ from typing import Any
 from ringmaster.findings import Finding, Place, as_mapping, got
 from ringmaster.tasks.batch.schema import section_at
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_parts import MOST_WHOLE
+from ringmaster.techniques.job_parts import MAX_WHOLE
 
 MAX_JOBS = 10_000
 """The most jobs of a batch, including those of its grids; more are a mistake that would fill the memory."""
@@ -174,11 +174,11 @@ def in_rows(raw: Mapping[str, Any], *, template: Mapping[str, Any] | None = None
     spec, like = as_mapping(raw.get("evaluation")), raw if template is None else template
     most, size = spec.get("max_batches"), like.get("global_batch_size", Job.global_batch_size)
     if spec.get("max_rows") is not None or not all(
-        type(each) is int and 0 < each <= MOST_WHOLE for each in (most, size)
+        type(each) is int and 0 < each <= MAX_WHOLE for each in (most, size)
     ):
         return raw
     left = {key: value for key, value in spec.items() if key != "max_batches"}
-    return {**raw, "evaluation": {**left, "max_rows": min(most * size, MOST_WHOLE)}}
+    return {**raw, "evaluation": {**left, "max_rows": min(most * size, MAX_WHOLE)}}
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ringmaster.files import MAX_BYTES
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
 from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.schema import BatchEntry, json_schema
-from ringmaster.text import MOST_FAULTS
+from ringmaster.text import MAX_FAULTS
 
 INTRODUCTION = f"""# Batch files
 
@@ -27,7 +27,7 @@ Editors that know JSON schemas complete the keys:
 and `# yaml-language-server: $schema=batch.schema.json` as the file's first line.
 
 Limits: {MAX_JOBS:,} jobs, including those of grids; {MAX_VALUES:,} values in these; {MAX_KEYS} keys of a grid entry;
-{MAX_BYTES // 1_000_000} MB. The first {MOST_FAULTS} faults are printed.
+{MAX_BYTES // 1_000_000} MB. The first {MAX_FAULTS} faults are printed.
 """
 TITLES = {
     "BatchEntry": "The batch",

@@ -35,7 +35,7 @@ from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
-from ringmaster.techniques.job_parts import MOST_WHOLE, NAME_PATTERN
+from ringmaster.techniques.job_parts import MAX_WHOLE, NAME_PATTERN
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
@@ -402,11 +402,11 @@ NAME_REMEDY = "use letters, digits, '-', '_' and '.', at most 100, and begin wit
 
 
 MODULE_PATTERN = r"^\w+(\.\w+)*$"
-MOST_EPOCHS = 10**6
+MAX_EPOCHS = 10**6
 
 Distinct = AfterValidator(distinct)
 """The annotation of a list whose values must differ."""
-Whole = Annotated[int, Field(ge=1, le=MOST_WHOLE)]
+Whole = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Kwargs = dict[str, Any]

@@ -17,7 +17,7 @@ from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.part_sections import SECTIONS, Section, part_keys, section_of
 from ringmaster.tasks.batch.references import (
-    MOST_EPOCHS,
+    MAX_EPOCHS,
     Adopt,
     Command,
     DataKind,
@@ -45,7 +45,7 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
-from ringmaster.techniques.job_parts import MOST_AT_ONCE, MOST_WHOLE
+from ringmaster.techniques.job_parts import MAX_AT_ONCE, MAX_WHOLE
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -100,10 +100,10 @@ class Data(Section):
     kwargs: Kwargs = Field(
         default={}, description="the arguments of the factory, of load_dataset, or of the kind, such as {name: en}"
     )
-    seq_len: Annotated[int, Field(ge=2, le=MOST_AT_ONCE)] | None = Field(
+    seq_len: Annotated[int, Field(ge=2, le=MAX_AT_ONCE)] | None = Field(
         default=None, description="the number of tokens of a text sample, such as 128"
     )
-    vocab_size: Annotated[int, Field(ge=257, le=MOST_AT_ONCE)] = Field(
+    vocab_size: Annotated[int, Field(ge=257, le=MAX_AT_ONCE)] = Field(
         default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
     )
     tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
@@ -225,7 +225,7 @@ STORE = "store"
 """The `kind` of a job that makes a knowledge store."""
 PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
-MOST_DEVICES = 2**16
+MAX_DEVICES = 2**16
 """The most devices of a gang."""
 
 
@@ -455,15 +455,15 @@ class JobEntry(Section):
         default_factory=Schedule, description="the schedule, such as {name: cosine, warmup_steps: 10}"
     )
     clip_grad_norm: Positive | None = Field(default=None, description="the largest norm of the gradient, such as 1.0")
-    global_batch_size: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = Field(
+    global_batch_size: Annotated[int, Field(ge=1, le=MAX_AT_ONCE)] = Field(
         default=job.Job.global_batch_size,
         description="the samples of one step on whatever devices, such as 16",
     )
     # The minimum depends on the adaptation: see `rules`.
-    num_steps: Annotated[int, Field(le=MOST_WHOLE), WithJsonSchema({"type": "integer", "minimum": 0})] | None = Field(
+    num_steps: Annotated[int, Field(le=MAX_WHOLE), WithJsonSchema({"type": "integer", "minimum": 0})] | None = Field(
         default=None, description="the number of optimizer steps, such as 60"
     )
-    num_epochs: Annotated[float, Field(gt=0, le=MOST_EPOCHS)] | None = Field(
+    num_epochs: Annotated[float, Field(gt=0, le=MAX_EPOCHS)] | None = Field(
         default=None, description="the passes over the training data, such as 3"
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="the evaluation, such as {every_steps: 30}")
@@ -472,7 +472,7 @@ class JobEntry(Section):
         default=None,
         description="a list of techniques to choose from, such as [single, fsdp], or leave the key out",
     )
-    num_devices: Annotated[list[Annotated[int, Field(ge=1, le=MOST_DEVICES)]], Field(min_length=1), Distinct] | None = (
+    num_devices: Annotated[list[Annotated[int, Field(ge=1, le=MAX_DEVICES)]], Field(min_length=1), Distinct] | None = (
         Field(default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out")
     )
     exact: bool = Field(

@@ -30,7 +30,7 @@ from ringmaster.techniques.data.row_files import FileText, format_of, read_rows
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job import DataSpec
 
-MOST_REMEMBERED = 256
+MAX_REMEMBERED = 256
 
 
 def data_findings(spec: DataSpec, entry: Entry) -> list[Finding]:
@@ -77,7 +77,7 @@ class _Question:
         return hash(self.key)
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MAX_REMEMBERED)
 def _faults(request: _Question) -> tuple[tuple[str, str], ...]:
     spec, entry = request.spec, request.entry
     assert spec.version is not None

@@ -263,8 +263,8 @@ CREATE TABLE IF NOT EXISTS device_leases (
 
 END_TIMEOUT_S = 30.0
 EVERY_S = 2.0  # per segment: a write costs milliseconds, and people need no finer resolution
-MOST_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`
-MOST_STEPS = 20  # the newest steps of an event, whose losses and seconds are stored
+MAX_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`
+MAX_STEPS = 20  # the newest steps of an event, whose losses and seconds are stored
 
 
 def leases_of(home: Path, cluster: Cluster) -> FileLeases:
@@ -467,7 +467,7 @@ class _UnstoredEvents:
     num_stored: int = 0
     stored_s: float = -math.inf
     phase: str = ""
-    num_phases: float = MOST_PHASES
+    num_phases: float = MAX_PHASES
 
 
 class StepEvents:
@@ -498,11 +498,11 @@ class StepEvents:
             if own.phase == report.phase:  # it goes on, with another timeout
                 return
             own.phase = report.phase
-            num_phases = min(float(MOST_PHASES), own.num_phases + (now_s - own.since_s) / EVERY_S)
+            num_phases = min(float(MAX_PHASES), own.num_phases + (now_s - own.since_s) / EVERY_S)
             is_due = num_phases >= 1.0
             own.num_phases, own.since_s = num_phases - is_due, now_s
         elif isinstance(report, Steps):
-            report, is_due = report.newest(MOST_STEPS), now_s - own.stored_s >= EVERY_S
+            report, is_due = report.newest(MAX_STEPS), now_s - own.stored_s >= EVERY_S
         own.events.pop((event.job, type(report)), None)  # so that they stay in order
         own.events[event.job, type(report)] = report
         if is_due:

@@ -49,8 +49,8 @@ from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
-MOST_AT_ONCE, AT_ONCE_S = 1000, 0.1  # messages, and seconds for them, before anything is started or stopped
-MOST_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
+MAX_AT_ONCE, AT_ONCE_S = 1000, 0.1  # messages, and seconds for them, before anything is started or stopped
+MAX_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
 
 Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
@@ -156,7 +156,7 @@ class Executor:
                     self._start()
                 self._turn()
                 failures = self._replanner.failures
-                if not self._plan_progress.running and len(failures) >= MOST_FAILED_PLANS:
+                if not self._plan_progress.running and len(failures) >= MAX_FAILED_PLANS:
                     raise failures[-1]
         return not self._has_more()
 
@@ -440,7 +440,7 @@ class Executor:
             return
         until_s = self._clock() + AT_ONCE_S
         self._handle(number, message)
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(MAX_AT_ONCE):
             if self._stopping or self._inbox.empty() or self._clock() >= until_s:
                 return
             self._handle(*self._inbox.get())

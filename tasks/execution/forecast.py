@@ -6,7 +6,7 @@ devices. With d the draws of the posterior of all step times (`SpeedBeliefs.draw
     end_i(d) = max(end_k(d) over the segments k that i follows) + overhead_i + work_i exp(x_i(d) - median of x_i)
 
 where i follows the segments before it on its devices, of its job, and of the jobs that its job depends on. All ends of
-a draw are then stretched by one more factor, log-normal with `LEAST_SPREAD` and the spread of the machine's load, for
+a draw are then stretched by one more factor, log-normal with `MIN_SPREAD` and the spread of the machine's load, for
 what no profile contains. This is Monte Carlo simulation of a project's schedule (van Slyke, Operations Research 11,
 1963). The quantiles of the draws are those of each end.
 
@@ -24,7 +24,7 @@ with k = 2 / s^2 + sum of 2 / s_i^2,
 the next error follows a Student t distribution with NU + n degrees of freedom, centre m and scale
 sqrt(t (s^2 / 2 + 1 / k)). The centre shifts all ends, and the scale stretches their quantiles. A job's end has a
 further error of its own, as jobs do not slow each other down equally: its variance is the mean square of what the
-errors of jobs in earlier runs had beyond their batch's, with `LEAST_SPREAD` counting for NU runs. Earlier errors are
+errors of jobs in earlier runs had beyond their batch's, with `MIN_SPREAD` counting for NU runs. Earlier errors are
 taken to be errors of speeds: as the running batch measures its own, m fades with their variance. The module has no
 clock and no I/O, and its random numbers have a fixed seed.
 
@@ -50,22 +50,22 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import certified_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.problem_parts import LEAST_RUNTIME_S
+from ringmaster.tasks.planning.problems.problem_parts import MIN_RUNTIME_S
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, SpeedBeliefs, SpeedErrors, errors_of
 from ringmaster.techniques import Profile
 
 NUM_DRAWS = 200
 SPEEDS, SURROUNDINGS = 0, 1  # the seeds of the draws of speeds, and of the factor that stretches all ends
 NU = 4  # the runs that the prior spread counts for
-LEAST_SPREAD = 0.1  # what no profile contains: records, evaluation beside training, a machine that drifts
+MIN_SPREAD = 0.1  # what no profile contains: records, evaluation beside training, a machine that drifts
 # The part of a load, as a logarithm, that may come or go before the batch ends.
 PASSING_SHARE = 0.1
-LEAST_S = 1e-3  # until a job ends that is about to
+MIN_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
 LATEST = 0.9  # the share of ends that are not after the latest end
 Z, Z_LATEST = (NormalDist().inv_cdf(probability) for probability in ((1 + COVERAGE) / 2, LATEST))
-MOST_ROWS = 4000  # scores of all classes that a later process is told
-MOST_SCORES = 1000  # of ends of a class; the newest ones
+MAX_ROWS = 4000  # scores of all classes that a later process is told
+MAX_SCORES = 1000  # of ends of a class; the newest ones
 NUM_BATCHES = 40  # with scores of a class of few ends, before those of all ends at that time are left for it
 OVER = (0.03, 0.17, 0.36)  # shares of a batch's time that are over, between classes of predictions
 PLACES = (0.3, 0.5, 0.65, 0.8)  # times left until an end over that of the last end, between classes
@@ -166,7 +166,7 @@ class EndScores:
     """
 
     def __init__(self, rows: Iterable[Sequence[Any]] = ()) -> None:
-        self.rows: deque[tuple[int, int, str, float]] = deque(maxlen=MOST_ROWS)
+        self.rows: deque[tuple[int, int, str, float]] = deque(maxlen=MAX_ROWS)
         self._scores: dict[tuple[int, ...], deque[tuple[str, float]]] = {}
         self._quantiles: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._predicted: dict[str, list[tuple[float, float, tuple[int, int], str]]] = {}
@@ -201,7 +201,7 @@ class EndScores:
     def _add(self, known: tuple[int, int], batch: str, score: float) -> None:
         self.rows.append((*known, batch, score))
         for key in (known, known[:1]):
-            self._scores.setdefault(key, deque(maxlen=MOST_SCORES)).append((batch, score))
+            self._scores.setdefault(key, deque(maxlen=MAX_SCORES)).append((batch, score))
             self._quantiles.pop(key, None)
 
     def _quantiles_of(self, key: tuple[int, ...], *, least: int = 1) -> tuple[float, ...]:
@@ -225,7 +225,7 @@ class EndScores:
 def _class_of(end: PredictedEnd, prediction: Prediction) -> tuple[int, int]:
     left_s = prediction.makespan_s - prediction.made_s
     place = (end.end_s - prediction.made_s) / left_s if left_s > 0 else 1.0
-    return bisect(OVER, prediction.made_s / max(prediction.makespan_s, LEAST_S)), bisect(PLACES, place)
+    return bisect(OVER, prediction.made_s / max(prediction.makespan_s, MIN_S)), bisect(PLACES, place)
 
 
 def calibrated(prediction: Prediction, *, of_jobs: EndScores, of_batches: EndScores) -> Prediction:
@@ -245,7 +245,7 @@ class EarliestEnds:
     """The seconds before which jobs cannot end, by whatever plan, on the devices of a problem.
 
     Each runtime is at its lower end: without a start, a save, an evaluation, an export and the step in progress, and
-    `CERTAIN` standard deviations below its median, `LEAST_SPREAD` included. A job that is stopped before its last step
+    `CERTAIN` standard deviations below its median, `MIN_SPREAD` included. A job that is stopped before its last step
     may end before. A job that is trained together with others has no earliest end, as they may have different numbers
     of steps.
 
@@ -273,8 +273,8 @@ class EarliestEnds:
             for k, option in enumerate(job.options):
                 technique, errors = options[job.id, k]
                 spread = beliefs.of(job.id, k, technique=technique, errors=errors).spread
-                ratio = math.exp(-CERTAIN * math.hypot(spread, LEAST_SPREAD)) / load
-                runtime_s = max((option.runtime_s - known_s.get((job.id, k), 0.0)) * ratio, LEAST_RUNTIME_S)
+                ratio = math.exp(-CERTAIN * math.hypot(spread, MIN_SPREAD)) / load
+                runtime_s = max((option.runtime_s - known_s.get((job.id, k), 0.0)) * ratio, MIN_RUNTIME_S)
                 is_running = job.running is not None and job.running.option == k
                 extra = (option.startup_s, option.save_s, option.evaluate_s, option.host_memory_bytes, option.jobs)
                 key = (is_running, option.device_type, option.slot, option.num_nodes, *extra)
@@ -316,7 +316,7 @@ class EarliestEnds:
         grouped = {name for job in self.problem.jobs if job.members for name in (job.id, *job.members)}
         grouped |= {name for job in self.problem.jobs for o in job.options if o.jobs for name in (job.id, *o.jobs)}
         jobs = (
-            replace(job, options=tuple(replace(o, runtime_s=LEAST_RUNTIME_S) for o in job.options))
+            replace(job, options=tuple(replace(o, runtime_s=MIN_RUNTIME_S) for o in job.options))
             if job.id in grouped
             else job
             for job in self.problem.jobs
@@ -418,13 +418,13 @@ def predict(
     about, known_s = surroundings or ForecastConditions(), earliest_s or {}
     load, last = about.load, _last(left)
     speeds = spread_of(left)
-    common = math.hypot(LEAST_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))
+    common = math.hypot(MIN_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))
     spread = math.hypot(speeds, common)
     centre, half = corrected(spread, about.earlier)
     fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
     stretch = half / (Z * spread)
     factor = np.exp(common * _normals(seed=SURROUNDINGS)())
-    rows = np.maximum([last, *left.values()], LEAST_S) * factor
+    rows = np.maximum([last, *left.values()], MIN_S) * factor
     quantiles = np.quantile(rows, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2], axis=1).T.tolist()
 
     def end_of(row: int, *, least_s: float, own_spread: float = 0.0) -> PredictedEnd:
@@ -479,7 +479,7 @@ def corrected(spread: float, earlier: Sequence[EarlierRun]) -> tuple[float, floa
 def _own_spread(earlier: Sequence[EarlierRun]) -> float:
     """Returns the spread of a job's error beyond that of its batch."""
     squares = [run.job_error**2 for run in earlier if run.job_error is not None]
-    return math.sqrt((NU * LEAST_SPREAD**2 + sum(squares)) / (NU + len(squares)))
+    return math.sqrt((NU * MIN_SPREAD**2 + sum(squares)) / (NU + len(squares)))
 
 
 def job_error(prediction: Prediction, *, makespan_s: float, ends_s: Mapping[str, float]) -> float | None:
@@ -534,4 +534,4 @@ def t_quantile(probability: float, *, freedom: int) -> float:
 def _last(left: Mapping[str, Draws]) -> Draws:
     """Returns draws of the seconds until the last of the jobs ends."""
     last_draws: Draws = np.maximum.reduce(list(left.values()))
-    return np.maximum(last_draws, LEAST_S)
+    return np.maximum(last_draws, MIN_S)

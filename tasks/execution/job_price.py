@@ -26,9 +26,9 @@ from ringmaster.tasks.execution.replan_policy import ReplanPolicy, left_s
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Segment
 from ringmaster.tasks.planning.gantt import seconds_text
 
-MOST_OPTIONS = 2  # of the quickest ones, and of those that take the fewest device-seconds
-LEAST_DELAY_S = 0.05
-MOST_NAMED = 5
+MAX_OPTIONS = 2  # of the quickest ones, and of those that take the fewest device-seconds
+MIN_DELAY_S = 0.05
+MAX_NAMED = 5
 METHOD = "one more job in the plan"
 
 
@@ -57,7 +57,7 @@ class JobPrice:
         """Returns the price in a sentence."""
         last = "the last job ends no later" if self.most_s < 0.5 else ""
         last = last or f"the last job ends {range_text(max(0.0, self.least_s), self.most_s)} later"
-        worst = heapq.nlargest(MOST_NAMED, self.delays_s, key=lambda job: self.delays_s[job])
+        worst = heapq.nlargest(MAX_NAMED, self.delays_s, key=lambda job: self.delays_s[job])
         named = [f"{job.rpartition('/')[2]} by {seconds_text(self.delays_s[job])}" for job in worst]
         more = f" and {len(self.delays_s) - len(named)} more" if len(self.delays_s) > len(named) else ""
         delayed = f"it delays {', '.join(named)}{more}" if named else "it delays no job"
@@ -102,7 +102,7 @@ def price_of(
         is_first=is_first,
         plan=_as_plan(now, new),
         ends_s=new.ended_s[job] - now.now_s,
-        delays_s={other: delay_s for other, delay_s in later_s.items() if delay_s >= LEAST_DELAY_S},
+        delays_s={other: delay_s for other, delay_s in later_s.items() if delay_s >= MIN_DELAY_S},
         least_s=with_s - kept_s - slack_s,
         most_s=max(0.0, new_s - without_s) + slack_s,
     )
@@ -117,8 +117,8 @@ def _places(
     idle.finish()
     known = enumerate(now.problem.job(job).options)
     options = {k: option for k, option in known if not option.jobs and math.isfinite(option.runtime_s)}
-    cheap = heapq.nsmallest(MOST_OPTIONS, options, key=lambda k: options[k].runtime_s * options[k].num_devices)
-    quick = heapq.nsmallest(MOST_OPTIONS, options, key=lambda k: options[k].runtime_s)
+    cheap = heapq.nsmallest(MAX_OPTIONS, options, key=lambda k: options[k].runtime_s * options[k].num_devices)
+    quick = heapq.nsmallest(MAX_OPTIONS, options, key=lambda k: options[k].runtime_s)
     for ahead, is_first in ((idle, True), (kept, False)):
         free_s = {device: each.ends_s for each in ahead.segments for device in each.stretch.segment.devices}
         for k in dict.fromkeys([*cheap, *quick]):

@@ -21,7 +21,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.processes.events import NUM_ROWS, REACHED, Outcome, OutcomeStatus
 from ringmaster.text import printable_lines
 
-MOST_ATTEMPTS = 3  # of a segment that crashes without progress
+MAX_ATTEMPTS = 3  # of a segment that crashes without progress
 FIRST_PAUSE_S = 1.0  # before a crashed segment is retried, as the cause may be transient
 
 
@@ -200,7 +200,7 @@ class OutcomePolicy:
         made_progress = self._job_table.records[job].step > running.first_step
         attempts = self._job_table.count_crash(job, made_progress=made_progress)
         newest, error = self._newest_error.pop(job, None), outcome.message if outcome.is_of_code else None
-        is_last = attempts >= MOST_ATTEMPTS or (attempts > 1 and error is not None and error == newest)
+        is_last = attempts >= MAX_ATTEMPTS or (attempts > 1 and error is not None and error == newest)
         if is_last and self._job_table.groups.members(job):
             self._job_table.attempts.pop(job)
             self._job_table.write(job, status=JobStatus.WAITING)
@@ -214,7 +214,7 @@ class OutcomePolicy:
         self._plan_progress.put_back(running)
         if attempts > 1:
             self._hold_back(job, FIRST_PAUSE_S * 2.0 ** (attempts - 2))
-        return f"again from the last checkpoint (attempt {attempts + 1} of {MOST_ATTEMPTS})"
+        return f"again from the last checkpoint (attempt {attempts + 1} of {MAX_ATTEMPTS})"
 
     def _on_out_of_memory(self, running: RunningSegment, outcome: Outcome) -> str:
         job, profile = running.segment.job, running.profile

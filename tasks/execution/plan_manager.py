@@ -39,7 +39,7 @@ from ringmaster.techniques.processes.events import Steps
 
 SCORES = "end_scores"  # the fact of a pool: {"jobs", "batches"}, of each the rows of `EndScores`
 EVERY_S = 2.0  # while speeds are measured
-MOST_SHARE = 0.01  # of the executor's time
+MAX_SHARE = 0.01  # of the executor's time
 
 
 class PlanManager:
@@ -253,7 +253,7 @@ class Forecaster:
         if (is_learnt or isinstance(event, (PlanUpdate, SegmentEnded))) and now_s >= self._free_s:
             self._predict_all()
             self._made_s = self._clock()
-            self._free_s = self._made_s + (self._made_s - now_s) / MOST_SHARE
+            self._free_s = self._made_s + (self._made_s - now_s) / MAX_SHARE
 
     def _predict_all(self) -> None:
         replanner = self._plan_manager.replanner

@@ -32,8 +32,8 @@ from ringmaster.techniques.profiles import MEASURED
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean
-MOST_STEPS = 100  # the newest steps, over which a speed is measured
-MOST_REPORTS = 50  # the newest reports, over which rates for people are measured
+MAX_STEPS = 100  # the newest steps, over which a speed is measured
+MAX_REPORTS = 50  # the newest reports, over which rates for people are measured
 STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
 
 NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
@@ -87,7 +87,7 @@ class RunningSegment:
     members: set[str] = field(init=False)
     reported_steps: dict[str, int] = field(default_factory=dict)
     refusal: str = ""
-    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     _mean_s: float | None = None  # of `_steps_s`, once it was asked for
     _is_warm: bool = False
     _learnt: dict[str, Any] = field(default_factory=dict)  # what its gang has reported, as fields of a profile
@@ -269,7 +269,7 @@ class JobProgress:
     metrics: Mapping[str, float] = field(default_factory=dict)
     peak_bytes: int | None = None
     predicted_bytes: int | None = None
-    _reports: deque[Steps] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
+    _reports: deque[Steps] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     _is_warm: bool = False
 
     def hear(self, event: Event, *, now_s: float = 0.0) -> None:

@@ -36,9 +36,9 @@ from ringmaster.tasks.planning.objectives import objective_by_name, plan_giving_
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, PlanningJob
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
-LEAST_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured
-LEAST_TRIED_S = 1.0
-MOST_SHARE = 0.02  # of the job's remaining steps
+MIN_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured
+MIN_TRIED_S = 1.0
+MAX_SHARE = 0.02  # of the job's remaining steps
 
 EPS_S = 1e-6  # rounding error of sums of seconds
 
@@ -103,7 +103,7 @@ def _trying_segments(
         if best.worth_s <= 0:
             break
         options.remove(best.option)
-        if best.num_steps > MOST_SHARE * left or step + best.num_steps >= segment.last_step:
+        if best.num_steps > MAX_SHARE * left or step + best.num_steps >= segment.last_step:
             continue
         step, saved = step + best.num_steps, saved + best.saves
         devices = segment.devices[: job.options[best.option].num_devices]
@@ -113,7 +113,7 @@ def _trying_segments(
 
 def _num_steps(job: ExploredJob, option: int, *, switch_cost_s: float) -> int:
     step_s = job.options[option].runtime_s / (job.total_steps - job.step)
-    return max(LEAST_STEPS, math.ceil(max(LEAST_TRIED_S, switch_cost_s) / step_s))
+    return max(MIN_STEPS, math.ceil(max(MIN_TRIED_S, switch_cost_s) / step_s))
 
 
 def _may_try(option: int, segment: PlannedSegment, job: ExploredJob) -> bool:

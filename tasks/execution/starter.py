@@ -23,7 +23,7 @@ from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.profiles import MEASURED
 from ringmaster.techniques.training.fused.group_requirements import steps_taken
 
-MOST_OVERHEAD = 0.02  # the largest share of the time that saving may take
+MAX_OVERHEAD = 0.02  # the largest share of the time that saving may take
 MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # a device's
 
 SUSPECT_CHECKPOINTS = 20
@@ -43,7 +43,7 @@ def checkpoint_interval_s(stall_s: float, *, num_devices: int, mtbf_s: float = M
     than 2 % of the time.
     """
     optimum_s = math.sqrt(2 * stall_s * mtbf_s / num_devices)
-    return max(optimum_s, stall_s / MOST_OVERHEAD)
+    return max(optimum_s, stall_s / MAX_OVERHEAD)
 
 
 class Leases(Protocol):

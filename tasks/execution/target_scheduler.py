@@ -7,7 +7,7 @@ the planner compares for each permitted variant
 
     (predicted steps to the target) x (predicted seconds of a step under the options of the profile)
 
-and takes the least, unless it gains less than `LEAST_GAIN`. Local updates are considered only where exchanges are so
+and takes the least, unless it gains less than `MIN_GAIN`. Local updates are considered only where exchanges are so
 large a share of a step that leaving them out would gain as much. The job then stops at a checkpoint, and is planned
 again with the options of the variant. A choice is a function of what was measured in the first nine tenths of the
 probe, and is written to the journal before it is acted upon: after a kill, it is made again or repeated.
@@ -40,12 +40,12 @@ from ringmaster.techniques.training.noise_scale import (
 )
 
 FACT = "targets"  # a fact of the batch: {"noise": by job, "choices": by job, "rates": by job}
-LEAST_GAIN = 0.15
+MIN_GAIN = 0.15
 """The least share of the remaining time that a change must be predicted to save."""
 DECIDED_AFTER = 0.9
 """The share of a probe whose measurements decide, so that a job that keeps its batch size need not stop."""
 SEARCH_FIRST = "a better learning rate may be worth as much as a better batch size: list some under may_vary.lr of {}"
-LEAST_MEASURED = 10  # steps with measurements, without which no batch size is changed
+MIN_MEASURED = 10  # steps with measurements, without which no batch size is changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def choose_variant(
 ) -> VariantChoice:
     """Returns the variant in which the rest of a job is predicted to be the quickest.
 
-    Of variants that differ in local updates alone and are within `LEAST_GAIN` of the quickest, it is the one with the
+    Of variants that differ in local updates alone and are within `MIN_GAIN` of the quickest, it is the one with the
     most exchanges: what workers lose by drifting apart is not predicted.
 
     Args:
@@ -106,7 +106,7 @@ def choose_variant(
     """
     size, precision, _ = own = job.phase(0).variant
     left, blocks = job.total_steps - first_step, noise_blocks(measured)
-    is_known = len(measured) >= LEAST_MEASURED
+    is_known = len(measured) >= MIN_MEASURED
     scale = _whole(blocks).scale if is_known else None
 
     def ratio(new_size: int) -> float:
@@ -119,16 +119,16 @@ def choose_variant(
         variant
         for variant in variables_of(job).choices(job)
         if variant in step_s and (variant[0] == size or is_known)
-        if variant[2] == 1 or exchange_share * (1 - 1 / variant[2]) >= LEAST_GAIN
+        if variant[2] == 1 or exchange_share * (1 - 1 / variant[2]) >= MIN_GAIN
     ]
     best = min(offered, key=time, default=own)
-    alike = [each for each in offered if each[:2] == best[:2] and (1 - LEAST_GAIN) * time(each) <= time(best)]
+    alike = [each for each in offered if each[:2] == best[:2] and (1 - MIN_GAIN) * time(each) <= time(best)]
     best = min(alike, key=lambda variant: variant[2], default=own)
     gain = time(own) / time(best) if own in step_s else 1.0
     exchanges = [f"exchanges are {exchange_share:.0%} of a step"] if len(variables_of(job).sync_every) > 1 else []
     where = f"{job.name} keeps batches of {size} samples in {precision}"
-    if best == own or 1 - 1 / gain < LEAST_GAIN:
-        why = f"no other choice is predicted to save {LEAST_GAIN:.0%} of the rest"
+    if best == own or 1 - 1 / gain < MIN_GAIN:
+        why = f"no other choice is predicted to save {MIN_GAIN:.0%} of the rest"
         if not is_known and len(variables_of(job).global_batch_size) > 1:
             why = "the noise scale was not measured, which takes single, ddp or fsdp"
         return VariantChoice(
@@ -333,7 +333,7 @@ class TargetScheduler:
     def _has_measured(self, name: str, search: str) -> bool:
         """Returns whether a short run has measured what the choices after it take."""
         is_needed = name in self._variants and len(variables_of(self.jobs[name]).global_batch_size) > 1
-        return not is_needed or len(self._noise[search]) >= LEAST_MEASURED
+        return not is_needed or len(self._noise[search]) >= MIN_MEASURED
 
     def _hear(self, source: str, event: Event) -> None:
         """Handles an event of a gang that trains a job or one of its short runs."""

@@ -348,7 +348,7 @@ def _cheapest(job: PlanningJob, certificate: Certificate, kinds: Sequence[str]) 
 
 EFFORT, DEAR, CHEAP = 12, 4, 1  # limit in total; effort of a division that takes seconds to plan, and of another one
 GAIN = 1e-3  # minimum possible gain of a division that is planned, as a share of the best plan
-LEAST_GAIN = 1e-3  # minimum gain of fusing, as a share of the objective; below it, jobs stay alone
+MIN_GAIN = 1e-3  # minimum gain of fusing, as a share of the objective; below it, jobs stay alone
 ENOUGH_TO_TELL = 5e-3  # `enough` of the plan with every job alone, where it only serves to report the saving
 SHARE_OF_FIRST, SHARE_OF_ALONE = 0.4, 0.5  # of the work that is left
 
@@ -385,7 +385,7 @@ class FusedSearch:
         assert alone is not None, "single jobs wait for each other as in the problem"
         self._plan_best_of(by_value[:1], share=SHARE_OF_FIRST)
         if with_alone:
-            is_beaten = self.best_value < alone.promise * (1 - LEAST_GAIN)
+            is_beaten = self.best_value < alone.promise * (1 - MIN_GAIN)
             self._plan(alone, share=SHARE_OF_ALONE, enough=ENOUGH_TO_TELL if is_beaten else 0.0)
         self._plan_best_of([estimate for pair in zip(by_value, by_promise, strict=True) for estimate in pair])
         self._plan_best_of([alone])  # never worse than without fusing

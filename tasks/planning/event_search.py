@@ -303,7 +303,7 @@ MAX_TRIALS, JOBS_OF_TRIALS = 5, 60  # plans of the periods of one order, and the
 MAX_FAILED = 2  # trials in a row that are no better than the best, after which no more are made
 CLOSE = 1.02  # trials end where the value is not above its bound by more
 PER_RETIMED_S = 0.02  # work of a plan's exact times, per job
-LEAST_SHARE = 1e-6  # of a job, in a period
+MIN_SHARE = 1e-6  # of a job, in a period
 SAME = 1e-6  # share of the makespan below which lateness is rounding
 
 
@@ -425,7 +425,7 @@ def _gathered(periods: Periods, problem: Problem) -> list[dict[str, float]]:
         longest = max(own_shares, key=lambda p: own_shares[p])
         total = sum(own_shares.values())
         for p, share in own_shares.items():
-            if p != longest and share * shortest[job.id] < max(problem.switch_cost_s, LEAST_SHARE * shortest[job.id]):
+            if p != longest and share * shortest[job.id] < max(problem.switch_cost_s, MIN_SHARE * shortest[job.id]):
                 shares[longest][job.id] += shares[p].pop(job.id)
         for of in shares:
             if job.id in of:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.divisions import LEAST_GAIN, Contracted, Contraction, FusedSearch
+from ringmaster.tasks.planning.divisions import MIN_GAIN, Contracted, Contraction, FusedSearch
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plan_search import SAME, Preemption
@@ -101,7 +101,7 @@ def choose_groups(
         jobs = tuple(replace(job, deadline_s=None) for job in without_groups(problem).jobs)
         alone = plan_one(replace(problem, jobs=jobs), work=WorkBudget.of(work_s, time_limit_s=time_limit_s))
         is_late = any(job.deadline_s is not None for job in problem.jobs)
-    elif _objective_of(fused_plan) >= _objective_of(alone) * (1 - LEAST_GAIN):
+    elif _objective_of(fused_plan) >= _objective_of(alone) * (1 - MIN_GAIN):
         fused_plan = _as_fused(alone, fused_plan, problem)
     return Fusion(groups_of(fused_plan, problem), fused_plan, alone, is_late)
 

@@ -198,7 +198,7 @@ def _division(
 
 
 NEVER = 1e18  # a time that is no limit
-LEAST_RUN_SWITCHES = 5.0
+MIN_RUN_SWITCHES = 5.0
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -273,7 +273,7 @@ class Tables:
             cost=cost,
             own=np.array(own),
             pack=pack,
-            least_run_s=LEAST_RUN_SWITCHES * problem.switch_cost_s if least_run_s is None else least_run_s,
+            least_run_s=MIN_RUN_SWITCHES * problem.switch_cost_s if least_run_s is None else least_run_s,
         )
 
     def options_of(self, kind: int) -> Any:

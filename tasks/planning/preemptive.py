@@ -51,7 +51,7 @@ TRIALS = 20_000  # trials of the last local search of each group, for ten member
 
 # The plan of a group takes about so much, times the cube of its members. A group of hundreds would take minutes, and
 # list scheduling is next to optimal there.
-PER_CUBED_MEMBER_S, LEAST_WORK_S = 1e-6, 0.5
+PER_CUBED_MEMBER_S, MIN_WORK_S = 1e-6, 0.5
 MAX_PRICING = 12_000  # limit of states x jobs in the check of work prices: half a second
 
 
@@ -139,7 +139,7 @@ def _plan_of(
 ) -> tuple[Segment, ...] | None:
     """Returns the segments of a plan of the parts; None where a part fits no group."""
     guess = longest_first(tables, groups, parts, kinds)
-    if guess is None or PER_CUBED_MEMBER_S * max(map(len, guess)) ** 3 > max(LEAST_WORK_S, work.left_s):
+    if guess is None or PER_CUBED_MEMBER_S * max(map(len, guess)) ** 3 > max(MIN_WORK_S, work.left_s):
         return None
     members = _annealed(tables, groups, parts, guess, seed, work)
     return _planned(tables, groups, parts, members, work, effort)

@@ -8,7 +8,7 @@ is least on the devices of each type. With the root, each further device of a ga
 jobs that use them best, and few are wasted that jobs yet to come would need. It is the fitness of Sia (Jayaram
 Subramanya et al., SOSP 2023) with p = -1/2, by the fastest option. Jobs that wait follow by the least seconds x
 (1 + jobs / devices x devices of the option): what a job costs itself and, by its devices, the others. Options that cost
-more than `MOST_COST` times the least are left out.
+more than `MAX_COST` times the least are left out.
 """
 
 import math
@@ -22,8 +22,8 @@ from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 
 WAITS = math.sqrt(30.0)
-MOST_COST = 2.0  # of an option, over that of the job's cheapest one on devices of that type
-LEAST_VALUE = 1e-6  # of a column that is not zero
+MAX_COST = 2.0  # of an option, over that of the job's cheapest one on devices of that type
+MIN_VALUE = 1e-6  # of a column that is not zero
 METHOD = "shared speeds"
 
 
@@ -42,14 +42,14 @@ def plan_by_speeds(problem: Problem, weights: Mapping[str, float]) -> Plan:
         for k, each in cost.items():
             kind = job.options[k].device_type
             least[kind] = min(each, least.get(kind, math.inf))
-        kept = {k for k, each in cost.items() if each <= MOST_COST * least[job.options[k].device_type]}
+        kept = {k for k, each in cost.items() if each <= MAX_COST * least[job.options[k].device_type]}
         options[job.id] = sorted(kept | ({job.running.option} & own.keys() if job.running is not None else set()))
         seconds |= {(job.id, k): own[k] for k in options[job.id]}
         costs |= {(job.id, k): cost[k] for k in options[job.id]}
     chosen = _chosen_now(problem, weights, options, seconds)
     later = [min((costs[id, k], id, k) for k in own) for id, own in options.items() if id not in chosen]
     now = sorted(chosen.items(), key=lambda row: (-jobs[row[0]].options[row[1]].num_devices, row[0]))
-    later.sort(key=lambda row: (row[0] / max(weights.get(row[1], 0.0), LEAST_VALUE), row[1]))
+    later.sort(key=lambda row: (row[0] / max(weights.get(row[1], 0.0), MIN_VALUE), row[1]))
     return Plan(problem.name, schedule(problem, [*now, *((id, k) for _, id, k in later)]), method=METHOD)
 
 
@@ -90,7 +90,7 @@ def _chosen_now(
             chosen[id] = gain, k, kind, size
 
     for value, column in ranked:
-        if value > LEAST_VALUE:
+        if value > MIN_VALUE:
             take(*column, may_grow=False)
     for column in sorted(columns, key=lambda column: -column[0]):  # what the program's fractions leave idle
         take(*column, may_grow=True)

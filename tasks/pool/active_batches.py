@@ -35,8 +35,8 @@ USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
 
 T = TypeVar("T")
-MOST_FAILURES = 2  # by an exception
-MOST_DEATHS = 3  # of the controller's process: more, as it may be ended from outside just then
+MAX_FAILURES = 2  # by an exception
+MAX_DEATHS = 3  # of the controller's process: more, as it may be ended from outside just then
 HANDLING = "handling "  # begins the key of the pool's fact with the number of processes that have begun to handle a row
 
 
@@ -291,7 +291,7 @@ class Quarantine:
         act: Callable[[], T],
         *,
         set_aside: Callable[[str], None],
-        most_failures: int = MOST_FAILURES,
+        most_failures: int = MAX_FAILURES,
         is_marked: bool = True,
     ) -> T | None:
         """Returns the result of `act`, or None where the row is set aside.
@@ -301,7 +301,7 @@ class Quarantine:
         is_marked: False where the row is handled too often to be marked.
         """
         num_begun = self._num_begun.get(row, 0)
-        if num_begun >= MOST_DEATHS:
+        if num_begun >= MAX_DEATHS:
             cause = f"the process ended {num_begun} times while it handled it"
         else:
             if is_marked:

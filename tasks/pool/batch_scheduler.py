@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.pool.engines import CONTROLLER, EngineOptions, NodeDeployment, Service, default_of, option
-from ringmaster.tasks.pool.provider import MOST_REMEMBERED, Allocation, AllocationStatus
+from ringmaster.tasks.pool.provider import MAX_REMEMBERED, Allocation, AllocationStatus
 
 if TYPE_CHECKING:
     from ringmaster.tasks.execution.engine import Engine, EngineContext, NodeRun
@@ -340,7 +340,7 @@ class BatchMachines:
     def _remember(self, job: BatchJob) -> None:
         seen = self._seen.pop(job.id, _KnownJob())  # the job that was seen last is the last to be forgotten
         self._seen[job.id] = replace(seen, node=job.node or seen.node, has_ended=job.has_ended)
-        while len(self._seen) > MOST_REMEMBERED:
+        while len(self._seen) > MAX_REMEMBERED:
             del self._seen[next(iter(self._seen))]
 
     def _insist(self, job: BatchJob) -> None:

@@ -51,7 +51,7 @@ from ringmaster.techniques.processes.events import OutcomeStatus
 logger = logging.getLogger(__name__)
 
 # The number of ended batches whose gangs' events are retained, for the analysis of failures.
-MOST_MESSAGES = 20
+MAX_MESSAGES = 20
 KEPT_S = 90 * 86400.0
 EVERY_S = 3600.0
 POOLS_OWN = ""  # the batch of a pool's plans, each of which is for all batches together
@@ -87,7 +87,7 @@ def tidy(database: Database, *, now_s: float) -> int:
 
 
 def clear_messages(database: Database) -> None:
-    """Deletes the messages of ended batches whose records MLflow has completely, except the newest `MOST_MESSAGES`.
+    """Deletes the messages of ended batches whose records MLflow has completely, except the newest `MAX_MESSAGES`.
 
     The recorder of a batch reads the events of its gangs from the messages, however late it is started again.
     """
@@ -95,7 +95,7 @@ def clear_messages(database: Database) -> None:
     query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
     recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
     ended, is_recorded = database.scalars(query), {*database.scalars(recorded)}
-    for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
+    for batch in message_store.batches() & set(ended[MAX_MESSAGES:]) & is_recorded:
         message_store.clear(batch)
 
 

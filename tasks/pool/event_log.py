@@ -53,8 +53,8 @@ from ringmaster.techniques.processes.events import (
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
-MOST_AT_ONCE = 1000
-MOST_RECENT = 2000  # rows of each table to hold in memory for the readers of a batch
+MAX_AT_ONCE = 1000
+MAX_RECENT = 2000  # rows of each table to hold in memory for the readers of a batch
 FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, Outcome)  # events that reach followers as the decisions on them
 
 
@@ -86,7 +86,7 @@ class EventLog:
         """Returns the starts and ends of the segments of all batches after the event with that number, in order."""
         kinds = (SegmentStarted.__name__, SegmentEnded.__name__)
         query = select(EVENT_LOG).where(EVENT_LOG.c.id > after, EVENT_LOG.c.kind.in_(kinds))
-        rows = self._database.rows(query.order_by(EVENT_LOG.c.id).limit(MOST_AT_ONCE))
+        rows = self._database.rows(query.order_by(EVENT_LOG.c.id).limit(MAX_AT_ONCE))
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)
             for row in rows
@@ -270,7 +270,7 @@ class EventReader:
         self._started: set[int] = set()
         self._ended: set[int] = set()
 
-    def read(self, *, most: int = MOST_AT_ONCE) -> list[BatchEvent]:
+    def read(self, *, most: int = MAX_AT_ONCE) -> list[BatchEvent]:
         """Returns the next events, none if there are none yet. most: the number of rows to read of each table."""
         if not self._has_begun:
             self._has_begun = True
@@ -340,9 +340,9 @@ class _RecentRows(Generic[Row]):
             new = self._fetch(connection, self._high, most - len(result))
             result, self._rows = [*result, *new], [*self._rows, *new]
             self._high = self._rows[-1].id if self._rows else self._high
-        if len(self._rows) > MOST_RECENT:
-            self._low = self._rows[-MOST_RECENT - 1].id
-            self._rows = self._rows[-MOST_RECENT:]
+        if len(self._rows) > MAX_RECENT:
+            self._low = self._rows[-MAX_RECENT - 1].id
+            self._rows = self._rows[-MAX_RECENT:]
         return result
 
 

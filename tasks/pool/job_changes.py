@@ -17,7 +17,7 @@ from ringmaster.errors import RequestRefused
 from ringmaster.tasks.batch.batch import job_faults
 from ringmaster.tasks.batch.grid import SAME_SHAPE, key_findings, with_values
 from ringmaster.tasks.execution.job_table import JobState
-from ringmaster.tasks.pool.requests import MOST_PRIORITY, SETTINGS
+from ringmaster.tasks.pool.requests import MAX_PRIORITY, SETTINGS
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import LocalPlace, is_url
 from ringmaster.techniques.job import DISTILLED, PRUNED
@@ -99,7 +99,7 @@ def setting_faults(settings: Mapping[str, Any]) -> list[str]:
     ]
     for key, value in settings.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        most = MOST_PRIORITY if key == "priority" else math.inf
+        most = MAX_PRIORITY if key == "priority" else math.inf
         if key in SETTINGS and (not is_number or not 0 < value <= most or (key == "steps" and value != int(value))):
             kind = "a whole number" if key == "steps" else "a number"
             up_to = f" and at most {most:.0f} (1 is usual, 2 counts twice)" if most < math.inf else ""

@@ -45,7 +45,7 @@ KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
 FAREWELL_S = 3.0  # the time to store the last events, and to remove the node from the registry
 UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
-MOST_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
+MAX_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
 StartGang = Callable[..., Gang]  # with the arguments of `Gang`
 
 
@@ -238,7 +238,7 @@ class Gangs:
         """Sends a command to the gang of a segment, even if it has not started, or runs only on other nodes."""
         with self._changed:
             self._commands.setdefault(segment, []).append(command)
-            if len(self._commands) > MOST_REMEMBERED:
+            if len(self._commands) > MAX_REMEMBERED:
                 del self._commands[next(iter(self._commands))]
             if run := self._runs.get(segment):
                 run.send(command)

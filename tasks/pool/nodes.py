@@ -35,8 +35,8 @@ again.
 """
 KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
 """By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
-MOST_BYTES = 2**60  # of a device
-MOST_LENT = "most lent nodes"
+MAX_BYTES = 2**60  # of a device
+MAX_LENT = "most lent nodes"
 EXPELLED, REFERENCE = "expelled {}", "bits of {}"
 """The keys of facts of a pool: why a node is expelled, and the `calibration` of a kind of devices."""
 LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
@@ -230,11 +230,11 @@ class NodeRegistry:
 
     def note_most_lent(self, num_nodes: int) -> None:
         """Stores how many nodes the pool's engine lends at most; 0 for an engine that lends none."""
-        self._database.write(partial(set_about, key=MOST_LENT, value=str(num_nodes)))
+        self._database.write(partial(set_about, key=MAX_LENT, value=str(num_nodes)))
 
     def most_lent(self) -> int:
         """Returns how many nodes the pool's engine lends at most, by the controller that led last."""
-        return int(self._database.read(partial(about, key=MOST_LENT)) or 0)
+        return int(self._database.read(partial(about, key=MAX_LENT)) or 0)
 
     def expel(self, name: str, *, why: str) -> None:
         """Gives a node, by its name, no work any more."""
@@ -299,6 +299,6 @@ def _checked(node: NodeRecord) -> NodeRecord:
     numbers = [number for device in node.devices for number in (device.index, device.memory_bytes, *device.cores)]
     if not 0 < len(node.devices) <= MAX_DEVICES or any(device.kind not in ("cpu", "gpu") for device in node.devices):
         raise ValueError(f"node {node.name!r:.100} has no devices that can be planned: {node.devices!r:.200}")
-    if not all(type(number) is int and 0 <= number <= MOST_BYTES for number in numbers):
+    if not all(type(number) is int and 0 <= number <= MAX_BYTES for number in numbers):
         raise ValueError(f"node {node.name!r:.100} has devices of an impossible size: {node.devices!r:.200}")
     return node

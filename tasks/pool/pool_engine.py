@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
 from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, SilenceClock, Timeouts
-from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
+from ringmaster.tasks.pool.provider import GONE, MAX_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
 from ringmaster.techniques.processes.events import Event, Outcome, OutcomeStatus, RefusedEvent
@@ -215,7 +215,7 @@ class PoolEngine:
         reported = self._provider.allocations()
         kept = {**self._gone_allocations, **reported}
         gone = [each for each in kept.values() if each.status in GONE]
-        self._gone_allocations = {each.id: each for each in gone[-MOST_REMEMBERED:]}
+        self._gone_allocations = {each.id: each for each in gone[-MAX_REMEMBERED:]}
         return {**self._gone_allocations, **reported}
 
     def request(self, num_nodes: int) -> None:

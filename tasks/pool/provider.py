@@ -22,7 +22,7 @@ class AllocationStatus(StrEnum):
 
 GONE = (AllocationStatus.LOST, AllocationStatus.ENDED)
 """Of an allocation whose node gets no segments any more, even if it still sends heartbeats."""
-MOST_REMEMBERED = 10_000  # allocations that are gone
+MAX_REMEMBERED = 10_000  # allocations that are gone
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from ringmaster.tasks.pool.nodes import SilenceClock
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_once
 from ringmaster.tasks.storage.schema import REQUESTS
 
-MOST_PRIORITY = 1000.0
+MAX_PRIORITY = 1000.0
 SETTINGS = ("steps", "weight", "deadline", "priority")
 """What can be set of a running job: its number of steps; the weight of its end; its deadline, in seconds from the start
 of its batch; its priority, which multiplies the weight.

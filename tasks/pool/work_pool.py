@@ -16,7 +16,7 @@ from typing import Protocol
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
 from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
-from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
+from ringmaster.tasks.pool.provider import GONE, MAX_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class MachinesOfRuns:
             status = AllocationStatus.RUNNING if run.is_begun else AllocationStatus.PENDING
             self._seen.pop(run.id, None)  # the run that was seen last is the last to be forgotten
             self._seen[run.id] = Allocation(id=run.id, status=status)
-        for id in list(self._seen)[: max(len(self._seen) - max(MOST_REMEMBERED, len(runs)), 0)]:
+        for id in list(self._seen)[: max(len(self._seen) - max(MAX_REMEMBERED, len(runs)), 0)]:
             del self._seen[id]
         return dict(self._seen)
 

@@ -26,7 +26,7 @@ LONGER = 4 / 3
 # The techniques that train a job alone as a group would on several devices: batch divided, base whole or sharded.
 LIKE = {WHOLE: ("ddp", "zero1", "zero2"), SHARDED: ("fsdp", "fsdp_static")}
 
-MOST_TOGETHER = 32
+MAX_TOGETHER = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,20 +239,20 @@ def candidate_groups(members: Group, *, num_devices: int) -> list[Group]:
     """Returns groups of neighbours in a class: for n jobs on m devices at most about 2 n groups, not all 2^n.
 
     The groups are: all jobs in one; as many equal parts as there are devices, by number and by work; and pairs, fours,
-    eights, ...; none with more than `MOST_TOGETHER` jobs.
+    eights, ...; none with more than `MAX_TOGETHER` jobs.
     """
     if (n := len(members)) < 2:
         return []
-    even = num_devices * math.ceil(n / (num_devices * MOST_TOGETHER))
-    counts = {math.ceil(n / MOST_TOGETHER), even}
-    counts |= {math.ceil(n / 2**power) for power in range(1, MOST_TOGETHER.bit_length())}
+    even = num_devices * math.ceil(n / (num_devices * MAX_TOGETHER))
+    counts = {math.ceil(n / MAX_TOGETHER), even}
+    counts |= {math.ceil(n / 2**power) for power in range(1, MAX_TOGETHER.bit_length())}
     work = list(accumulate(solo.job.total_steps * solo.profile.step_s for solo in members))
     groups: dict[tuple[str, ...], Group] = {}
     for group in (
         *(part for count in sorted(counts) for part in _parts(members, range(1, n + 1), count)),
         *_parts(members, work, even),
     ):
-        if 1 < len(group) <= MOST_TOGETHER:
+        if 1 < len(group) <= MAX_TOGETHER:
             groups.setdefault(tuple(solo.job.name for solo in group), group)
     return list(groups.values())
 

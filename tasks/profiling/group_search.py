@@ -44,13 +44,13 @@ from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile, Profil
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, NAME
 
 Point = tuple[float, float]
-LEAST_STARTUP_S = 1e-3
+MIN_STARTUP_S = 1e-3
 # The size of the first group that is tried, if a class has so many jobs. A pair and the largest power of two follow:
 # at most three trials.
 FIRST_SIZE = 8
 # The least number of jobs at a time in a group whose jobs take turns; one at a time is no better than without a group.
-LEAST_AT_ONCE = 2
-MOST_SIZES = 3  # of a thorough search, in the first layout of a class
+MIN_AT_ONCE = 2
+MAX_SIZES = 3  # of a thorough search, in the first layout of a class
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def scaling_of(
     return GroupScaling(
         step=fitted([(alone_s, alone_s), *((step_s_alone(g), p.step_s) for g, p in measured)], lone_slope=kappa),
         startup=fitted(
-            [(x, max(y, LEAST_STARTUP_S)) for x, y in [(1, start_s), *((len(g), p.startup_s) for g, p in measured)]],
+            [(x, max(y, MIN_STARTUP_S)) for x, y in [(1, start_s), *((len(g), p.startup_s) for g, p in measured)]],
             lone_slope=0.0,
         ),
         peak=fitted([(own, peak), *((own_bytes(g), p.peak_bytes) for g, p in measured)], lone_slope=1.0),
@@ -214,7 +214,7 @@ class GroupSearch:
     @cached_property
     def tried(self) -> dict[str, group_layouts.Group]:
         """The groups that may be tried, by fingerprint. Their sizes also occur in the classes of other batches."""
-        largest = 2 ** (min(len(self.members), group_layouts.MOST_TOGETHER).bit_length() - 1)
+        largest = 2 ** (min(len(self.members), group_layouts.MAX_TOGETHER).bit_length() - 1)
         sizes = [min(FIRST_SIZE, largest), 2, largest]  # the most informative first, as often only that one is tried
         if any(search.tried for search in self.plainer):
             sizes = sizes[:1]
@@ -300,7 +300,7 @@ class GroupSearch:
             at_once = self._num_that_fit(group)
             if at_once < len(group):
                 too_large.append(group)
-            may_wait = self.first is self and at_once >= LEAST_AT_ONCE
+            may_wait = self.first is self and at_once >= MIN_AT_ONCE
             if (may_wait or at_once == len(group)) and self._is_worth_it(group, fair_s):
                 profile = self.laws.profile(group, is_measured=len(group) in sizes, at_once=at_once)
                 if at_once == len(group):  # how long turns take depends on the steps of the jobs
@@ -479,7 +479,7 @@ def _try(
     """Makes the trials of the first layouts, then those of other layouts that are worth one; adds their results."""
     for is_first in (True, False):
         chosen = [s for s in searches if (s.first is s) is is_first and s.may_be_tried]
-        trials = {trial.fingerprint: trial for search in chosen for trial in search.wanted(results, most=MOST_SIZES)}
+        trials = {trial.fingerprint: trial for search in chosen for trial in search.wanted(results, most=MAX_SIZES)}
         if trials:
             results |= measure(list(trials.values()))
         _take(searches, results)

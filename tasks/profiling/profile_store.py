@@ -51,7 +51,7 @@ LENGTHS_AN_OCTAVE = 4  # lengths of samples that differ by less than a fifth cou
 TRIALS_VERSION = 2  # the version of the measurement, incremented when new profiles are not comparable with old ones
 
 TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
-MOST_STEPS = 200  # for which older measurements count: a machine may change
+MAX_STEPS = 200  # for which older measurements count: a machine may change
 
 
 def speed_key(
@@ -276,7 +276,7 @@ class MeasuredOptions:
 
 def combined(old: Profile, new: Profile) -> Profile:
     """Returns a newer profile of an option whose step time is the mean of both, by the numbers of their steps."""
-    num_old = min(old.num_measured_steps or TRIAL_STEPS, MOST_STEPS)
+    num_old = min(old.num_measured_steps or TRIAL_STEPS, MAX_STEPS)
     num_new = new.num_measured_steps or TRIAL_STEPS
     share = num_new / (num_old + num_new)
     quiet = new.under_load(1.0)

@@ -19,11 +19,11 @@ FAR_BEHIND = 1.15
 # A technique that is predicted to be slower than the best by this factor is not tried. The factor is large because
 # predictions have that error between techniques.
 FAR_BEHIND_PREDICTED = 1.6
-MOST_MISSES = 4  # configs in a row that are not faster than the best, after which a search ends
+MAX_MISSES = 4  # configs in a row that are not faster than the best, after which a search ends
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # the candidates of a gang size that are tried: their share, and at least so many
 OUT_OF_MEMORY, FAILED, KILLED, TIMED_OUT, REFUSED = "out_of_memory", "failed", "killed", "timed_out", "refused"
 
-MOST_REASONS = 3
+MAX_REASONS = 3
 MORE = "--verbose shows all that was left out"
 
 
@@ -75,7 +75,7 @@ class ConfigSearch:
                 return fingerprint, candidate
             if isinstance(result, Profile):
                 num_misses = num_misses + 1 if result.step_s >= best_s else 0
-                if num_misses == MOST_MISSES:
+                if num_misses == MAX_MISSES:
                     return None
                 best_s = min(best_s, result.step_s)
             elif result.kind not in (OUT_OF_MEMORY, REFUSED):
@@ -196,7 +196,7 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[FailedTrial
     left_out = [refusal for refusal in refusals if refusal.config is None]
     too_large = [refusal for refusal in left_out if refusal.is_too_large]
     reasons = _by_reason(too_large or left_out)
-    causes = "; ".join(f"{reason} ({where})" for reason, where in list(reasons.items())[:MOST_REASONS])
+    causes = "; ".join(f"{reason} ({where})" for reason, where in list(reasons.items())[:MAX_REASONS])
     remedy = "larger devices, or a smaller model" if too_large else "let it use other gang sizes or techniques"
     causes = causes or "no number of devices in num_devices is there"
     return f"no technique can train it here: {causes}. To fix: {remedy}; {MORE}"
@@ -205,7 +205,7 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[FailedTrial
 def _why_trials_failed(failures: Sequence[FailedTrial]) -> str:
     """Returns the distinct errors of a job's trials; out of memory comes last, as it may be the smaller problem."""
     in_order = sorted(failures, key=lambda failure: failure.kind == "out_of_memory")
-    listed = "; ".join(list(dict.fromkeys(failure.message for failure in in_order))[:MOST_REASONS])
+    listed = "; ".join(list(dict.fromkeys(failure.message for failure in in_order))[:MAX_REASONS])
     return f"{listed} (in its trial)" if len(failures) == 1 else f"{listed} (in each of its {len(failures)} trials)"
 
 
@@ -242,13 +242,13 @@ def _by_reason(refusals: Iterable[Refusal]) -> dict[str, str]:
 
 
 # No runtime may be zero, not even that of a job of which only the export is left.
-LEAST_RUNTIME_S = 1e-3
+MIN_RUNTIME_S = 1e-3
 
 # Assumed if nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0
 GUESSED_STARTUP_S = 15.0
 GUESSED_STARTUP_ON_A_NODE_S = 1.0  # a fork from a process that has torch imported, and a GPU's context
-LEAST_MEASUREMENT_ERROR = 0.02  # relative, of a step time that an earlier run measured
+MIN_MEASUREMENT_ERROR = 0.02  # relative, of a step time that an earlier run measured
 
 
 def planning_problem(
@@ -362,7 +362,7 @@ def _option(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
     return Option(
         technique=profile.technique,
         num_devices=profile.num_devices,
-        runtime_s=max(runtime_s, LEAST_RUNTIME_S),
+        runtime_s=max(runtime_s, MIN_RUNTIME_S),
         config=dict(profile.config),
         device_type=profile.device_type,
         num_nodes=profile.num_nodes,
@@ -447,7 +447,7 @@ def _note(
     errors: SpeedErrors,
 ) -> None:
     if predicted_s and profile.step_s > 0:
-        errors = replace(errors, measurement=max(profile.spread, LEAST_MEASUREMENT_ERROR))
+        errors = replace(errors, measurement=max(profile.spread, MIN_MEASUREMENT_ERROR))
         beliefs.note(speed_class, option, profile.step_s / predicted_s, technique=profile.technique, errors=errors)
 
 

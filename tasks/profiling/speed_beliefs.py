@@ -59,7 +59,7 @@ BUSY_LOAD = 1.15
 """The load above which a machine counts as busy with other work, and its user is told."""
 NUM_KEPT = 100  # measurements by which a quiet machine is known; older ones may be of another state of it
 
-LEAST_SPREAD = 1e-9  # of an option that has not run
+MIN_SPREAD = 1e-9  # of an option that has not run
 Option = int | str
 """The number or the fingerprint of an option of a job."""
 
@@ -293,7 +293,7 @@ class SpeedBeliefs:
         if (measurement := known.get(option)) is None:
             own += posterior.technique_variance(technique, errors=errors)
             return SpeedBelief(
-                mean=mean, spread=math.sqrt(variance + errors.option**2), own_spread=max(math.sqrt(own), LEAST_SPREAD)
+                mean=mean, spread=math.sqrt(variance + errors.option**2), own_spread=max(math.sqrt(own), MIN_SPREAD)
             )
         # What the option's own error is, given its measurement and what is common to it and others.
         share, measured = _own_share(measurement.errors), measurement.errors.measurement

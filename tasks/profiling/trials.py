@@ -41,8 +41,8 @@ _Device = TypeVar("_Device")
 
 READY_SHARE = 0.75  # of a trial's time limit, after which a gang that has not begun to train is killed
 STOPPING_S = 5.0  # after the limit, for gangs to end
-MOST_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option stands
-LEAST_TRIAL_S = 3.0  # of a trial of a small model; less time is not begun
+MAX_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option stands
+MIN_TRIAL_S = 3.0  # of a trial of a small model; less time is not begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ class TrialLimits:
 
     share: float
     batch_s: Callable[[], float | None]
-    trial_s: float = MOST_TRIAL_S
+    trial_s: float = MAX_TRIAL_S
 
     def left_s(self, *, spent_s: float) -> float:
         """Returns the seconds that the next trials may take; none where their share is 0."""
@@ -287,7 +287,7 @@ class TrialRunner:
         left = sorted(trials, key=lambda trial: trial.candidate.num_devices)
         while left and not self.is_closed:
             limit_s = math.inf if self._limits is None else self._limits.left_s(spent_s=self.spent_s)
-            if limit_s < LEAST_TRIAL_S:
+            if limit_s < MIN_TRIAL_S:
                 self._notice(f"not tried: {', '.join(map(str, left))} (trials take {self._limits})")
                 break
             try:

@@ -29,7 +29,7 @@ from ringmaster.text import printable_lines
 logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 5.0
-MOST_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
+MAX_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
 TIMEOUT_AT_END_S = 120.0  # for an unavailable MLflow when a batch has ended
 LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the database
 ENTRIES_AT_ONCE = 200
@@ -128,7 +128,7 @@ class AsyncRecorder:
         if isinstance(event, PredictionUpdate):  # no record, and too many to wait for an MLflow that is away
             return
         self._has_heard = True
-        if isinstance(event, GangReport) and self._todo.qsize() >= MOST_WAITING:
+        if isinstance(event, GangReport) and self._todo.qsize() >= MAX_WAITING:
             self._num_dropped += 1
             return
         self._todo.put(partial(self._write, event, at_ms=int(time.time() * 1000)))

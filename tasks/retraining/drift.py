@@ -31,8 +31,8 @@ from ringmaster.tasks.retraining.policy import Probability
 from ringmaster.techniques.data.arrow_files import some_rows
 
 NUM_BINS = 10
-MOST_CATEGORIES = 20  # the remaining values form one bin
-MOST_KEPT = 1000  # the most quantiles of a reference that are stored for the Kolmogorov-Smirnov test
+MAX_CATEGORIES = 20  # the remaining values form one bin
+MAX_KEPT = 1000  # the most quantiles of a reference that are stored for the Kolmogorov-Smirnov test
 CHANCE = 0.01  # the probability of a PSI above the chance level without drift
 
 Array = npt.NDArray[Any]
@@ -104,7 +104,7 @@ def reference_of(values: Sequence[Any] | Array) -> FeatureReference | None:
         if not len(numbers):
             return None
         edges = _edges(numbers)
-        kept = np.quantile(numbers, np.linspace(0, 1, min(len(numbers), MOST_KEPT)))
+        kept = np.quantile(numbers, np.linspace(0, 1, min(len(numbers), MAX_KEPT)))
         return FeatureReference(
             num_rows=len(numbers),
             counts=tuple(_binned(numbers, edges)),
@@ -114,7 +114,7 @@ def reference_of(values: Sequence[Any] | Array) -> FeatureReference | None:
     texts = Counter(_texts(values))
     if not texts:
         return None
-    common = [text for text, _ in sorted(texts.items(), key=lambda item: (-item[1], item[0]))[:MOST_CATEGORIES]]
+    common = [text for text, _ in sorted(texts.items(), key=lambda item: (-item[1], item[0]))[:MAX_CATEGORIES]]
     return FeatureReference(
         num_rows=texts.total(),
         counts=(*(texts[text] for text in common), texts.total() - sum(texts[text] for text in common)),
@@ -220,7 +220,7 @@ def _texts(values: Sequence[Any] | Array) -> list[str]:
     return [str(value) for value in plain if value is not None]
 
 
-MOST_ROWS = 5000  # of data: evenly spread rows; of a log: the newest rows
+MAX_ROWS = 5000  # of data: evenly spread rows; of a log: the newest rows
 PREDICTED = ("prediction", "confidence")
 """The fields of a log that are observed, where its rows have them."""
 
@@ -253,7 +253,7 @@ def input_features(folder: Path) -> dict[str, Array]:
     Images have `brightness` and `contrast`, the mean and standard deviation of each image's pixels. Samples with a
     label have `label`. Text has `token`, and the share of `distinct_tokens` in each sample.
     """
-    columns = some_rows(folder, "training", most=MOST_ROWS)
+    columns = some_rows(folder, "training", most=MAX_ROWS)
     result: dict[str, Array] = {}
     if isinstance(pixels := columns.get("pixel_values"), np.ndarray):
         flat = pixels.reshape(len(pixels), -1).astype(np.float64)
@@ -267,7 +267,7 @@ def input_features(folder: Path) -> dict[str, Array]:
 
 def logged_features(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Returns the features PREDICTED of the newest rows of logged predictions, where the rows have them."""
-    newest = deque(rows, maxlen=MOST_ROWS)
+    newest = deque(rows, maxlen=MAX_ROWS)
     result = {name: [v for row in newest if (v := _value(row, name)) is not None] for name in PREDICTED}
     return {name: values for name, values in result.items() if values}
 

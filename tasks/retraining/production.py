@@ -36,7 +36,7 @@ from ringmaster.tasks.retraining.selection import DueEntry
 from ringmaster.techniques import Job
 from ringmaster.techniques.job_parts import is_name
 
-MOST_DAYS = 36_500  # the largest window; dates have a limited range
+MAX_DAYS = 36_500  # the largest window; dates have a limited range
 
 
 def _hour(value: str) -> str:
@@ -79,7 +79,7 @@ class ModelEntry(Section):
         default=0.0, description="by how much a challenger must be better, in its first metric, such as 0.01"
     )
     due: DueEntry = Field(default=DueEntry(), description="what makes it due, such as {max_age_days: 30}")
-    window_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = Field(
+    window_days: Annotated[int, Field(ge=1, le=MAX_DAYS)] | None = Field(
         default=None,
         description="of files with a date in their name, those of the days that end with the run's, such as 14",
     )
@@ -472,7 +472,7 @@ DATA: Mapping[str, Place] = {
 """The suffix of a job's name and the place of its data, for each job of a model."""
 HAS_ROWS, HELD_OUT = ("path", "dataset"), ("held_out", "held_out_path", "held_out_split")
 """The keys of data with rows of its own, and of data that names its held-out part."""
-MOST_VARIANTS = 64  # of one model: a sweep around its values, not a search
+MAX_VARIANTS = 64  # of one model: a sweep around its values, not a search
 
 
 def misplaced(raw: Mapping[str, Any]) -> Iterator[Finding]:
@@ -527,8 +527,8 @@ def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> t
     """Returns the job under every combination of values; none if a value is not a list, which is reported elsewhere."""
     if not all(isinstance(values, list) and values for values in over.values()):
         return [], []
-    if (num := num_jobs(over)) > MOST_VARIANTS:
-        text = f"makes {num} jobs, and {MOST_VARIANTS} are the most"
+    if (num := num_jobs(over)) > MAX_VARIANTS:
+        text = f"makes {num} jobs, and {MAX_VARIANTS} are the most"
         return [], [Finding((*at, "sweep"), text, "try fewer values, or search with `ringmaster sweep`")]
     made, wrong = combinations({"template": template, "over": dict(over)}, at=())
     result = [Finding((*at, "sweep", *finding.place[1:]), finding.message, finding.remedy) for finding in wrong]

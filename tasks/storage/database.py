@@ -60,7 +60,7 @@ SQLITE_MAY_PASS = ("locked", "busy", *DISK_ERRORS)
 POSTGRESQL_MAY_PASS = ("08", "53", "25P03", "57P")
 FROZEN_S = 5.0  # idle time after which the server ends a transaction, as all other writers wait for it
 
-MOST_ROWS = 5000  # per transaction: all other writers wait for it, including nodes' heartbeats, which must be in time
+MAX_ROWS = 5000  # per transaction: all other writers wait for it, including nodes' heartbeats, which must be in time
 Act = Callable[[Connection], object]
 
 
@@ -406,9 +406,7 @@ def _postgresql(url: str) -> Engine:
     )
 
 
-def delete_in_chunks(
-    database: Database, table: Table, where: ColumnElement[bool], *, most_rows: int = MOST_ROWS
-) -> int:
+def delete_in_chunks(database: Database, table: Table, where: ColumnElement[bool], *, most_rows: int = MAX_ROWS) -> int:
     """Deletes the rows that match `where` from a table with an `id` column. Returns their number.
 
     A row that matches must go on matching: rows left when the process ends are deleted by a later call.

@@ -10,9 +10,9 @@ from ringmaster.extras import install_command, missing_packages
 from ringmaster.findings import Finding, findings_where
 from ringmaster.tasks.batch.grid import SAME_SHAPE
 
-MOST_TRIALS = 1000
-MOST_KEYS = 50
-MOST_SHAPES = 16  # the most shapes that are profiled for a sweep whose trials are not all known at its start
+MAX_TRIALS = 1000
+MAX_KEYS = 50
+MAX_SHAPES = 16  # the most shapes that are profiled for a sweep whose trials are not all known at its start
 
 Values = Mapping[str, Any]
 """A trial's values by dotted key."""
@@ -120,8 +120,8 @@ def shapes(space: Sequence[Parameter]) -> list[Values]:
 
 def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> list[Finding]:
     """Returns the faults of a space for a sampler; places begin with ("space", KEY)."""
-    if len(space) > MOST_KEYS:
-        return [Finding(("space",), f"varies {len(space):,} keys", f"vary {MOST_KEYS} at the most")]
+    if len(space) > MAX_KEYS:
+        return [Finding(("space",), f"varies {len(space):,} keys", f"vary {MAX_KEYS} at the most")]
     keys = [parameter.key for parameter in space]
     result = [
         *(finding for parameter in space for finding in _of_one(parameter)),
@@ -139,10 +139,10 @@ def _of_one(parameter: Parameter) -> Iterator[Finding]:
         yield Finding(place, "cannot be varied", "remove it: each trial gets a name of its own")
     if isinstance(parameter, CategoricalRange):
         values, num = (*place, "values"), len(parameter.values)
-        too_many = f"has {num:,} values, more than the {MOST_TRIALS:,} trials of any sweep"
-        twice = [] if num > MOST_TRIALS else [i for i, v in enumerate(parameter.values) if v in parameter.values[:i]]
+        too_many = f"has {num:,} values, more than the {MAX_TRIALS:,} trials of any sweep"
+        twice = [] if num > MAX_TRIALS else [i for i, v in enumerate(parameter.values) if v in parameter.values[:i]]
         yield from findings_where(
-            (num > MOST_TRIALS, values, too_many, "list fewer, or give a range"),
+            (num > MAX_TRIALS, values, too_many, "list fewer, or give a range"),
             *((True, (*values, i), f"{parameter.values[i]!r} occurs twice", "keep one of the two") for i in twice),
         )
         return
@@ -174,7 +174,7 @@ def _of_one(parameter: Parameter) -> Iterator[Finding]:
 def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> Iterator[Finding]:
     size = num_combinations(space)
     if sampler == "grid":
-        most = min(num_trials or MOST_TRIALS, MOST_TRIALS)
+        most = min(num_trials or MAX_TRIALS, MAX_TRIALS)
         without_step = "is a range without a step, which a grid cannot list"
         ungridded = "give it a step or values, or another sampler than grid"
         yield from findings_where(
@@ -211,9 +211,9 @@ def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | N
             if isinstance(p, Range)
         ),
         (
-            num_shapes > MOST_SHAPES,
+            num_shapes > MAX_SHAPES,
             ("space",),
             f"has {num_shapes} different shapes, each to be profiled before the first trial",
-            f"list fewer values, keep to {MOST_SHAPES} shapes, or use random",
+            f"list fewer values, keep to {MAX_SHAPES} shapes, or use random",
         ),
     )

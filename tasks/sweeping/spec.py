@@ -25,7 +25,7 @@ from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.document import place_text
 from ringmaster.tasks.batch.grid import in_rows, key_findings, with_values
 from ringmaster.tasks.sweeping import space as spaces
-from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations
+from ringmaster.tasks.sweeping.space import MAX_TRIALS, CategoricalRange, Parameter, Values, combinations
 from ringmaster.techniques import Job
 
 NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
@@ -302,7 +302,7 @@ class SweepSpec:
     def trials(self) -> list[str]:
         """The names of the trials, in order."""
         size = spaces.num_combinations(self.space)
-        count = size if self.sampler == GRID and size is not None else self.num_trials or MOST_TRIALS
+        count = size if self.sampler == GRID and size is not None else self.num_trials or MAX_TRIALS
         width = len(str(count - 1))
         return [f"trial-{number:0{width}}" for number in range(count)]
 
@@ -423,7 +423,7 @@ class SweepSpec:
 
 
 RANDOM, GRID, TPE = "random", "grid", "tpe"
-MOST_DRAWS = 100  # of one trial, until it differs from all earlier ones
+MAX_DRAWS = 100  # of one trial, until it differs from all earlier ones
 NUM_STARTUP = 8  # random trials before TPE has enough data; a third of all trials if that is fewer
 
 
@@ -459,8 +459,8 @@ def propose(
     draws = num_startup(num_trials)
     known = [each.values for each in earlier]
     values: Values = {}
-    for draw in range(MOST_DRAWS):
-        is_random = sampler == RANDOM or number < draws or draw > MOST_DRAWS // 2
+    for draw in range(MAX_DRAWS):
+        is_random = sampler == RANDOM or number < draws or draw > MAX_DRAWS // 2
         values = _draw(space, earlier, is_random=is_random, seed=int(digest([seed, number, draw]), 16) % 2**32)
         if values not in known:
             break

@@ -31,7 +31,7 @@ from ringmaster.tasks.timeline.run_timeline import (
 from ringmaster.text import printable, xml
 
 RUNNING_FILL, TO_COME_FILL, FAULT_MARK = "▒", "░", "✗"
-MOST_DEVICES_TWICE = 8  # up to this number, each device has a second row with its first plan
+MAX_DEVICES_TWICE = 8  # up to this number, each device has a second row with its first plan
 FIGURES = ("loss", "samples/s", "tokens/s", "memory")  # of running jobs
 JOB_COLUMNS = ("", "job", "status", "step", *FIGURES, "technique", "ends after", "message")
 KEY = f"letters: done  {RUNNING_FILL} running  {TO_COME_FILL} to come  {FAULT_MARK} failed  · idle"
@@ -57,7 +57,7 @@ def num_rows(run_timeline: RunTimeline) -> int:
 
 
 def _is_twice(run_timeline: RunTimeline) -> bool:
-    return bool(run_timeline.first) and sum(number for _, number in run_timeline.rows) <= MOST_DEVICES_TWICE
+    return bool(run_timeline.first) and sum(number for _, number in run_timeline.rows) <= MAX_DEVICES_TWICE
 
 
 def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[list[DeviceRow], int]:
@@ -127,8 +127,8 @@ def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
     return result
 
 
-MOST_SPANS = 6000  # to draw, the longest of each kind: more could not be distinguished
-MOST_TITLED = 400  # with more spans, boxes have no titles and like ones are merged into one path: a fifth of the size
+MAX_SPANS = 6000  # to draw, the longest of each kind: more could not be distinguished
+MAX_TITLED = 400  # with more spans, boxes have no titles and like ones are merged into one path: a fifth of the size
 STRIP = 0.3  # share of a row's height for the first plan
 FAILED, PLANNED = "#c1121f", "#9aa5ae"
 STYLE = (
@@ -145,7 +145,7 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
     frame = Frame(run_timeline.rows or [("", 1)], end_s=run_timeline.width_s)
     first, real, left_out = _the_longest(run_timeline)
     has_strip = bool(first) and frame.row >= 9
-    is_titled = titles and len(first) + len(real) <= MOST_TITLED
+    is_titled = titles and len(first) + len(real) <= MAX_TITLED
     colour_of = colours(span.technique for span in (*run_timeline.first, *run_timeline.real))
     keys = colour_of | {NOW_RUNNING: "url(#running)", TO_COME: "#ffffff", "failed": FAILED}
     value = headline(run_timeline)
@@ -217,12 +217,12 @@ class _SpanDrawing:
 def _the_longest(run_timeline: RunTimeline) -> tuple[list[TimelineSpan], list[TimelineSpan], int]:
     """Returns the longest spans of the first plan and of the actual run, and the number of omitted spans.
 
-    Each of the two has at most half of `MOST_SPANS`.
+    Each of the two has at most half of `MAX_SPANS`.
     """
     kept = []
     for spans in (run_timeline.first, run_timeline.real):
         by_length = sorted(spans, key=lambda span: span.start_s - span.end_s)
-        kept.append(sorted(by_length[: MOST_SPANS // 2], key=lambda span: span.start_s))
+        kept.append(sorted(by_length[: MAX_SPANS // 2], key=lambda span: span.start_s))
     return kept[0], kept[1], len(run_timeline.first) + len(run_timeline.real) - len(kept[0]) - len(kept[1])
 
 

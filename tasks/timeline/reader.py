@@ -26,10 +26,10 @@ from ringmaster.techniques.processes.events import EvaluationReported, JobEvent,
 from ringmaster.techniques.profiles import UNTRUSTED
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, num_steps_of_gang
 
-MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
-MOST_STANDING = 5  # newest plans to read for the segments to come
-MOST_NOTES = 200
-MOST_EVENTS = 2000  # newest events to read at the first look
+MAX_PLANS = 20  # to read at a time for the first plans of jobs that were added later
+MAX_STANDING = 5  # newest plans to read for the segments to come
+MAX_NOTES = 200
+MAX_EVENTS = 2000  # newest events to read at the first look
 INTERRUPTED = "interrupted"
 PACE_EVENTS = (JobReady, Steps, EvaluationReported, PhaseStarted)  # the events that report progress
 
@@ -130,7 +130,7 @@ class TimelineReader:
         """Returns the first planned segments of each of the jobs. Stores these segments, not the plans."""
         if heads and not self.archive.is_pool and heads[0].id != self._began:
             self._first, self._looked, self._began = {}, set(), heads[0].id
-        for head in [head for head in heads if head.id not in self._looked][:MOST_PLANS]:
+        for head in [head for head in heads if head.id not in self._looked][:MAX_PLANS]:
             missing = jobs - set(self._first)
             if not missing:
                 break
@@ -155,7 +155,7 @@ class TimelineReader:
         missing = {name for name, record in records.items() if record.status not in (*ENDED, JobStatus.PAUSED)}
         followed: dict[str, FollowedPlan] = {}
         kept = {}
-        for head in reversed(heads[-MOST_STANDING:]):
+        for head in reversed(heads[-MAX_STANDING:]):
             if not missing:
                 break
             plan, problem = kept[head.id] = self._plans.get(head.id) or self._load(head.id)
@@ -178,7 +178,7 @@ class TimelineReader:
 
         running: the job of each segment.
         """
-        self._heard, events = self.archive.gang_events(set(running), after=self._heard, most=MOST_EVENTS)
+        self._heard, events = self.archive.gang_events(set(running), after=self._heard, most=MAX_EVENTS)
         for number, event in events:
             if not isinstance(event, PACE_EVENTS):
                 continue
@@ -316,7 +316,7 @@ class TimelineReader:
 
     def _notes(self, heads: Sequence[PlanHeader], past: Sequence[TimelineSpan], zero_s: float) -> list[TimelineNote]:
         notes = []
-        for head in heads[-MOST_NOTES:]:
+        for head in heads[-MAX_NOTES:]:
             makespan_s = self._makespans_s.get(head.id)
             end = "" if makespan_s is None else f": {seconds_text(makespan_s)} from then on"
             notes.append(TimelineNote(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
@@ -324,7 +324,7 @@ class TimelineReader:
             if span.status != JobStatus.DONE:
                 text = f": {span.message}" if span.message else ""
                 notes.append(TimelineNote(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{text}"))
-        return sorted(notes, key=lambda note: note.at_s)[-MOST_NOTES:]
+        return sorted(notes, key=lambda note: note.at_s)[-MAX_NOTES:]
 
 
 def _span(record: SegmentRecord, zero_s: float) -> TimelineSpan:

@@ -27,7 +27,7 @@ from ringmaster.techniques.processes.events import Steps
 from ringmaster.text import markdown as foreign
 
 DRAW_EVERY_S = 10.0
-MOST_JOBS = 100  # rows of the table of jobs
+MAX_JOBS = 100  # rows of the table of jobs
 
 
 @contextmanager
@@ -155,11 +155,11 @@ def markdown(run_timeline: RunTimeline) -> str:
     """
     picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
     chart = f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{foreign(' · '.join(headline(run_timeline)))}"
-    columns, rows = job_table(run_timeline, MOST_JOBS)
+    columns, rows = job_table(run_timeline, MAX_JOBS)
     head = ["| " + " | ".join(map(foreign, row)) + " |" for row in (columns, *rows)]
     lines = [head[0], "|" + " --- |" * len(columns), *head[1:]]
-    if len(run_timeline.jobs) > MOST_JOBS:
-        lines.append(f"\nand {len(run_timeline.jobs) - MOST_JOBS} more jobs")
+    if len(run_timeline.jobs) > MAX_JOBS:
+        lines.append(f"\nand {len(run_timeline.jobs) - MAX_JOBS} more jobs")
     return "\n".join([chart, "", *lines]) if rows else chart
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FILE = "chain.json"
 """The file in the folder of a job's checkpoints."""
-MOST_OF_TIME, MOST_OF_STEPS = 0.02, 0.03
+MAX_OF_TIME, MAX_OF_STEPS = 0.02, 0.03
 LIBRARIES = ("ringmaster", "torch", "transformers", "peft", "bitsandbytes")
 """The distributions of which the bits of trained weights may depend."""
 
@@ -198,7 +198,7 @@ class ChainWriter:
         tensors: the tensors that rank 0 holds, in the same order in every gang of the same layout.
         """
         began_s = time.monotonic()
-        share_s = MOST_OF_STEPS * (began_s - self._begun_s)
+        share_s = MAX_OF_STEPS * (began_s - self._begun_s)
         is_too_much = self._digesting_s + self._last_digest_s > share_s
         if step not in self.digested_steps if self.digested_steps else is_too_much:
             return
@@ -213,7 +213,7 @@ class ChainWriter:
         """
         began_s = time.monotonic()
         is_known = any(link.step == step for link in self.chain.links)
-        if is_known or (not always and self._spent_s > MOST_OF_TIME * (began_s - self._linked_s)):
+        if is_known or (not always and self._spent_s > MAX_OF_TIME * (began_s - self._linked_s)):
             return
         last = self.chain.links[-1].step if self.chain.links else self.first_step
         link = StateLink(

@@ -34,7 +34,7 @@ from ringmaster.text import listed
 
 METADATA = ".metadata"
 SAVE_AGAIN = "To fix: copy the whole folder again, or save the checkpoint again"
-MOST_LISTED = 5
+MAX_LISTED = 5
 UNREADABLE = (pickle.UnpicklingError, EOFError, OSError, AttributeError, TypeError, ValueError, LookupError)
 
 ALLOWED = {
@@ -113,7 +113,7 @@ class DcpFolder:
         except UNREADABLE as error:
             raise ValueError(f"{file} cannot be read: {error!s:.300}. {SAVE_AGAIN}") from error
         if faults:
-            raise ValueError(f"{listed([*faults], between='; ', most=MOST_LISTED)}. {SAVE_AGAIN}")
+            raise ValueError(f"{listed([*faults], between='; ', most=MAX_LISTED)}. {SAVE_AGAIN}")
 
     def value(self, name: str, default: Any = None) -> Any:
         """Returns what is stored under a name and is no tensor. Raises ValueError where it holds more than weights."""

@@ -192,7 +192,7 @@ def _position(key: str) -> float:
 
 
 DAY_S = 86_400.0
-MOST_SECONDS = 1e11
+MAX_SECONDS = 1e11
 """No time of a row lies so far from 1970: such a number is one of milliseconds."""
 
 
@@ -230,7 +230,7 @@ def moment(value: Any, default: float | None = None) -> float:
     if isinstance(value, bool) or value is None:
         raise ValueError(f"{value!r} is not a valid time")
     if isinstance(value, (int, float)):
-        if not abs(value) < MOST_SECONDS:  # also NaN
+        if not abs(value) < MAX_SECONDS:  # also NaN
             raise ValueError(f"{value!r} is not a valid time: numbers are seconds since 1970, not milliseconds")
         return float(value)
     if hasattr(value, "isoformat"):

@@ -24,8 +24,8 @@ from ringmaster.techniques.data.file_patterns import FilePart, opened
 
 MAX_ROW_BYTES = 64 * 2**20
 """The largest row: a line of JSONL, a row of Parquet, or an image."""
-MAX_EXPANSION, LEAST_EXPANDED_BYTES = 200, 2**28
-"""A compressed file's rows have at most so many times its bytes, where they have more than `LEAST_EXPANDED_BYTES`."""
+MAX_EXPANSION, MIN_EXPANDED_BYTES = 200, 2**28
+"""A compressed file's rows have at most so many times its bytes, where they have more than `MIN_EXPANDED_BYTES`."""
 MAX_TOKENIZER_BYTES = 2**28
 """The largest `tokenizer.json`; those of a quarter of a million tokens have 35 MB."""
 
@@ -58,10 +58,10 @@ def check_tokenizer(folder: Path) -> None:
 
 def check_expansion(path: str, num_bytes: int, *, num_stored_bytes: int) -> None:
     """Raises ValueError where a compressed file of `num_stored_bytes` becomes too many bytes."""
-    if num_bytes > max(LEAST_EXPANDED_BYTES, MAX_EXPANSION * num_stored_bytes):
+    if num_bytes > max(MIN_EXPANDED_BYTES, MAX_EXPANSION * num_stored_bytes):
         raise ValueError(
             f"{path} has {num_stored_bytes:,} bytes and decompresses to {num_bytes / 2**20:,.0f} MiB "
-            f"or more; {LEAST_EXPANDED_BYTES / 2**20:.0f} MiB, or {MAX_EXPANSION} times the file, are allowed. To "
+            f"or more; {MIN_EXPANDED_BYTES / 2**20:.0f} MiB, or {MAX_EXPANSION} times the file, are allowed. To "
             "fix: check what wrote it; store values that are not repeated so often, or give JSONL"
         )
 
@@ -104,7 +104,7 @@ BYTES_PER_BATCH, REPEATED_ROWS_PER_BATCH = 16 << 20, 64
 # The most faults that are reported at once, and how many rows after the first fault are searched for others.
 MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
 # The values of a column of classes, by which rows inside a value in quotes are told from text of several lines.
-MOST_CLASSES, MOST_CLASS_CHARACTERS, MOST_SUSPECTS = 100, 64, 1000
+MAX_CLASSES, MAX_CLASS_CHARACTERS, MAX_SUSPECTS = 100, 64, 1000
 
 BYTE_ORDER_MARK = "\ufeff"
 BYTE_ORDER_MARKS = (
@@ -475,19 +475,19 @@ class _RowsInValues:
         """Adds a row of some lines. line: the first of them."""
         if num_lines == 1:
             for column, known in [*self._known.items()]:
-                known.add(values[column][: MOST_CLASS_CHARACTERS + 1])
-                if len(known) > MOST_CLASSES:
+                known.add(values[column][: MAX_CLASS_CHARACTERS + 1])
+                if len(known) > MAX_CLASSES:
                     del self._known[column]
             return
         broken = next(place for place, value in enumerate(values) if "\n" in value or "\r" in value)
         lines = _LINE_END.split(values[broken])
         # Lines that were rows have as many commas as these. Most text of several lines has not, and is left soon.
-        if values[broken].count(",") != (len(values) - 1) * (len(lines) - 1) or len(self._suspects) == MOST_SUSPECTS:
+        if values[broken].count(",") != (len(values) - 1) * (len(lines) - 1) or len(self._suspects) == MAX_SUSPECTS:
             return
         begin, *between, end = (part.split(",") for part in lines)
         rows = [[*values[:broken], *begin], *between, [*end, *values[broken + 1 :]]]
         if all(len(row) == len(values) for row in rows):
-            short = [[value[: MOST_CLASS_CHARACTERS + 1] for value in row] for row in rows]
+            short = [[value[: MAX_CLASS_CHARACTERS + 1] for value in row] for row in rows]
             self._suspects.append((line, short))
 
     def mismatches(self) -> Iterator[tuple[int, int, str]]:
@@ -504,7 +504,7 @@ _QUOTE_AFTER_SPACE = re.compile(r'(?:^|,) +"(?![",\r\n]|$)')
 
 
 def _is_class(value: str) -> bool:
-    return bool(value.strip()) and len(value) <= MOST_CLASS_CHARACTERS
+    return bool(value.strip()) and len(value) <= MAX_CLASS_CHARACTERS
 
 
 def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:

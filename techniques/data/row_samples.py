@@ -42,7 +42,7 @@ from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.model_folders import config_in
-from ringmaster.techniques.models.sentence_embeddings import MAX_LENGTH, max_length_of
+from ringmaster.techniques.models.sentence_embeddings import LENGTH_KEY, max_length_of
 
 DEFAULT_MAX_LENGTH = 1024
 """The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""
@@ -483,7 +483,7 @@ class RowSamples:
         )
         if (most := self._embedded_length) is not None and longest > most:
             note = f"texts have up to {longest:,} tokens, of which Sentence-Transformers reads {most:,} with "
-            note += f"{spec.tokenizer} ({MAX_LENGTH}), and {width:,} with an export"
+            note += f"{spec.tokenizer} ({LENGTH_KEY}), and {width:,} with an export"
             prepared = replace(prepared, notes=(note,))
         return kind.described(self._with_label_faults(prepared, labels))
 

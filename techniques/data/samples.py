@@ -193,7 +193,7 @@ def _values(name: str, rows: arrow_files.Array) -> arrow_files.Array:
 
 
 LENGTH_GROUPED = "length-grouped"
-MOST_GROUPED_BATCHES = 50
+MAX_GROUPED_BATCHES = 50
 """The most batches whose samples are sorted by length together, as in transformers' trainer."""
 
 
@@ -276,7 +276,7 @@ def grouped(
     longest = int(np.argmax(lengths[order]))
     order[[0, longest]] = order[[longest, 0]]  # it must not be among the samples that fill no batch
     # At least four groups, so that an epoch does not repeat the batches of the last one.
-    size = batch_size * min(max(num_batches // 4, 1), MOST_GROUPED_BATCHES)
+    size = batch_size * min(max(num_batches // 4, 1), MAX_GROUPED_BATCHES)
     whole, rest = order[: num_batches * batch_size], order[num_batches * batch_size :]
     by_length = np.lexsort((-lengths[whole], np.arange(len(whole)) // size))
     batches = whole[by_length].reshape(num_batches, batch_size)

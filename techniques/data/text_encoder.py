@@ -141,9 +141,9 @@ def _is_known_split(part: Mapping[str, Any]) -> bool:
 
 Ids = NDArray[np.uint32]
 
-LEAST_OF_A_BATCH = 32
+MIN_OF_A_BATCH = 32
 # Of each of two generations, which together take about 100 MB.
-MOST_WORDS, MOST_CHARACTERS = 200_000, 8_000_000
+MAX_WORDS, MAX_CHARACTERS = 200_000, 8_000_000
 
 
 class WordEncoder:
@@ -180,7 +180,7 @@ class WordEncoder:
     def _learn(self, used: set[str]) -> None:
         """Encodes those of some words that are unknown."""
         unknown = used.difference(self._ids)
-        if len(self._ids) > MOST_WORDS or self._num_characters > MOST_CHARACTERS:
+        if len(self._ids) > MAX_WORDS or self._num_characters > MAX_CHARACTERS:
             self._older, self._ids, self._num_characters = self._ids, {}, 0
             unknown = used
         self._num_characters += sum(map(len, unknown))
@@ -236,7 +236,7 @@ class TextEncoder:
         self._backend.no_padding()
         self._backend.encode_special_tokens = True
         # A batch wakes all threads of the backend, which takes longer than some words.
-        if len(texts) < LEAST_OF_A_BATCH:
+        if len(texts) < MIN_OF_A_BATCH:
             return [self._backend.encode(text, add_special_tokens=False).ids for text in texts]
         return [result.ids for result in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -264,7 +264,7 @@ class TextEncoder:
 
 PIECE_CHARACTERS = 1 << 16
 # Encoding takes up to 200 bytes of memory a character.
-MOST_CHARACTERS_AT_ONCE = 32_000_000
+MAX_CHARACTERS_AT_ONCE = 32_000_000
 
 
 def in_pieces(text: str | FileText, *, rule: CutRule | None) -> Iterator[tuple[str, bool]]:
@@ -294,17 +294,17 @@ def in_pieces(text: str | FileText, *, rule: CutRule | None) -> Iterator[tuple[s
 
 def _check_length(kept: list[str], rule: CutRule | None) -> None:
     length = sum(map(len, kept))
-    if not MOST_CHARACTERS_AT_ONCE <= length < MOST_CHARACTERS_AT_ONCE + len(kept[-1]):
+    if not MAX_CHARACTERS_AT_ONCE <= length < MAX_CHARACTERS_AT_ONCE + len(kept[-1]):
         return
     if rule is None:
         raise ValueError(
-            f"a text has more than {MOST_CHARACTERS_AT_ONCE:,} characters, and the given tokenizer encodes text only "
+            f"a text has more than {MAX_CHARACTERS_AT_ONCE:,} characters, and the given tokenizer encodes text only "
             f"whole. To fix: divide it into shorter documents, e.g. one JSONL row for each paragraph, or leave out the "
             f"tokenizer to train one"
         )
     logger.warning(
         "more than %s characters of a text are without a space after a word: they are encoded at once, which takes "
         "about %s GB of memory for each further 100 million",
-        f"{MOST_CHARACTERS_AT_ONCE:,}",
+        f"{MAX_CHARACTERS_AT_ONCE:,}",
         20,
     )

@@ -58,7 +58,7 @@ def measured_once(cls: type[T], file: Path, measure: Callable[[], T], *, otherwi
         return None
 
 
-MOST_S = 180.0  # of a child process
+MAX_S = 180.0  # of a child process
 
 
 def start_gpu_children() -> None:
@@ -74,7 +74,7 @@ def run_in_children(
     works: Sequence[Callable[[], Any]],
     *,
     at_once: int,
-    timeout_s: float = MOST_S,
+    timeout_s: float = MAX_S,
     until_s: float = math.inf,
     use_gpus: bool = False,
 ) -> Iterator[tuple[int, Any, str]]:
@@ -116,7 +116,7 @@ def run_in_children(
 
 
 def in_children(
-    works: Sequence[Callable[[], Any]], *, timeout_s: float = MOST_S, use_gpus: bool = False
+    works: Sequence[Callable[[], Any]], *, timeout_s: float = MAX_S, use_gpus: bool = False
 ) -> list[dict[str, Any]]:
     """Runs all functions side by side in child processes and returns their results; see `run_in_children`.
 

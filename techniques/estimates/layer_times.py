@@ -38,10 +38,10 @@ from ringmaster.techniques.technique import Config
 from ringmaster.techniques.training.losses import Loss, loss_of, with_made_up_reference
 
 VERSION = 1
-MOST_SLOTS = 8  # slots that are measured at the same time
-MOST_TOKENS = 4096  # tokens of a timed micro-batch; above this, all times grow in proportion
+MAX_SLOTS = 8  # slots that are measured at the same time
+MAX_TOKENS = 4096  # tokens of a timed micro-batch; above this, all times grow in proportion
 STEPS_OF_DEAREST = 20  # resolution of costs: measurement noise must not move a stage boundary
-FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 30, 0.2
+FEWEST_ROUNDS, MAX_ROUNDS, ENOUGH_S = 3, 30, 0.2
 WEIGHTS_STD = 0.02
 
 
@@ -101,8 +101,8 @@ def layer_times(
     The job's model must be one that can be divided into stages.
     """
     assert facts.decoder is not None
-    rows = min(num_rows, max(MOST_TOKENS // facts.decoder.seq_len, 1))
-    slots = slots[:MOST_SLOTS]
+    rows = min(num_rows, max(MAX_TOKENS // facts.decoder.seq_len, 1))
+    slots = slots[:MAX_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots]]
     libraries = [torch.__version__, transformers.__version__]
     what = [job.fields_with(Effect.MODEL, but=frozenset({"evaluation"})), facts, rows, *source_states(job)]
@@ -194,7 +194,7 @@ def _median_s(pieces: Mapping[str, _MeasuredModule], *, first: int) -> dict[str,
         piece.run()
     started_s = time.perf_counter()
     while (num := len(seconds[names[-1]])) < FEWEST_ROUNDS or (
-        num < MOST_ROUNDS and time.perf_counter() - started_s < ENOUGH_S
+        num < MAX_ROUNDS and time.perf_counter() - started_s < ENOUGH_S
     ):
         for name in names:
             seconds[name].append(pieces[name].run())

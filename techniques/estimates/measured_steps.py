@@ -59,17 +59,17 @@ from ringmaster.techniques.training.rank_batches import RankBatches
 from ringmaster.techniques.training.trainer import Trainer
 
 VERSION = 3
-MOST_SLOTS = 8  # slots that are measured at the same time
+MAX_SLOTS = 8  # slots that are measured at the same time
 WAITING = 0.95  # of a micro-batch's seconds, in which the host launches it
-MOST_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
-FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 12, 0.25
+MAX_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
+FEWEST_ROUNDS, MAX_ROUNDS, ENOUGH_S = 3, 12, 0.25
 SLOW_S = 2.0  # of a size's rounds, after which no further one is begun
 # For what takes two seconds on cores, and a GPU's context, libraries and kernels take longer to load. A step that hangs
 # is left to a trial or a segment, which are watched.
 TIMEOUTS_S = {"cpu": 10.0, "gpu": 60.0}
 SAMPLED_ROWS, SAMPLED_BATCHES = 4096, 64  # whose widths are averaged
 WRITTEN_BATCHES = 8  # whose answers are read
-MOST_SAMPLES = 1 << 20  # of which an order is drawn
+MAX_SAMPLES = 1 << 20  # of which an order is drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
         return Widths(written=written)
     num_batches = min(max(SAMPLED_ROWS // size, 1), SAMPLED_BATCHES)
     drawn: list[Any] = []
-    if len(training) <= MOST_SAMPLES:
+    if len(training) <= MAX_SAMPLES:
         sampler = sampler_of(job, training)
         drawn = [sampler.indices(step) for step in range(num_batches)]
     else:
@@ -162,7 +162,7 @@ def measured_step_times(
     width: the mean width of its batches.
     slots: devices of one kind. All are measured at the same time, as all of them are busy in training.
     """
-    slots = slots[:MOST_SLOTS]
+    slots = slots[:MAX_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots], torch.__version__, transformers.__version__]
     what = [_measurable(job).fields_with(Effect.STEP), data.digest, facts, width, *source_states(job)]
     file = cache_dir / f"step-times-{digest([what, machine, VERSION], length=32)}.json"
@@ -386,7 +386,7 @@ class _TimedSteps:
         """
         least = min(2, self._job.global_batch_size)  # batch normalisation refuses one row
         small = self._time(least, kinds, more)
-        most = min(max(self._job.global_batch_size, least + 1), MOST_ROWS)
+        most = min(max(self._job.global_batch_size, least + 1), MAX_ROWS)
         num_rows = least
         while 2 * num_rows <= most and num_rows * small.total_s / least < LARGE_S:
             num_rows *= 2
@@ -447,7 +447,7 @@ def _goes_on(num_rounds: int, seconds: float) -> bool:
     """Whether another round is measured after some. A slow model's rounds are long, and need no repetition."""
     if num_rounds < FEWEST_ROUNDS:
         return not num_rounds or seconds < SLOW_S
-    return num_rounds < MOST_ROUNDS and seconds < ENOUGH_S
+    return num_rounds < MAX_ROUNDS and seconds < ENOUGH_S
 
 
 class _CpuClock:

@@ -217,7 +217,7 @@ def _sent(
     return sent
 
 
-MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
+MAX_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
 # A config needs no memory estimate if its state fits beside so many times the activations of its rows and the weights.
 ACTIVATIONS, WEIGHTS = 1.5, 3.0
 MEASURED_LAYERS = 6  # largest layers, their gradients included, that a device holds while layers are measured on it
@@ -244,7 +244,7 @@ class Estimator:
     def weigh(self, technique: Technique, shape: GangShape) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
         """Returns the configs that fit, and the refusals of the others with the bytes that they need.
 
-        At most `MOST_CONFIGS` configs are listed. Stages that take equally long may not fit where others do: if none of
+        At most `MAX_CONFIGS` configs are listed. Stages that take equally long may not fit where others do: if none of
         them fits, the stages are balanced by parameters.
         """
         configs = list(self._configs(technique, shape))
@@ -259,7 +259,7 @@ class Estimator:
         self, technique: Technique, shape: GangShape, configs: Sequence[Config]
     ) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
         every = [(config, self._at_least(technique, config, shape)) for config in configs]
-        listed = [row for row in every if row[1] <= shape.memory_bytes][:MOST_CONFIGS]
+        listed = [row for row in every if row[1] <= shape.memory_bytes][:MAX_CONFIGS]
         too_large = [(self._refusal(technique, shape, c, n), n) for c, n in every if n > shape.memory_bytes]
         in_doubt = [config for config, least in listed if self._is_doubtful(technique, config, shape, least)]
         choices = [(technique, config, shape) for config in in_doubt]

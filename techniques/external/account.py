@@ -30,7 +30,7 @@ from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.job_state import weights_digest
 
 START_TIMEOUT_S = 600.0  # for a new interpreter, its imports, its data, its model
-TIMEOUT_STEPS, LEAST_TIMEOUT_S = 20.0, 300.0  # a command need not report that it saves or evaluates
+TIMEOUT_STEPS, MIN_TIMEOUT_S = 20.0, 300.0  # a command need not report that it saves or evaluates
 
 
 class CommandProgress:
@@ -203,7 +203,7 @@ class CommandProgress:
             raise ValueError(f"the command sent {what} after step {self._step}. To fix: send each step, and then this")
 
     def _announce_timeout(self, step_s: float) -> None:
-        timeout_s = max(TIMEOUT_STEPS * step_s, LEAST_TIMEOUT_S)
+        timeout_s = max(TIMEOUT_STEPS * step_s, MIN_TIMEOUT_S)
         if timeout_s > self._timeout_s:
             self._timeout_s = timeout_s
             self._reporter.phase("training", timeout_s=timeout_s)

@@ -41,7 +41,7 @@ from ringmaster.techniques.processes.events import JobReady, OutcomeStatus, Tria
 from ringmaster.techniques.processes.gang import num_out_of_memory_kills
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
-from ringmaster.techniques.training.trainer import ENOUGH_S, LEAST_STEPS, USUAL_STEPS, WARM_UP_STEPS
+from ringmaster.techniques.training.trainer import ENOUGH_S, MIN_STEPS, USUAL_STEPS, WARM_UP_STEPS
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LIBC = ctypes.CDLL(None)
@@ -371,16 +371,16 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
             if not is_ready and len(progress.step_seconds) >= WARM_UP_STEPS:
                 is_ready = True
                 reporter.send(JobReady())
-            is_enough = len(seconds) >= LEAST_STEPS and sum(seconds) >= ENOUGH_S
+            is_enough = len(seconds) >= MIN_STEPS and sum(seconds) >= ENOUGH_S
             if reporter.has_command(STOP) or is_enough or len(seconds) >= USUAL_STEPS:
                 child.terminate()
         child.ended()
-    if len(seconds) < LEAST_STEPS:  # a job of few steps has ended before its neighbours were ready
+    if len(seconds) < MIN_STEPS:  # a job of few steps has ended before its neighbours were ready
         seconds = progress.step_seconds[WARM_UP_STEPS:]
-    if len(seconds) < LEAST_STEPS:
+    if len(seconds) < MIN_STEPS:
         raise ValueError(
             f"the command ended its trial after {len(progress.step_seconds)} steps. "
-            f"To fix: in mode profile, go on until SIGTERM comes, for {WARM_UP_STEPS + LEAST_STEPS} steps or more"
+            f"To fix: in mode profile, go on until SIGTERM comes, for {WARM_UP_STEPS + MIN_STEPS} steps or more"
         )
     step_s = statistics.median(seconds)
     # The first steps are slower: their time beyond the median counts as start-up.

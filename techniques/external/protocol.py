@@ -25,12 +25,12 @@ from ringmaster.files import sha256_of
 from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
 from ringmaster.techniques.metric import checked_values
-from ringmaster.techniques.processes.events import MOST_STEPS, OutcomeStatus
+from ringmaster.techniques.processes.events import MAX_STEPS, OutcomeStatus
 from ringmaster.techniques.processes.order import IMPORT_ROOT, GangOrder
 from ringmaster.text import printable_lines, storable
 
-MOST_IN_LINE = 1_000_000  # bytes of an event
-MOST_IN_TEXT = 4096  # characters of a value: a path of the longest kind
+MAX_IN_LINE = 1_000_000  # bytes of an event
+MAX_IN_TEXT = 4096  # characters of a value: a path of the longest kind
 KINDS = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.CRASHED)
 
 
@@ -165,8 +165,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 def parse_event(line: bytes) -> CommandEvent:
     """Returns the event in a line. Raises ValueError, with the allowed events, on any other line."""
     text = line.decode(errors="replace")
-    if len(line) > MOST_IN_LINE:
-        raise ValueError(f"the command sent {text[:200]!r} and more, {len(line)} bytes. To fix: at most {MOST_IN_LINE}")
+    if len(line) > MAX_IN_LINE:
+        raise ValueError(f"the command sent {text[:200]!r} and more, {len(line)} bytes. To fix: at most {MAX_IN_LINE}")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -198,15 +198,15 @@ def _checked(name: str, value: Any, types: tuple[type, ...], cls: type[CommandEv
         return printable_lines(value) if cls is CommandFailure else _plain_text(name, value)
     number: Any = value
     if name == "loss":  # one that is not finite has a remedy of its own
-        return math.inf if isinstance(number, int) and abs(number) > MOST_STEPS else float(number)
-    if not 0 <= number <= MOST_STEPS:  # nor NaN
-        raise ValueError(f"{name!r} is no number from 0 to {MOST_STEPS}. To fix: make it one")
+        return math.inf if isinstance(number, int) and abs(number) > MAX_STEPS else float(number)
+    if not 0 <= number <= MAX_STEPS:  # nor NaN
+        raise ValueError(f"{name!r} is no number from 0 to {MAX_STEPS}. To fix: make it one")
     return number
 
 
 def _plain_text(name: str, value: str) -> str:
-    if len(value) > MOST_IN_TEXT:
-        raise ValueError(f"{name!r} has {len(value)} characters. To fix: at most {MOST_IN_TEXT}")
+    if len(value) > MAX_IN_TEXT:
+        raise ValueError(f"{name!r} has {len(value)} characters. To fix: at most {MAX_IN_TEXT}")
     if storable(value) != value or any(ord(character) < ord(" ") for character in value):
         raise ValueError(f"{name!r} has control characters, or halves of surrogate pairs. To fix: leave them out")
     return value
@@ -373,7 +373,7 @@ class Report:
 
     def events(self) -> Iterator[CommandEvent]:
         """Yields the events since the last call. Raises ValueError on a line that violates the protocol."""
-        while len(self._pending) <= MOST_IN_LINE:
+        while len(self._pending) <= MAX_IN_LINE:
             try:
                 self._pending += os.read(self._fd, 65536)
             except BlockingIOError:
@@ -382,7 +382,7 @@ class Report:
         for line in lines:
             if line.strip():
                 yield parse_event(line)
-        if len(self._pending) > MOST_IN_LINE:
+        if len(self._pending) > MAX_IN_LINE:
             yield parse_event(self._pending)
 
     def close(self) -> None:

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 # Fields that configs accept although they have no such attribute: older spellings, and any special token.
-CONFIG, MOST_CONFIG_BYTES = "config.json", 64_000_000
+CONFIG, MAX_CONFIG_BYTES = "config.json", 64_000_000
 OF_CLASSES = frozenset({"num_labels", "id2label", "label2id"})
 """Fields of which each determines the others."""
 SINGLE_LABEL = "single_label_classification"
 ANONYMOUS = "LABEL_"
 """What the names of classes begin with where a model has none of its own."""
 # What no model has, and what would take minutes or all of a machine's memory to find out by building it.
-MOST_LAYERS, MOST_SIZE, MOST_MODULES = 10_000, 2**31 - 1, 200_000
-MOST_BUILD_S = 60.0
+MAX_LAYERS, MAX_SIZE, MAX_MODULES = 10_000, 2**31 - 1, 200_000
+MAX_BUILD_S = 60.0
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "num_blocks", "num_encoder_blocks"),
     *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
@@ -189,9 +189,9 @@ def _pretrained(spec: ModelSpec) -> Any:
 def _read_config(file: Path) -> Any:
     """The content of a model's config, {} where transformers is to say what is wrong with it."""
     try:
-        content = file.read_bytes()[: MOST_CONFIG_BYTES + 1]
-        if len(content) > MOST_CONFIG_BYTES:
-            raise ValueError(f"model: {file} has more than {MOST_CONFIG_BYTES / 1e6:g} MB. To fix: check the file")
+        content = file.read_bytes()[: MAX_CONFIG_BYTES + 1]
+        if len(content) > MAX_CONFIG_BYTES:
+            raise ValueError(f"model: {file} has more than {MAX_CONFIG_BYTES / 1e6:g} MB. To fix: check the file")
         return json.loads(content)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         return {}
@@ -202,7 +202,7 @@ def _check_sizes(fields: Any, place: str = "model.config") -> None:
     items = fields.items() if isinstance(fields, Mapping) else enumerate(fields) if isinstance(fields, list) else ()
     for name, value in items:
         if isinstance(value, int):
-            most = MOST_LAYERS if name in LAYERS else MOST_SIZE
+            most = MAX_LAYERS if name in LAYERS else MAX_SIZE
             if abs(value) > most:
                 shown = f"{value:,}" if abs(value) < 10**15 else f"about 2^{abs(value).bit_length()}"
                 raise ValueError(f"{place}.{name} is {shown}; a model has at most {most:,}. To fix: lower it")
@@ -231,7 +231,7 @@ def _limited(name: str) -> Iterator[None]:
     def count(*_: Any) -> None:
         nonlocal num_modules
         num_modules += 1
-        if num_modules > MOST_MODULES or time.monotonic() - began_s > MOST_BUILD_S:
+        if num_modules > MAX_MODULES or time.monotonic() - began_s > MAX_BUILD_S:
             raise ModelTooLarge(
                 f"model: {name} has more than {num_modules:,} modules by its config, and was no longer built after "
                 f"{time.monotonic() - began_s:.0f} s. To fix: lower the numbers of layers and experts in model.config"

@@ -292,7 +292,7 @@ def read_universal(folder: Path, wanted: Mapping[str, LazyTensor]) -> ZeroConten
         else:
             faults.append(f"{file} holds no tensor")
     if faults:
-        raise ValueError(f"{'; '.join(faults[: dcp_folders.MOST_LISTED])}. {dcp_folders.SAVE_AGAIN}")
+        raise ValueError(f"{'; '.join(faults[: dcp_folders.MAX_LISTED])}. {dcp_folders.SAVE_AGAIN}")
     weights = named.pop("fp32")
     weights |= _not_updated(_load_all(folder, MODEL), but=weights)
     return weights, named, max(steps, default=None)
@@ -335,7 +335,7 @@ def _collect(files: Mapping[Key, Path]) -> dict[Key, Any]:
             except ValueError as error:
                 faults.append(str(error))
     if faults:
-        raise ValueError("; ".join(faults[: dcp_folders.MOST_LISTED]))
+        raise ValueError("; ".join(faults[: dcp_folders.MAX_LISTED]))
     return result
 
 

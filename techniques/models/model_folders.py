@@ -22,7 +22,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of the weights of a model, or the one that names the files of their parts."""
 
 MAX_NAMED = 3
-MOST_TAG = 200  # characters of the name of a checkpoint's folder
+MAX_TAG = 200  # characters of the name of a checkpoint's folder
 COPY_AGAIN = "To fix: copy or save the model again"
 QUANTIZATION = "ringmaster_quantization"
 """The config key that describes a quantization by Ringmaster."""
@@ -59,7 +59,7 @@ class FoundCheckpoint:
 def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
     """Returns the newest checkpoint of DCP, Megatron-Core, NeMo or DeepSpeed in a folder, found by names of files."""
     pointers = [folder / name for name in ("latest", "latest_universal", "latest_checkpointed_iteration.txt")]
-    tags = [file.read_text(errors="replace").strip()[:MOST_TAG] for file in pointers if file.is_file()]
+    tags = [file.read_text(errors="replace").strip()[:MAX_TAG] for file in pointers if file.is_file()]
     tags = [
         f"iter_{int(tag):07d}" if tag.isdecimal() else tag for tag in tags if tag not in ("", "..") and "/" not in tag
     ]

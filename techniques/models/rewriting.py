@@ -124,7 +124,7 @@ def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedDa
 
 
 READING_TIMEOUT_S = 600.0
-LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
+MIN_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
 COMPARING_TIMEOUT_S = 600.0
 TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time
 
@@ -166,7 +166,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     compare(order, ranks, reporter, folder=scratch / "model")
     num_models = 1 + len(order.job.parents)  # the parents may not exist yet: the time of the model stands for theirs
     measured = {
-        "step_s": LEAST_STEP_S,
+        "step_s": MIN_STEP_S,
         "startup_s": max(began_s - order.ordered_at_s, 0.0),
         "peak_bytes": _peak(ranks.device),
         "export_s": rewritten_s - began_s,

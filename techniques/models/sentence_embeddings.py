@@ -27,8 +27,8 @@ FILES = (MODULES, SETTINGS, "sentence_*_config.json", "[0-9]_*/*")
 TRANSFORMER_SETTINGS = "sentence_{}_config.json"
 TRANSFORMER_NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 """The file of the settings of a transformer, and the names in it, of which the first that is there counts."""
-MAX_LENGTH, LOWER_CASES = "max_seq_length", "do_lower_case"
-MOST_LENGTH = 10**9
+LENGTH_KEY, LOWER_CASE_KEY = "max_seq_length", "do_lower_case"
+LENGTH_UNLIMITED = 10**9
 """Tokenizers without a limit name a larger one."""
 
 FORMER_MODES = {
@@ -83,8 +83,8 @@ def pooling_of(base: str | None) -> Pooling:
     if prompt and settings.get("prompts", {}).get(prompt):
         faults.append(f"puts the prompt {prompt!r} before each text, which training does not (default_prompt_name)")
     transformer = kinds.get("Transformer", folder)
-    if _transformer_settings(transformer)[1].get(LOWER_CASES) and not _lower_cases(transformer):
-        faults.append(f"lower-cases texts before its tokenizer reads them, which training does not ({LOWER_CASES})")
+    if _transformer_settings(transformer)[1].get(LOWER_CASE_KEY) and not _lower_cases(transformer):
+        faults.append(f"lower-cases texts before its tokenizer reads them, which training does not ({LOWER_CASE_KEY})")
     if faults:
         raise ValueError(f"model: {base} {'; and it '.join(faults)}. To fix: change this in its folder")
     return Pooling(modes=modes, is_normalized="Normalize" in kinds or similarity == "cosine")
@@ -106,13 +106,13 @@ def max_length_of(base: str) -> int | None:
     transformer = _modules(folder).get("Transformer", folder)
     settings = _transformer_settings(transformer)[1]
     of_tokenizer = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
-    if (named := of_tokenizer.get("model_max_length", settings.get(MAX_LENGTH))) is not None:
+    if (named := of_tokenizer.get("model_max_length", settings.get(LENGTH_KEY))) is not None:
         return int(named)
     limits = (
         read_json(transformer / TOKENIZER_CONFIG).get("model_max_length"),
         num_positions(config_in(str(transformer))),
     )
-    return min((int(each) for each in limits if each is not None and each < MOST_LENGTH), default=None)
+    return min((int(each) for each in limits if each is not None and each < LENGTH_UNLIMITED), default=None)
 
 
 def copy_modules(base: str | None, folder: Path, *, seq_len: int | None) -> None:
@@ -130,7 +130,7 @@ def copy_modules(base: str | None, folder: Path, *, seq_len: int | None) -> None
     most = max_length_of(str(folder))
     if seq_len is not None and most is not None and most < seq_len:
         path, settings = _transformer_settings(_modules(folder).get("Transformer", folder))
-        path.write_text(json.dumps({**settings, MAX_LENGTH: seq_len}, indent=4))
+        path.write_text(json.dumps({**settings, LENGTH_KEY: seq_len}, indent=4))
 
 
 def last_hidden_state(output: Any) -> Tensor | None:

@@ -25,7 +25,7 @@ from ringmaster.compat.torch import own_buffers, own_parameters, storage_key
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.recomputation import drawing_again
 
-MOST_RESIDENT = 2  # the slice that computes, and the next one
+MAX_RESIDENT = 2  # the slice that computes, and the next one
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,12 +154,12 @@ class HostOffload:
         if part in self._resident:
             self._resident.remove(part)
         else:
-            self._make_room(MOST_RESIDENT - 1)
+            self._make_room(MAX_RESIDENT - 1)
             self._fetch(part)
         self._resident.append(part)
         following = part.index + self._direction
         if 0 <= following < len(self._slices) and self._slices[following] not in self._resident:
-            self._make_room(MOST_RESIDENT - 1)
+            self._make_room(MAX_RESIDENT - 1)
             self._fetch(self._slices[following])
             self._resident.insert(0, self._slices[following])
         if part.arrival is not None:

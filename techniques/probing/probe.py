@@ -62,7 +62,7 @@ from ringmaster.techniques.training.losses import (
 from ringmaster.techniques.training.metrics import MetricTotals, outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
 
-MOST_NEW_TOKENS = 8
+MAX_NEW_TOKENS = 8
 
 
 def completions_of(
@@ -92,7 +92,7 @@ def completions_of(
         )
         assert rollout is not None
         prompts_of(prompts)  # raises where the data is of another kind
-        short = replace(generation, max_new_tokens=min(generation.max_new_tokens, MOST_NEW_TOKENS))
+        short = replace(generation, max_new_tokens=min(generation.max_new_tokens, MAX_NEW_TOKENS))
         seeds = [prompt_seed(job.seed, 0, place) for place in range(len(prompts["input_ids"]))]
         batch = replace(rollout, generation=short).completed(model, _last_tokens(prompts), seeds=seeds)
     draw = torch.Generator().manual_seed(0)
@@ -108,7 +108,7 @@ def _last_tokens(prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 PACKING_REMEDY = "To fix: set data.packing to false"
-MOST_TOKENS = 12  # of each of two samples
+MAX_TOKENS = 12  # of each of two samples
 
 
 def why_never_packed(job: Job) -> str:
@@ -152,7 +152,7 @@ def why_not_apart(model: nn.Module, batch: Mapping[str, Tensor]) -> str:
     """
     model.eval()
     try:
-        tokens = batch["input_ids"][:2, :MOST_TOKENS]
+        tokens = batch["input_ids"][:2, :MAX_TOKENS]
         alone = [_logits(model, each.unsqueeze(0), 1) for each in tokens]
         in_batch = _logits(model, tokens.reshape(1, -1), 2).chunk(2, dim=1)
     finally:
@@ -261,7 +261,7 @@ def _restore(model: nn.Module, buffers: Sequence[Tensor]) -> None:
             buffer.copy_(before)
 
 
-MOST_PARAMETERS = 500_000_000  # and buffers, of the small model
+MAX_PARAMETERS = 500_000_000  # and buffers, of the small model
 
 
 def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.Module:
@@ -312,11 +312,11 @@ def _check_size(config: Any) -> None:
     with torch.device("meta"):
         model = instantiate(config)
     sizes = {name: tensor.numel() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    if sum(sizes.values()) > MOST_PARAMETERS:
+    if sum(sizes.values()) > MAX_PARAMETERS:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ModelTooLarge(
             f"model: two thin layers of it have {sum(sizes.values()):,} numbers, {sizes[largest]:,} of them in "
-            f"{largest}; a tiny step takes at most {MOST_PARAMETERS:,}. To fix: lower the sizes in model.config"
+            f"{largest}; a tiny step takes at most {MAX_PARAMETERS:,}. To fix: lower the sizes in model.config"
         )
 
 
@@ -474,7 +474,7 @@ class _TinyStep:
 
     def _written(self) -> list[list[int]] | None:
         """What the small model writes to the samples, a few tokens each; None where no metric reads it."""
-        most = min(self._job.evaluation.max_new_tokens, MOST_NEW_TOKENS)
+        most = min(self._job.evaluation.max_new_tokens, MAX_NEW_TOKENS)
         answers = answer_writer_of(
             replace(self._job.evaluation, max_new_tokens=most),
             model=self._model,

@@ -14,7 +14,7 @@ from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.probing.faults import explained
 from ringmaster.techniques.training.losses import Loss, logits_of
 
-MOST_WHOLE = 1024
+MAX_WHOLE = 1024
 """The most tokens of a row that all layers compute. Of a longer row only the embeddings, which have the positions."""
 NUM_PADDED = 8
 # Relative to the largest logit, in fp32. Rounding stays below a hundredth of this; a row that is read at another token
@@ -63,7 +63,7 @@ def _filled(values: Tensor, is_there: Tensor) -> Tensor:
 @contextmanager
 def _up_to_layers(model: PreTrainedModel, num_tokens: int) -> Any:
     """Inside the context, forwards of long rows end without an error before the first layer."""
-    names = layer_names(model) if num_tokens > MOST_WHOLE else ()
+    names = layer_names(model) if num_tokens > MAX_WHOLE else ()
 
     def end(*_: Any) -> None:
         raise _EmbeddingsDone

@@ -17,7 +17,7 @@ from ringmaster.techniques.models.architectures import LAYERS
 
 NUM_LAYERS = 2
 HEAD_WIDTH = 8
-MOST_EXPERTS = 8
+MAX_EXPERTS = 8
 LONGEST = 32  # tokens
 BEFORE = 4  # of them, before the first position that has a label, or at which the sequences of a pair differ
 
@@ -99,7 +99,7 @@ def _thin(config: Any) -> None:
     limits = [(HEAD_WIDTHS, HEAD_WIDTH), (INNER, 2 * thinnest)]
     if not any(result.get(name) for name in GROUPED_EXPERTS):
         chosen = max([value for name in CHOSEN_EXPERTS if isinstance(value := result.get(name), int)], default=1)
-        limits.append((EXPERTS, max(MOST_EXPERTS, 2 * chosen)))
+        limits.append((EXPERTS, max(MAX_EXPERTS, 2 * chosen)))
     for names, most in limits:
         for name in names:
             if isinstance(value := result.get(name), int):

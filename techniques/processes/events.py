@@ -17,8 +17,8 @@ from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.training.noise_scale import GradientNoise
 from ringmaster.text import printable_lines, storable_values
 
-MOST_STEPS = 2**53  # JSON's whole numbers; a job has fewer
-MOST_IN_REFUSED = 200  # characters of a refused event that a message quotes
+MAX_STEPS = 2**53  # JSON's whole numbers; a job has fewer
+MAX_IN_REFUSED = 200  # characters of a refused event that a message quotes
 
 
 REACHED = "reached_target"
@@ -59,7 +59,7 @@ class JobEvent(Event):
 
 
 def _checked_step(step: Any) -> Any:
-    if type(step) is not int or not 0 <= step <= MOST_STEPS:
+    if type(step) is not int or not 0 <= step <= MAX_STEPS:
         raise ValueError(f"a step is a whole number from 0, not {step!r:.100}")
     return step
 
@@ -464,7 +464,7 @@ def event_from_json(content: Mapping[str, Any]) -> Event:
     """
     name = content.get("event") if isinstance(content, Mapping) else None
     if not isinstance(name, str):
-        raise ValueError(f"an event is an object with its name as 'event', not {content!r:.{MOST_IN_REFUSED}}")
+        raise ValueError(f"an event is an object with its name as 'event', not {content!r:.{MAX_IN_REFUSED}}")
     cls = _CLASSES.get(name)
     if cls is None:
         return OtherEvent(content=storable_values(dict(content)))
@@ -477,5 +477,5 @@ def event_or_refusal(content: Any) -> Event:
         return event_from_json(content)
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         name = str(content.get("event", "")) if isinstance(content, Mapping) else ""
-        message = f"an event of its gang was refused: {error} (it was {content!r:.{MOST_IN_REFUSED}})"
+        message = f"an event of its gang was refused: {error} (it was {content!r:.{MAX_IN_REFUSED}})"
         return RefusedEvent(message=printable_lines(message), name=name)

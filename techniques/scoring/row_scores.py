@@ -40,7 +40,7 @@ from ringmaster.techniques.training.losses import Loss, classification_loss, log
 from ringmaster.techniques.training.metrics import outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
 
-LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
+MIN_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,7 +128,7 @@ class CommonBase:
     def _fits(self, waiting: list[ScoringQuery], question: ScoringQuery) -> bool:
         """Whether one more question fits into the same forward pass without changing any output."""
         grouped = [*waiting, question]
-        if min(self._product_rows(waiting[-1]), self._product_rows(question)) < LEAST_ROWS:
+        if min(self._product_rows(waiting[-1]), self._product_rows(question)) < MIN_ROWS:
             return False
         if not self._packs and _is_padded(waiting[-1]) != _is_padded(question):
             return False

@@ -139,7 +139,7 @@ def sum_of_ranks(summands: Tensor, *, num_ranks: int) -> Tensor:
     return parts[0]
 
 
-MOST_SENT = 2
+MAX_SENT = 2
 """Buckets whose parts are on their way while the sums before them are gathered: a slow link is never idle."""
 
 
@@ -166,7 +166,7 @@ class BucketSums:
         arriving = torch.empty_like(sent)
         work = dist.all_to_all_single(arriving, sent, group=self._group, async_op=True)
         self._sent.append((flat, sent, arriving, work))
-        if len(self._sent) > MOST_SENT:
+        if len(self._sent) > MAX_SENT:
             self._gather()
         future = torch.futures.Future[Tensor](devices=[flat.device] if flat.is_cuda else None)
         future.set_result(flat)

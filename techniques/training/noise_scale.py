@@ -21,12 +21,12 @@ from itertools import pairwise
 
 from ringmaster.techniques.job import LEARNING_RATE_RULES
 
-PROBE_SHARE, LEAST_PROBE_STEPS = 0.1, 20
+PROBE_SHARE, MIN_PROBE_STEPS = 0.1, 20
 """Of a job's steps, in which the noise scale is measured in each step before a batch size is chosen."""
 MEASURED_EVERY = 8
 """Steps between two measurements after the probe."""
 NUM_BLOCKS = 20
-LEAST_SIGNAL = 1e-3
+MIN_SIGNAL = 1e-3
 """The least share of a gradient's squared length that counts as signal."""
 DAMPING = 0.1
 DAMPED_GAIN, SQUARE_ROOT = LEARNING_RATE_RULES
@@ -43,7 +43,7 @@ TWO_SIDED_90 = 1.645
 
 def probe_steps(num_steps: int) -> int:
     """Returns the steps of a job's probe."""
-    return min(max(math.ceil(PROBE_SHARE * num_steps), LEAST_PROBE_STEPS), num_steps)
+    return min(max(math.ceil(PROBE_SHARE * num_steps), MIN_PROBE_STEPS), num_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class GradientNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseBlock:
-    """The sums of G and S over consecutive steps, G at least `LEAST_SIGNAL` of the gradient's squared length."""
+    """The sums of G and S over consecutive steps, G at least `MIN_SIGNAL` of the gradient's squared length."""
 
     signal: float
     noise: float
@@ -94,7 +94,7 @@ def _sum(measured: Iterable[GradientNoise]) -> NoiseBlock:
     measured = list(measured)
     signal, noise = sum(each.signal for each in measured), max(sum(each.noise for each in measured), 0.0)
     squared = sum(each.signal + each.noise / each.num_samples for each in measured)
-    return NoiseBlock(signal=max(signal, LEAST_SIGNAL * squared), noise=noise)
+    return NoiseBlock(signal=max(signal, MIN_SIGNAL * squared), noise=noise)
 
 
 def steps_ratio(blocks: Sequence[NoiseBlock], *, size: int, new_size: int, factor: float = 1.0) -> float:

@@ -17,7 +17,7 @@ from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, 
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
 
-MOST_LISTED = 5
+MAX_LISTED = 5
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -57,8 +57,8 @@ def resembling(pattern: str, names: Iterable[str]) -> str:
     names = list(dict.fromkeys(names))
     literal = max(pattern.split("*"), key=len)
     near = [name for name in names if literal.strip(".") and literal.strip(".") in name]
-    near = near or get_close_matches(literal, names, n=MOST_LISTED, cutoff=0.4)
-    listed = (near or [*names[:2], *names[-2:]])[:MOST_LISTED]
+    near = near or get_close_matches(literal, names, n=MAX_LISTED, cutoff=0.4)
+    listed = (near or [*names[:2], *names[-2:]])[:MAX_LISTED]
     return f"match names such as {', '.join(listed)}"
 
 

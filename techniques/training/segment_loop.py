@@ -37,7 +37,7 @@ T = TypeVar("T")
 BUILD_TIMEOUT_S = 300.0  # to read data, make a model, compile: silent work of unknown length
 SAVE_TIMEOUT_S = 300.0
 # A rank counts as hung when a step takes this many times the slowest so far, and at least some seconds.
-TIMEOUT_STEPS, LEAST_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
+TIMEOUT_STEPS, MIN_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
 NOTHING = "the batch of step {step} has no label to learn from. To fix: leave such samples out"
 
 
@@ -421,7 +421,7 @@ class StepTimeout:
     def learn(self, seconds: float) -> None:
         """Updates the timeout with the duration of a step."""
         self._slowest_s = max(self._slowest_s, seconds)
-        timeout_s = max(TIMEOUT_STEPS * self._slowest_s, LEAST_TIMEOUT_S)
+        timeout_s = max(TIMEOUT_STEPS * self._slowest_s, MIN_TIMEOUT_S)
         if self._timeout_s == FIRST_STEP_TIMEOUT_S or timeout_s > self._timeout_s:
             self._timeout_s = timeout_s
             self.announce()

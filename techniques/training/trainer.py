@@ -58,7 +58,7 @@ CHUNK = "chunk"
 
 WARM_UP_STEPS = 2
 """The first steps of a trial, which are not measured."""
-LEAST_STEPS, USUAL_STEPS, ENOUGH_S = 3, 12, 1.5  # of a trial: measured steps, and their total seconds
+MIN_STEPS, USUAL_STEPS, ENOUGH_S = 3, 12, 1.5  # of a trial: measured steps, and their total seconds
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""

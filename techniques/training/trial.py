@@ -18,14 +18,14 @@ from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.job_state import Root
 from ringmaster.techniques.training.trainer import (
     ENOUGH_S,
-    LEAST_STEPS,
+    MIN_STEPS,
     USUAL_STEPS,
     WARM_UP_STEPS,
     StepReport,
     Trainer,
 )
 
-LEAST_S = 0.4  # total of measured steps: steps of milliseconds are measured more often than usual
+MIN_S = 0.4  # total of measured steps: steps of milliseconds are measured more often than usual
 TIMEOUT_S = 300.0
 EVALUATED_BATCHES = 2
 
@@ -103,14 +103,14 @@ def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple
 def _measure(trainer: TrialSubject, reporter: Reporter) -> list[float]:
     """Returns the seconds of several steps, as many on every rank: enough steps, or enough seconds."""
     seconds: list[float] = []
-    while len(seconds) < LEAST_STEPS or not _enough(trainer, seconds):
+    while len(seconds) < MIN_STEPS or not _enough(trainer, seconds):
         seconds.append(_timed_step(trainer, reporter)[0])
     return seconds
 
 
 def _enough(trainer: TrialSubject, seconds: list[float]) -> bool:
     total_s = sum(seconds)
-    is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= LEAST_S)
+    is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= MIN_S)
     return trainer.ranks.sum([float(is_enough)])[0] > 0
 
 

@@ -97,7 +97,7 @@ class _Impatient:
     """Ranks with a short heartbeat timeout, so that a test need not wait long for a rank that hangs."""
 
     def parallelize(self, model, mesh, config):
-        segment_loop.LEAST_TIMEOUT_S = 4.0  # longer than a step takes on a busy machine
+        segment_loop.MIN_TIMEOUT_S = 4.0  # longer than a step takes on a busy machine
         return super().parallelize(model, mesh, config)
 
 

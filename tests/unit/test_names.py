@@ -14,7 +14,7 @@ from ringmaster.tasks.datasets.catalogue import catalogue_of
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.job_parts import is_name
-from ringmaster.text import MOST_IN_NAME, is_printable_name
+from ringmaster.text import MAX_IN_NAME, is_printable_name
 
 NO_NAMES = (
     "",
@@ -44,7 +44,7 @@ NOT_PRINTABLE = (
     "\ud800",
     "\u202ea",
     "a\u2028b",
-    "a" * (MOST_IN_NAME + 1),
+    "a" * (MAX_IN_NAME + 1),
     3,
     None,
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ringmaster.flows.reports.bundle import BundleFile, collect
 from ringmaster.model_lineage.mlflow_calls import RetryingClient
-from ringmaster.text import MOST_CHARACTERS, code_span, markdown, printable, printable_lines, storable, xml
+from ringmaster.text import MAX_CHARACTERS, code_span, markdown, printable, printable_lines, storable, xml
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]))
 HARMFUL = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x202A, 0x202F)]))
@@ -31,11 +31,11 @@ def test_what_is_visible_stays(text: str):
 
 def test_a_long_text_keeps_its_ends_within_the_limit():
     shown = printable("first " + 100_000 * "x" + " last")
-    assert len(shown) == MOST_CHARACTERS
+    assert len(shown) == MAX_CHARACTERS
     assert shown.startswith("first x") and shown.endswith("x last")
     assert "(100,011 characters in all)" in shown
     assert printable("a" * 50, limit=10) == "aaaaaaaaa…"
-    assert len(printable("\x1b" * 100_000)) == MOST_CHARACTERS
+    assert len(printable("\x1b" * 100_000)) == MAX_CHARACTERS
 
 
 @given(ANY_TEXT, st.integers(1, 200))

@@ -135,7 +135,7 @@ def _faults(prices: WindowPrices, problem: Problem) -> Iterator[str]:
 
 
 MAX_LPS = 12
-FIRST_STEP, LEAST_STEP = 0.04, 2e-3  # shares by which a supposed value is above the bound
+FIRST_STEP, MIN_STEP = 0.04, 2e-3  # shares by which a supposed value is above the bound
 MAX_WINDOWS = 16
 MAX_SIZE = 1_500  # limit of windows x jobs: about a second
 MAX_SETS = 16  # of jobs that are bounded, evenly chosen where there are more different factors
@@ -206,11 +206,11 @@ def due_prices(problem: Problem, latest: Mapping[str, float], *, least: float) -
         value = least * (1 + step)
         prices = _DueModel(problem, dues, _points_of(problem, dues, value), value=value).prices()
         proved = 0.0 if prices is None else due_bound(prices, problem, latest)
-        if least * (1 + LEAST_STEP / 2) < proved < math.inf:
+        if least * (1 + MIN_STEP / 2) < proved < math.inf:
             best, least = prices, proved
         else:
             step /= 2
-        if step < LEAST_STEP:
+        if step < MIN_STEP:
             break
     return best
 

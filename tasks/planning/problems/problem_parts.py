@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from ringmaster.text import MOST_IN_NAME, is_printable_name
+from ringmaster.text import MAX_IN_NAME, is_printable_name
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class PlanningJob:
 
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough
-LEAST_RUNTIME_S = 1e-6
-LEAST_FACTOR = 1e-100  # of weights and prices other than 0: products of smaller ones lose their digits
+MIN_RUNTIME_S = 1e-6
+MIN_FACTOR = 1e-100  # of weights and prices other than 0: products of smaller ones lose their digits
 
 # JSON key -> attribute
 _NODE_AMOUNTS = {"until": "available_until_s", "price": "price", "host_memory": "host_memory_bytes"}
@@ -149,7 +149,7 @@ _OPTION_AMOUNTS = {
     "evaluate": "evaluate_s",
     "host_memory": "host_memory_bytes",
 }
-_NAME = f"text of at most {MOST_IN_NAME} visible characters"
+_NAME = f"text of at most {MAX_IN_NAME} visible characters"
 _FACTORS = ("price", "weight")
 _SECONDS = "a number of seconds >= 0"
 
@@ -250,8 +250,8 @@ def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[
         yield f"{place}: config must be an object, not {shown(option.config)}"
     if not is_amount(option.runtime_s) or option.runtime_s <= 0:
         yield f"{place}: runtime must be a number of seconds > 0, not {shown(option.runtime_s)}"
-    elif option.runtime_s < LEAST_RUNTIME_S:
-        yield f"{place}: runtime must be at least {LEAST_RUNTIME_S} seconds, not {shown(option.runtime_s)}"
+    elif option.runtime_s < MIN_RUNTIME_S:
+        yield f"{place}: runtime must be at least {MIN_RUNTIME_S} seconds, not {shown(option.runtime_s)}"
     faults = [*_amount_faults(place, option, _OPTION_AMOUNTS), *_type_faults(place, option.device_type)]
     for key, value in (("gpus", option.num_devices), ("nodes", option.num_nodes)):
         if not _is_count(value):
@@ -376,8 +376,8 @@ def _amount_faults(place: str, value: Any, attributes: Mapping[str, str]) -> Ite
         default = type(value).__dataclass_fields__[attribute].default
         if not (amount is None and default is None) and not is_amount(amount):
             yield f"{place}: {key} must be a number >= 0 (and at most {MAX_AMOUNT:g}), not {shown(amount)}"
-        elif key in _FACTORS and 0 < amount < LEAST_FACTOR:
-            yield f"{place}: {key} must be 0 or at least {LEAST_FACTOR:g}, not {shown(amount)}"
+        elif key in _FACTORS and 0 < amount < MIN_FACTOR:
+            yield f"{place}: {key} must be 0 or at least {MIN_FACTOR:g}, not {shown(amount)}"
 
 
 def _type_faults(place: str, device_type: Any) -> Iterator[str]:

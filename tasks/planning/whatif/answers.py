@@ -21,8 +21,8 @@ from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES, Planni
 from ringmaster.tasks.planning.whatif import gains
 from ringmaster.text import enumerated
 
-MOST_EXPLAINED = 10  # whose costs are explained
-LEAST_OF_BOUND = 1e-6  # of the bound, of a job that binds by its own length
+MAX_EXPLAINED = 10  # whose costs are explained
+MIN_OF_BOUND = 1e-6  # of the bound, of a job that binds by its own length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Explanation:
     quotas: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
 
 
-def explain(what_if: gains.WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
+def explain(what_if: gains.WhatIf, *, most_jobs: int = MAX_EXPLAINED) -> Explanation:
     """Returns the contributions of all nodes, and the costs of the jobs that cost most."""
     problem = what_if.problem
     prices = _as_windows(what_if.certificate, problem)
@@ -98,7 +98,7 @@ def explain(what_if: gains.WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explan
         )
         for kind, count in Counter(map(_kind_of_nodes, problem.nodes)).items()
     )
-    binding = ((job, earned / total) for job, earned in own.items() if earned > LEAST_OF_BOUND * total)
+    binding = ((job, earned / total) for job, earned in own.items() if earned > MIN_OF_BOUND * total)
     own_time = tuple(sorted(binding, key=lambda pair: -pair[1]))
     quotas = {
         user: (problem.limits[user], earned / total, _gain_by_prices_s(what_if, gains.MoreQuota(user=user)))
@@ -284,11 +284,11 @@ def _is_in_time(makespan_s: float | None, due_s: float) -> bool:
 
 
 TITLE = "What more devices would gain"
-LEAST_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise
-MOST_JOBS = 3  # whose costs a report shows
-MOST_GAP = 0.05  # of the plan above its bound, as a share of the makespan
-LEAST_SHARE = 0.005  # of the bound, of a job that an explanation names; less would be read as 0 %
-LEAST_COST = 0.005  # of a job that a report names, as a share of the makespan
+MIN_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise
+MAX_JOBS = 3  # whose costs a report shows
+MAX_GAP = 0.05  # of the plan above its bound, as a share of the makespan
+MIN_SHARE = 0.005  # of the bound, of a job that an explanation names; less would be read as 0 %
+MIN_COST = 0.005  # of a job that a report names, as a share of the makespan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,13 +346,13 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
 
     device: the kind of the devices, where the nodes have no types.
     """
-    if plan.objective != MAKESPAN.name or plan.makespan_s < LEAST_MAKESPAN_S or len(problem.jobs) < 2:
+    if plan.objective != MAKESPAN.name or plan.makespan_s < MIN_MAKESPAN_S or len(problem.jobs) < 2:
         return []
     try:
         what_if = gains.WhatIf(problem, plan)
     except ProblemError:  # a batch that runs may miss deadlines
         return []
-    if what_if.makespan_s - what_if.bound_s > MOST_GAP * what_if.makespan_s:
+    if what_if.makespan_s - what_if.bound_s > MAX_GAP * what_if.makespan_s:
         return []
     unit = unit_of(problem)
     changes: list[gains.Change] = [gains.MoreDevices(num_devices=1, device_type=unit.device_type)]
@@ -367,8 +367,8 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     ]
     return lines + [
         f"Without {_job_and_waiting(cost)} the last job would end {_between(cost.gain)} earlier."
-        for cost in costliest(what_if, MOST_JOBS, solves_bound=renewed)
-        if cost.gain.most_s >= LEAST_COST * plan.makespan_s
+        for cost in costliest(what_if, MAX_JOBS, solves_bound=renewed)
+        if cost.gain.most_s >= MIN_COST * plan.makespan_s
     ]
 
 
@@ -475,7 +475,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
             f"most {seconds_text(one_more_s)}."
         )
     for job, share in explanation.own_time:
-        if share >= LEAST_SHARE:
+        if share >= MIN_SHARE:
             yield f"{share:.0%} of the bound is due to the length of {job} itself, which no further device shortens."
     yield from (f"{_job_and_waiting(cost)} costs {_between(cost.gain)}." for cost in explanation.jobs)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ringmaster.techniques.training.fused import packed_attention
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModule, AdapterModules, AdapterRuns, OwnWeights
 
-LEAST_BATCHED_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
+MIN_BATCHED_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,7 +123,7 @@ class FusedBatch:
             if adapter_module is None:
                 continue
             is_next = first * times == stop and share.size * times == size
-            is_batched = size >= LEAST_BATCHED_ROWS and is_next
+            is_batched = size >= MIN_BATCHED_ROWS and is_next
             if neighbours and not (is_batched and adapter_module.likeness == neighbours[0].likeness):
                 runs.add(neighbours, start=start, num_rows=size)
                 neighbours = []

@@ -41,7 +41,7 @@ SHARES = {
 if sum(SHARES.values()) < NUM_KILLS:  # these take the longest to be detected
     SHARES |= {"stopped_rank": 1, "node": 2}
 TAKE_A_GANG = ("rank", "fork_server", "worker", "stopped_rank", "node")
-MOST_AT_ONCE = 3
+MAX_AT_ONCE = 3
 NUM_STEPS = 1900  # of 0.1 s, until all kills are done; the jobs train at full speed afterwards
 
 
@@ -61,7 +61,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
     chaos.wait_until_back()
     while deck:
         chaos.wait_for_steps(draw.randrange(1, 20))
-        at_once, deck = together(deck, draw.randrange(1, MOST_AT_ONCE + 1))
+        at_once, deck = together(deck, draw.randrange(1, MAX_AT_ONCE + 1))
         chaos.strike(at_once)
     pool.trace.hurry(*(job.name for jobs in batches.values() for job in jobs))
     chaos.until("every batch has come to its end", lambda: is_over(pool))

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed, Pending, Running
 
 from ringmaster.flows.batch.flow_runs import runs_fact
-from ringmaster.flows.pool.controller import BEGUN_WITHIN, MOST_RUNS, revive_crashed_runs
+from ringmaster.flows.pool.controller import BEGUN_WITHIN, MAX_RUNS, revive_crashed_runs
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import Journal
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
@@ -50,7 +50,7 @@ def test_a_run_that_crashed_is_scheduled_again_and_others_are_left_alone(client,
 
 
 def test_what_crashes_each_time_is_given_up(client, pool_database):
-    run = crashed(client, "retrain-daily", times=MOST_RUNS)
+    run = crashed(client, "retrain-daily", times=MAX_RUNS)
     revive_crashed_runs(pool_database, client)
     assert state_of(client, run).type == StateType.CRASHED
 

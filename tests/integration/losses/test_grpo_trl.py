@@ -18,7 +18,7 @@ from tests.integration.workbench import LLAMA, SGD, largest_difference
 pytest.importorskip("trl", reason="whose trainer this is")
 pytestmark = pytest.mark.full
 
-NUM_STEPS, NUM_PROMPTS, NUM_GENERATIONS, MOST_TOKENS = 6, 4, 4, 8
+NUM_STEPS, NUM_PROMPTS, NUM_GENERATIONS, MAX_TOKENS = 6, 4, 4, 8
 # AdamW would make whole steps of gradients that are only rounding, such as of tokens that no completion has.
 PLAIN = replace(SGD, lr=0.5)
 REWARDS = "tests.integration.losses.my_rewards"
@@ -74,7 +74,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
         max_steps=NUM_STEPS,
         per_device_train_batch_size=NUM_PROMPTS * NUM_GENERATIONS,
         steps_per_generation=1,
-        max_completion_length=MOST_TOKENS,
+        max_completion_length=MAX_TOKENS,
         max_grad_norm=0.0,
         shuffle_dataset=False,
         bf16=False,
@@ -116,7 +116,7 @@ def test_the_losses_and_weights_are_trls(bench, prompts, tmp_path, options):
     options = {
         "rewards": [f"{REWARDS}:letter", f"{REWARDS}:some"],
         "num_generations": NUM_GENERATIONS,
-        "max_new_tokens": MOST_TOKENS,
+        "max_new_tokens": MAX_TOKENS,
         **options,
     }
     job = bench.job(

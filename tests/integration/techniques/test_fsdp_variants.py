@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.time_estimate import MOST_CONFIGS
+from ringmaster.techniques.estimates.time_estimate import MAX_CONFIGS
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import ADAMW, GPT2, SGD, SINGLE, Layout, is_bit_equal, largest_difference
@@ -88,7 +88,7 @@ def test_which_knobs_are_tried_where(bench):
         configs = list(technique.configs(job, gang, facts))
         for config in configs:
             technique.mesh_shape(gang, config)
-        assert len(configs) <= MOST_CONFIGS, "the last resort is the last in the list, and must be on it"
+        assert len(configs) <= MAX_CONFIGS, "the last resort is the last in the list, and must be on it"
         return {key for config in configs for key in config} - {"micro_batch", "recompute", "reshard"}
 
     assert knobs(kind="cpu", num_devices=2) == set()

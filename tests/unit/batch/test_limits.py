@@ -12,7 +12,7 @@ from ringmaster.flows.entry import main
 from ringmaster.tasks.batch import Batch, Fault, load_batch, parse_batch
 from ringmaster.tasks.batch.adaptation_rules import circles_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
-from ringmaster.text import MOST_FAULTS
+from ringmaster.text import MAX_FAULTS
 
 
 def job(name: str, **more) -> dict:
@@ -108,7 +108,7 @@ def test_fifty_faults_are_printed_and_the_others_counted(error, monkeypatch, cap
     with pytest.raises(SystemExit) as ended:
         main()
     *_, last = lines = capsys.readouterr().err.splitlines()
-    assert (ended.value.code, len(lines), last) == (2, MOST_FAULTS + 1, "and 350 more"), lines
+    assert (ended.value.code, len(lines), last) == (2, MAX_FAULTS + 1, "and 350 more"), lines
     assert len(error.faults) == 400 and str(error).endswith("and 350 more")
 
 

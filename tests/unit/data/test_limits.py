@@ -19,7 +19,7 @@ LONG = "x" * 870_000
 @pytest.mark.parametrize("use_dictionary", [True, False], ids=["dictionary", "plain"])
 def test_a_parquet_file_that_becomes_a_thousand_times_as_large_is_refused(tmp_path, use_dictionary):
     file = tmp_path / "bomb.parquet"
-    table = pyarrow.table({"text": [LONG] * (row_files.LEAST_EXPANDED_BYTES // len(LONG) + 1)})
+    table = pyarrow.table({"text": [LONG] * (row_files.MIN_EXPANDED_BYTES // len(LONG) + 1)})
     pyarrow.parquet.write_table(table, file, compression="zstd", use_dictionary=use_dictionary)
     assert file.stat().st_size < 105_000
     with pytest.raises(ValueError, match=r"bomb.parquet has [\d,]+ bytes and decompresses to .* To fix: "):

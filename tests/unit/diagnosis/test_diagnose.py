@@ -13,7 +13,7 @@ from ringmaster.codec import to_json
 from ringmaster.flows import cli, entry
 from ringmaster.flows.reports import diagnose
 from ringmaster.flows.reports.bundle import BundleFile, Redactor, collect
-from ringmaster.flows.reports.diagnose import MOST_BYTES, logs
+from ringmaster.flows.reports.diagnose import MAX_BYTES, logs
 from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases
 from ringmaster.flows.services.service_files import ServiceFiles, keep_password
 from ringmaster.flows.settings import pool_file
@@ -213,11 +213,11 @@ def test_an_error_is_noted_without_its_secrets():
 
 
 def test_of_a_long_log_the_last_whole_lines_are_taken(home):
-    (home / "pool" / "worker.log").write_text("".join(f"line {number:06}\n" for number in range(MOST_BYTES // 10)))
+    (home / "pool" / "worker.log").write_text("".join(f"line {number:06}\n" for number in range(MAX_BYTES // 10)))
     (part,) = logs(home)
-    assert len(part.text) <= MOST_BYTES
+    assert len(part.text) <= MAX_BYTES
     assert part.text.startswith("line ")
-    assert part.text.endswith(f"line {MOST_BYTES // 10 - 1:06}\n")
+    assert part.text.endswith(f"line {MAX_BYTES // 10 - 1:06}\n")
 
 
 def test_nvidia_smi_is_asked_where_there_is_one(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment, in_steps, startable
-from ringmaster.tasks.execution.starter import MOST_OVERHEAD, checkpoint_interval_s
+from ringmaster.tasks.execution.starter import MAX_OVERHEAD, checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Segment
 from tests.drawing import draws
 
@@ -136,4 +136,4 @@ def test_checkpoints_cost_little_and_come_oftener_where_more_may_fail():
     assert math.isclose(checkpoint_interval_s(0.5, num_devices=1), 293.9, rel_tol=1e-3)
     assert checkpoint_interval_s(0.5, num_devices=4) < checkpoint_interval_s(0.5, num_devices=1)
     slow_s = 600.0
-    assert slow_s / checkpoint_interval_s(slow_s, num_devices=64) <= MOST_OVERHEAD
+    assert slow_s / checkpoint_interval_s(slow_s, num_devices=64) <= MAX_OVERHEAD

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ringmaster.tasks.execution.engine import EVERY_S, MOST_PHASES, MOST_STEPS, StepEvents
+from ringmaster.tasks.execution.engine import EVERY_S, MAX_PHASES, MAX_STEPS, StepEvents
 from ringmaster.tasks.execution.events import GangReport
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_text
 from ringmaster.tasks.recording.rows import metric_points
@@ -102,11 +102,11 @@ def test_a_new_phase_is_stored_at_once_with_all_before_it(tmp_path):
     def tell(event):
         events.listen(GangReport(number=1, job="a", event=event))
 
-    tell(Steps(first_step=0, seconds=(0.1,) * (MOST_STEPS + 5), losses=(1.0,) * (MOST_STEPS + 5)))
+    tell(Steps(first_step=0, seconds=(0.1,) * (MAX_STEPS + 5), losses=(1.0,) * (MAX_STEPS + 5)))
     tell(REPORT)
     tell(EvaluationReported(step=6, metrics={"loss": 1.0}))
     stored = [event.content for event in MessageStore(database).events(after=0)]
-    assert [(event.first_step, len(event.losses)) for event in stored] == [(5, MOST_STEPS)]
+    assert [(event.first_step, len(event.losses)) for event in stored] == [(5, MAX_STEPS)]
     tell(PhaseStarted(phase="saving"))
     tell(PhaseStarted(phase="saving", timeout_s=9.0))
     stored = [event.content for event in MessageStore(database).events(after=0)]
@@ -128,10 +128,10 @@ def test_phases_that_follow_each_other_quickly_are_stored_at_intervals(tmp_path)
         return [event.content.phase for event in MessageStore(database).events(after=0)]
 
     evaluate(50)
-    assert len(stored()) == MOST_PHASES
+    assert len(stored()) == MAX_PHASES
     now_s = EVERY_S
     evaluate(50)
-    assert len(stored()) == MOST_PHASES + 1
+    assert len(stored()) == MAX_PHASES + 1
     now_s = EVERY_S * 100
     events.listen(GangReport(number=1, job="a", event=PhaseStarted(phase="exporting")))
     assert stored()[-1] == "exporting"

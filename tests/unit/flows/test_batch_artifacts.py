@@ -9,8 +9,8 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from ringmaster.flows.batch.artifacts import (
-    MOST_CONTROLLED,
-    MOST_DECISIONS,
+    MAX_CONTROLLED,
+    MAX_DECISIONS,
     DecisionArtifact,
     PlanArtifact,
     control_markdown,
@@ -73,10 +73,10 @@ def test_decisions_are_one_table_that_grows():
 def test_a_long_batch_keeps_the_newest():
     store = Store()
     decisions = store.decisions()
-    for number in range(MOST_DECISIONS + 5):
+    for number in range(MAX_DECISIONS + 5):
         decisions.listen(DeviceWait(holders=(f"batch {number}",)))
     decisions.close()
-    assert len(store.rows) == MOST_DECISIONS
+    assert len(store.rows) == MAX_DECISIONS
     assert store.rows[0]["what"].endswith("batch 5")
 
 
@@ -159,11 +159,11 @@ def two_jobs_each(*batches):
 
 
 def test_each_link_of_the_control_page_opens_a_form_that_is_filled_in():
-    jobs = [f"job|{number}" for number in range(MOST_CONTROLLED + 2)]
+    jobs = [f"job|{number}" for number in range(MAX_CONTROLLED + 2)]
     page = control_markdown("nightly-1", jobs, form="http://prefect/run")
     assert "2 more jobs have no row" in page
-    assert page.count("[clone]") == MOST_CONTROLLED
-    assert page.count("[cancel]") == MOST_CONTROLLED + 1
+    assert page.count("[clone]") == MAX_CONTROLLED
+    assert page.count("[cancel]") == MAX_CONTROLLED + 1
     (row,) = (line for line in page.splitlines() if line.startswith(r"| job\|7 |"))
     links = dict(re.findall(r"\[([a-z ]+)\]\(http://prefect/run\?parameters=([^)]+)\)", row))
     filled = {text: json.loads(unquote(parameters)) for text, parameters in links.items()}

@@ -92,7 +92,7 @@ def test_the_newest_gang_is_that_of_the_highest_number(run):
 
 
 def test_a_long_log_is_read_in_parts(run, monkeypatch):
-    monkeypatch.setattr(running, "MOST_CHARACTERS", 5)
+    monkeypatch.setattr(running, "MAX_CHARACTERS", 5)
     assert invoke("logs", "a").stdout == "12:00:01 step 4, loss 2.5\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.errors import TensorStoreError
-from ringmaster.model_lineage.importing import MOST_BASES, MOST_STUBS, import_model, inspect, staged
+from ringmaster.model_lineage.importing import MAX_BASES, MAX_STUBS, import_model, inspect, staged
 from ringmaster.model_lineage.snapshot import Snapshot
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.objects import digest_of
@@ -138,8 +138,8 @@ FILES = {
     "a card with an impossible date": ({"README.md": "---\ndate: 2026-99-99\n---\n"}, "begins with no valid YAML"),
     "a card of a book's size": ({"README.md": "x" * 6_000_000}, "README.md has more than 5 MB"),
     "a card with many bases": (
-        {"README.md": f"---\nbase_model: {[f'org/m{i}' for i in range(MOST_BASES + 1)]}\n---\n"},
-        f"names {MOST_BASES + 1} base models, and {MOST_BASES} are the most",
+        {"README.md": f"---\nbase_model: {[f'org/m{i}' for i in range(MAX_BASES + 1)]}\n---\n"},
+        f"names {MAX_BASES + 1} base models, and {MAX_BASES} are the most",
     ),
 }
 
@@ -164,7 +164,7 @@ def hub_of(cards: Path):
 
 def test_cards_that_name_ever_more_models_are_refused(store, tmp_path):
     folder = model(tmp_path / "m", **{"README.md": "---\nbase_model: org/m\n---\n"})
-    refused(store, folder, f"name more than {MOST_STUBS} models", fetch=hub_of(tmp_path / "cards"))
+    refused(store, folder, f"name more than {MAX_STUBS} models", fetch=hub_of(tmp_path / "cards"))
 
 
 def in_cache(tmp_path: Path) -> Path:

@@ -169,7 +169,7 @@ def test_in_pages_of_any_size_and_from_any_position_on_each_event_comes_once(dat
 
 
 def test_readers_of_one_process_share_what_they_read_and_one_that_is_behind_misses_nothing(database, monkeypatch):
-    monkeypatch.setattr("ringmaster.tasks.pool.event_log.MOST_RECENT", 4)
+    monkeypatch.setattr("ringmaster.tasks.pool.event_log.MAX_RECENT", 4)
     several(database)
     events = BatchEvents(database, "b")
     fast, slow = EventReader(events, LogPosition()), EventReader(events, LogPosition())

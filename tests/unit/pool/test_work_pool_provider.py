@@ -236,7 +236,7 @@ def test_a_node_whose_flow_run_has_ended_leaves_where_nothing_else_is_known(pool
 
 
 def test_flow_runs_that_ended_long_ago_are_forgotten(pool, monkeypatch):
-    monkeypatch.setattr("ringmaster.tasks.pool.work_pool.MOST_REMEMBERED", 3)
+    monkeypatch.setattr("ringmaster.tasks.pool.work_pool.MAX_REMEMBERED", 3)
     machines = MachinesOfRuns(pool)
     runs = [NodeRun(id=f"run-{number}") for number in range(6)]
     for first in range(5):

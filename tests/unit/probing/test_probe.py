@@ -431,7 +431,7 @@ def test_patches_that_do_not_divide_an_image_are_refused(surveyed, patch_size):
 
 
 def test_a_model_of_too_many_modules_is_no_longer_built(monkeypatch):
-    monkeypatch.setattr(architectures, "MOST_MODULES", 50)
+    monkeypatch.setattr(architectures, "MAX_MODULES", 50)
     config = architectures.fresh_config(replace(LLAMA, config={**TINY, "num_hidden_layers": 500}), NO_DATA)
     with pytest.raises(ModelTooLarge, match=r"has more than 51 modules .* To fix: lower the numbers of layers"):
         architectures.instantiate(config)

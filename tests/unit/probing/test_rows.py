@@ -143,7 +143,7 @@ def test_positions_before_the_first_token_hold_none(tmp_path, job_of, name):
 
 @pytest.mark.parametrize("max_whole", [1024, 8])
 def test_positions_that_no_config_names_are_counted_by_a_row_that_needs_all(tmp_path, job_of, monkeypatch, max_whole):
-    monkeypatch.setattr("ringmaster.techniques.probing.rows.MOST_WHOLE", max_whole)
+    monkeypatch.setattr("ringmaster.techniques.probing.rows.MAX_WHOLE", max_whole)
     monkeypatch.setattr("ringmaster.techniques.models.architectures.num_positions", lambda config: None)
     job, prepared = job_of("RobertaForSequenceClassification", POSITIONS, data={"seq_len": 18})
     check(tmp_path, job, prepared)

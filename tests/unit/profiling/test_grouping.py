@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.profiling.group_layouts import MOST_TOGETHER, candidate_groups, sample
+from ringmaster.tasks.profiling.group_layouts import MAX_TOGETHER, candidate_groups, sample
 from ringmaster.techniques import Adapter
 from tests.unit.profiling.solos import FACTS, MODEL, alone, classes_of, job, members, names, preflight
 
@@ -94,7 +94,7 @@ def test_groups_are_neighbours_of_a_few_sizes():
 def test_there_are_about_as_many_groups_as_jobs(num_jobs, num_devices):
     every = candidate_groups(members(num_jobs), num_devices=num_devices)
     assert 0 < len(every) <= 2 * num_jobs
-    assert all(2 <= len(group) <= MOST_TOGETHER for group in every)
+    assert all(2 <= len(group) <= MAX_TOGETHER for group in every)
     assert {name for group in names(every) for name in group} == {f"job-{i:02}" for i in range(num_jobs)}
 
 

@@ -8,7 +8,7 @@ import pytest
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
-from ringmaster.tasks.profiling.group_layouts import MOST_TOGETHER, ONE_DEVICE
+from ringmaster.tasks.profiling.group_layouts import MAX_TOGETHER, ONE_DEVICE
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.search import FailedTrial, planning_problem
@@ -19,7 +19,7 @@ from tests.unit.profiling.solos import alone, classes_of, cluster, job, members,
 class Trials:
     """Trials whose results follow a formula, and which are recorded."""
 
-    def __init__(self, *, fixed_s, kappa, out_of_memory=MOST_TOGETHER + 1, broken=False):
+    def __init__(self, *, fixed_s, kappa, out_of_memory=MAX_TOGETHER + 1, broken=False):
         self.fixed_s, self.kappa, self.limit, self.broken = fixed_s, kappa, out_of_memory, broken
         self.sizes, self.kept, self.told = [], {}, []
 

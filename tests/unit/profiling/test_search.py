@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ringmaster.tasks.profiling.search import FAR_BEHIND, MOST_MISSES, ConfigSearch, FailedTrial, worthwhile
+from ringmaster.tasks.profiling.search import FAR_BEHIND, MAX_MISSES, ConfigSearch, FailedTrial, worthwhile
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate
 
@@ -44,14 +44,14 @@ def tried(*outcomes, **options):
 
 
 def test_it_ends_after_some_configs_that_are_no_faster():
-    slower = [profile(1.1)] * MOST_MISSES
-    assert len(tried(profile(1.0), *slower).profiles) == 1 + MOST_MISSES
-    assert len(tried(profile(2.0), profile(1.0), profile(1.0), profile(0.9), *slower).profiles) == 4 + MOST_MISSES
+    slower = [profile(1.1)] * MAX_MISSES
+    assert len(tried(profile(1.0), *slower).profiles) == 1 + MAX_MISSES
+    assert len(tried(profile(2.0), profile(1.0), profile(1.0), profile(0.9), *slower).profiles) == 4 + MAX_MISSES
 
 
 def test_what_runs_out_of_memory_or_differs_too_much_is_passed_over():
-    search = tried(NO_ROOM, REFUSED, profile(1.0), *[profile(2.0)] * MOST_MISSES)
-    assert [p.step_s for p in search.profiles] == [1.0, *[2.0] * MOST_MISSES]
+    search = tried(NO_ROOM, REFUSED, profile(1.0), *[profile(2.0)] * MAX_MISSES)
+    assert [p.step_s for p in search.profiles] == [1.0, *[2.0] * MAX_MISSES]
     assert search.failures == (NO_ROOM, REFUSED)
 
 

@@ -10,7 +10,7 @@ from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.tasks.profiling.profile_store import MOST_STEPS, ProfileStore, combined
+from ringmaster.tasks.profiling.profile_store import MAX_STEPS, ProfileStore, combined
 from ringmaster.tasks.profiling.search import GUESSED_STEP_S, FailedTrial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
@@ -293,9 +293,9 @@ def measured(step_s, num_steps, **changes):
 def test_a_handful_of_steps_does_not_displace_a_measurement_over_many():
     assert combined(measured(1.0, 200), measured(4.0, 5)).step_s < 1.04
     assert combined(measured(1.0, 0), measured(4.0, 1000)).step_s > 3.9
-    long_ago = combined(measured(1.0, 10**6), measured(4.0, MOST_STEPS))
+    long_ago = combined(measured(1.0, 10**6), measured(4.0, MAX_STEPS))
     assert long_ago.step_s == pytest.approx(2.0)
-    assert long_ago.num_measured_steps == 2 * MOST_STEPS
+    assert long_ago.num_measured_steps == 2 * MAX_STEPS
 
 
 def test_profiles_are_stored_with_their_load_and_read_as_on_a_quiet_machine():

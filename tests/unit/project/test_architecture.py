@@ -457,10 +457,10 @@ def test_no_import_cycle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-# Private words of earlier versions. Stored names (keys, tables, options) are texts, not identifiers.
+# Private words of earlier versions, and limits that are not called MAX_ or MIN_. Stored names (keys, tables, options) are texts, not identifiers.
 FORMER_NAMES = re.compile(
     "(?i)(steward|(?<!servic)estate|succession|haunt|ghost|roster|enlist|forethought|introspect|workshop|workplace|historian|"
-    "chronicle|conductor|(?<!de)(?<!sub)scribe|whereabouts|rehears|fellow|tending|portions)"
+    "chronicle|conductor|(?<!de)(?<!sub)scribe|whereabouts|rehears|fellow|tending|portions|(?-i:^_?(?:MOST|LEAST)_))"
 )
 
 

@@ -379,7 +379,7 @@ def test_a_recorder_that_comes_after_the_end_of_twenty_other_batches_finds_all_e
     database.write(lambda connection: connection.execute(insert(ORDERS).values(**order)))
     tell(database, *story())
     submissions.end(KEY)
-    for number in range(controller.MOST_MESSAGES + 1):
+    for number in range(controller.MAX_MESSAGES + 1):
         submissions.submit(submission(f"other-{number}"))
         submissions.end(f"other-{number}")
     controller.clear_messages(database)

@@ -6,7 +6,7 @@ import pyarrow as pa
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.drift import (
-    MOST_ROWS,
+    MAX_ROWS,
     TrainingRecord,
     input_features,
     logged_features,
@@ -45,8 +45,8 @@ def test_texts_of_different_lengths_have_the_same_features(tmp_path):
 
 
 def test_large_data_is_looked_at_in_part(tmp_path):
-    found = input_features(prepared(tmp_path, pixel_values=np.zeros((MOST_ROWS + 7, 1, 1, 1))))
-    assert len(found["brightness"]) == MOST_ROWS
+    found = input_features(prepared(tmp_path, pixel_values=np.zeros((MAX_ROWS + 7, 1, 1, 1))))
+    assert len(found["brightness"]) == MAX_ROWS
 
 
 def test_data_that_was_not_prepared_has_no_features(tmp_path):
@@ -69,7 +69,7 @@ def test_probabilities_that_are_no_numbers_have_no_confidence():
 
 
 def test_the_newest_rows_of_a_log_count():
-    rows = [{"prediction": number} for number in range(MOST_ROWS + 10)]
+    rows = [{"prediction": number} for number in range(MAX_ROWS + 10)]
     assert logged_features(rows)["prediction"][0] == 10
 
 

@@ -19,7 +19,7 @@ from ringmaster.flows.services.service_definitions import (
     make_databases,
 )
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, names_of
-from ringmaster.flows.settings import MOST_FLOW_RUNS
+from ringmaster.flows.settings import MAX_FLOW_RUNS
 from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"
@@ -60,7 +60,7 @@ def test_a_machine_may_hold_the_servers_alone(options):
 
 @pytest.mark.parametrize("given", ["0", "-1", "2.5", "eight", " ", "²", "9" * 5000])
 def test_a_limit_of_flow_runs_that_is_no_number_is_refused_before_anything_starts(options, monkeypatch, given):
-    monkeypatch.setenv(MOST_FLOW_RUNS, given)
+    monkeypatch.setenv(MAX_FLOW_RUNS, given)
     (fault,) = faults(options)
     assert "is not a valid number of flow runs. To fix: a number such as 8" in fault
     assert len(fault) < 200

@@ -19,7 +19,7 @@ from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline import task
 from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
-    MOST_TITLED,
+    MAX_TITLED,
     RUNNING_FILL,
     TO_COME_FILL,
     render_svg,
@@ -61,7 +61,7 @@ def test_pictures_of_many_jobs_stay_small(tmp_path):
     story.database.write(lambda connection: connection.execute(insert(JOBS), rows_))
     run_timeline = story.timeline_reader().read()
     text = render_svg(run_timeline)
-    assert len(run_timeline.first) == len(run_timeline.coming) == 1000 > MOST_TITLED
+    assert len(run_timeline.first) == len(run_timeline.coming) == 1000 > MAX_TITLED
     assert "left out" not in text and text.count("h") > 2000  # every box is drawn
     assert len(text) < 200_000
     story.database.close()

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClas
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.offload import Offload
-from ringmaster.techniques.parallel.spilling import MOST_RESIDENT, HostOffload, slices_of
+from ringmaster.techniques.parallel.spilling import MAX_RESIDENT, HostOffload, slices_of
 from ringmaster.techniques.single import Single
 
 NUM_LAYERS = 6
@@ -110,7 +110,7 @@ def test_two_slices_at_most_and_the_very_gradients(build, recompute, host_activa
         else:
             torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
     # The model's own weight stays while the model computes.
-    assert spilled.most <= MOST_RESIDENT + (build is stack)
+    assert spilled.most <= MAX_RESIDENT + (build is stack)
     spilled.forget()
     assert spilled.num_alive() == 0
 

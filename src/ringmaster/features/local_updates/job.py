@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ringmaster.findings import Finding, Raw, are_counts, as_mapping, findings_where
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import MOST_WHOLE, Description, JobPart, Limits, Positive, Whole, has_command
+from ringmaster.techniques.job_parts import MAX_WHOLE, Description, JobPart, Limits, Positive, Whole, has_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class LocalUpdates(JobPart):
         float, Limits(ge=0, lt=1), Description("the outer (Nesterov) momentum, such as 0.9; 0 for none")
     ] = 0.0
     warmup_steps: Annotated[
-        int, Limits(ge=0, le=MOST_WHOLE), Description("the first steps, with an exchange at each, such as 128")
+        int, Limits(ge=0, le=MAX_WHOLE), Description("the first steps, with an exchange at each, such as 128")
     ] = 0
 
     @property

@@ -7,8 +7,8 @@ from typing import Annotated
 from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Raw, as_mapping, findings_where
 from ringmaster.techniques.job_parts import (
-    MOST_AT_ONCE,
-    MOST_WHOLE,
+    MAX_AT_ONCE,
+    MAX_WHOLE,
     Choices,
     Description,
     Effect,
@@ -54,13 +54,13 @@ class StoreSettings(JobPart):
     ] = 0.95
     batch_size: Annotated[Whole, Description("the passages of a forward pass, such as 64")] = 64
     max_length: Annotated[
-        int, Limits(ge=2, le=MOST_AT_ONCE), Description("the tokens to which texts are cut, such as 256")
+        int, Limits(ge=2, le=MAX_AT_ONCE), Description("the tokens to which texts are cut, such as 256")
     ] = 256
     words: Annotated[
         Whole | None, Description("the words of a passage, into which longer texts are divided, such as 100")
     ] = None
     overlap: Annotated[
-        int, Limits(ge=0, le=MOST_WHOLE), Description("the words shared with the passage before, such as 20")
+        int, Limits(ge=0, le=MAX_WHOLE), Description("the words shared with the passage before, such as 20")
     ] = 0
     seed: Annotated[int, Limits(ge=0, lt=2**31), Description("the seed of the clusters, such as 0")] = 0
 

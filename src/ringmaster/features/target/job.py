@@ -19,7 +19,7 @@ from ringmaster.techniques.job import (
     is_rewriting,
 )
 from ringmaster.techniques.job_parts import (
-    MOST_AT_ONCE,
+    MAX_AT_ONCE,
     Choices,
     Description,
     Distinct,
@@ -35,7 +35,7 @@ from ringmaster.techniques.processes.events import REACHED
 
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
 """The optimizers with which the noise scale of the gradient can be measured."""
-SEARCH_SHARE, LEAST_SEARCH_STEPS = 0.05, 20
+SEARCH_SHARE, MIN_SEARCH_STEPS = 0.05, 20
 """The share of a job's steps for which learning rates are compared: bad ones show after 4 %."""
 VARIABLE_PRECISIONS = ("fp32", "bf16")
 """The precisions between which a job may change: its state is the same in both."""
@@ -122,7 +122,7 @@ class Variables(JobPart):
     effects = Effect(0)
 
     global_batch_size: Annotated[
-        tuple[Annotated[int, Limits(ge=2, le=MOST_AT_ONCE)], ...],
+        tuple[Annotated[int, Limits(ge=2, le=MAX_AT_ONCE)], ...],
         _Choices,
         Description("batch sizes, the job's own among them, such as [16, 32, 64]"),
     ] = ()
@@ -284,9 +284,9 @@ class Variables(JobPart):
                 "give a number that divides it",
             ),
             (
-                variables.get("lr") and not (isinstance(num_steps, int) and num_steps > LEAST_SEARCH_STEPS),
+                variables.get("lr") and not (isinstance(num_steps, int) and num_steps > MIN_SEARCH_STEPS),
                 (*place, "lr"),
-                f"is compared after {LEAST_SEARCH_STEPS} steps at the least, of num_steps",
+                f"is compared after {MIN_SEARCH_STEPS} steps at the least, of num_steps",
                 "give num_steps, more than that, or leave it out",
             ),
             (
@@ -320,7 +320,7 @@ class Phases(JobPart):
 
 def search_steps(job: Job) -> int:
     """Returns the steps of the short runs that compare learning rates for a job."""
-    return max(math.ceil(SEARCH_SHARE * job.total_steps), LEAST_SEARCH_STEPS)
+    return max(math.ceil(SEARCH_SHARE * job.total_steps), MIN_SEARCH_STEPS)
 
 
 def variables_of(job: Job) -> Variables:

@@ -148,7 +148,7 @@ def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
     trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([text], trainer)
     monkeypatch.setattr(documents_module, "PIECE_CHARACTERS", 1000)
-    monkeypatch.setattr(words_module, "MOST_WORDS", 300)  # so that words are also forgotten
+    monkeypatch.setattr(words_module, "MAX_WORDS", 300)  # so that words are also forgotten
     encoder = WordEncoder(rule=GPT2, encode=lambda words: [each.ids for each in tokenizer.encode_batch(words)])
     pieces = [piece for piece, _ in in_pieces(text, rule=GPT2)]
     assert len(pieces) > 100
@@ -157,7 +157,7 @@ def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
 
 
 def test_text_that_is_too_long_to_be_encoded_whole_is_refused_with_a_remedy(monkeypatch):
-    monkeypatch.setattr(documents_module, "MOST_CHARACTERS_AT_ONCE", 200_000)
+    monkeypatch.setattr(documents_module, "MAX_CHARACTERS_AT_ONCE", 200_000)
     text = "many words " * 54_000
     with pytest.raises(ValueError, match=r"more than 200,000 characters.*To fix: .*JSONL row"):
         list(in_pieces(text, rule=None))

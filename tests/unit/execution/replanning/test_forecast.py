@@ -24,7 +24,7 @@ from ringmaster.tasks.execution.events import (
 from ringmaster.tasks.execution.forecast import (
     CERTAIN,
     LATEST,
-    LEAST_SPREAD,
+    MIN_SPREAD,
     NU,
     EarlierRun,
     EarliestEnds,
@@ -40,7 +40,7 @@ from ringmaster.tasks.execution.forecast import (
     spread_of,
     t_quantile,
 )
-from ringmaster.tasks.execution.plan_manager import EVERY_S, MOST_SHARE
+from ringmaster.tasks.execution.plan_manager import EVERY_S, MAX_SHARE
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
@@ -179,7 +179,7 @@ def test_predictions_take_a_share_of_the_time(tmp_path, monkeypatch):
     engines = []
     monkeypatch.setattr(Replanner, "seconds_left", slow)
     _, predictions = running_batch(tmp_path, factors={}, before=lambda bench: engines.append(bench.runner))
-    assert 1 <= len(predictions) <= 2 + MOST_SHARE * 200 / took_s
+    assert 1 <= len(predictions) <= 2 + MAX_SHARE * 200 / took_s
 
 
 # -- draws -----------------------------------------------------------------------------------------------------------
@@ -261,16 +261,16 @@ def test_each_interval_contains_its_end(spread, earlier):
 
 def test_a_quiet_machine_and_sure_speeds_leave_the_least_spread():
     sure = {"a": np.full(200, 10.0)}
-    assert math.isclose(predict(sure).spread, LEAST_SPREAD, rel_tol=1e-6)
+    assert math.isclose(predict(sure).spread, MIN_SPREAD, rel_tol=1e-6)
     busy = predict(sure, surroundings=ForecastConditions(load=MachineLoad(ratio=3.0, spread=0.1)))
-    assert busy.spread > math.hypot(LEAST_SPREAD, 0.1)
+    assert busy.spread > math.hypot(MIN_SPREAD, 0.1)
 
 
 @pytest.mark.parametrize("num_jobs", [1, 4])
 def test_what_no_profile_contains_is_independent_of_the_speeds(num_jobs):
     """Spreads of independent causes add up as squares: an interval is as wide as its spread says."""
     found = predict(left := left_of(*plan_of(*((0, 100.0 * i) for i in range(num_jobs)))))
-    assert found.spread == pytest.approx(math.hypot(spread_of(left), LEAST_SPREAD))
+    assert found.spread == pytest.approx(math.hypot(spread_of(left), MIN_SPREAD))
     half = math.log(found.high_s / found.low_s) / 2
     assert half == pytest.approx(corrected(found.spread, ())[1], rel=0.05)
 
@@ -329,7 +329,7 @@ def plans_and_factors(draw):
     after = {i: tuple(f"j{k}" for k in draw(st.sets(st.integers(0, i - 1), max_size=3))) for i in range(1, num_jobs)}
     problem, plan = plan_of(*((draw(st.integers(0, 1)), 100.0 * i) for i in range(num_jobs)), after=after)
     spread = SpeedBeliefs().of("j0", 0, technique="single", errors=errors_of(profile(PREDICTED))).spread
-    least = math.exp(-CERTAIN * math.hypot(spread, LEAST_SPREAD))
+    least = math.exp(-CERTAIN * math.hypot(spread, MIN_SPREAD))
     return problem, plan, {job.id: draw(st.floats(least, 3.0) | st.just(least)) for job in problem.jobs}
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.progress import FEWEST_STEPS, MOST_STEPS, RunningSegment
+from ringmaster.tasks.execution.progress import FEWEST_STEPS, MAX_STEPS, RunningSegment
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.techniques.processes.events import Steps
 from ringmaster.techniques.profiles import ProfileKey
@@ -26,7 +26,7 @@ def test_the_speed_is_that_of_the_newest_steps():
         assert running.step_s is None
     running.hear(Steps(first_step=FEWEST_STEPS, seconds=(2.0,)))
     assert running.step_s == 2.0
-    running.hear(Steps(first_step=running.step, seconds=(1.0,) * MOST_STEPS))
+    running.hear(Steps(first_step=running.step, seconds=(1.0,) * MAX_STEPS))
     assert running.step_s == 1.0
 
 

@@ -230,7 +230,7 @@ def test_a_node_that_leaves_is_avoided_and_counts_as_no_failure(database, monkey
         return name
 
     def wait(run, *_):
-        if len(started) > profiling.MOST_ATTEMPTS:
+        if len(started) > profiling.MAX_ATTEMPTS:
             journal.put("profiled:A100", to_json(MEASURED))
             return ""
         return f"{profiling.GONE} (Crashed: exit status 143)"

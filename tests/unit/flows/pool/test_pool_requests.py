@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows import cli, entry
-from ringmaster.flows.batch.batch_input import EXAMPLES, MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
+from ringmaster.flows.batch.batch_input import EXAMPLES, MAX_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
 from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
@@ -301,5 +301,5 @@ def test_a_batch_too_long_for_a_parameter_of_a_flow_run_is_one_by_its_file(pool,
     assert as_parameter(few) == few.to_json()
     many = replace(few, jobs=tuple(job(f"j{number}") for number in range(800)))
     given = as_parameter(many)
-    assert len(json.dumps(given)) < MOST_PARAMETER_BYTES
+    assert len(json.dumps(given)) < MAX_PARAMETER_BYTES
     assert as_batch(given) == many

@@ -53,7 +53,7 @@ def test_two_batches_share_devices_and_hear_only_of_themselves(database, pool):
 
 
 def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
-    monkeypatch.setattr(controller, "MOST_MESSAGES", 1)
+    monkeypatch.setattr(controller, "MAX_MESSAGES", 1)
     gangs = Gangs(Worker(database, "n1", num_devices=1))
     pool.pass_seconds(1, *gangs.workers)
     for batch in ("b1", "b2", "b3"):

@@ -15,7 +15,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Runni
 from ringmaster.errors import InputError
 from ringmaster.flows.pool import controller
 from ringmaster.flows.pool.batch_requests import meant
-from ringmaster.flows.pool.controller import MOST_RUNS, BatchRuns
+from ringmaster.flows.pool.controller import MAX_RUNS, BatchRuns
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import (
     PROGRESS,
@@ -201,7 +201,7 @@ def test_what_crashes_each_time_is_reported(database, bench):
     bench.look()
     bench.run().state = Crashed(message="killed")
     assert bench.look().status == RequestStatus.GRANTED  # it runs again
-    bench.run().run_count = MOST_RUNS
+    bench.run().run_count = MAX_RUNS
     assert bench.look().status == RequestStatus.REFUSED
     assert stages(database) == [("nightly", ("a", "b"), True, "its flow run is Crashed: killed")]
 

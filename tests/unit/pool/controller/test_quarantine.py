@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.pool import controller as controller_module
-from ringmaster.tasks.pool.active_batches import MOST_DEATHS, Quarantine
+from ringmaster.tasks.pool.active_batches import MAX_DEATHS, Quarantine
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
@@ -150,7 +150,7 @@ def test_a_batch_that_ends_the_controllers_process_is_set_aside(database, monkey
     for id in ("b1", "b2"):
         Submissions(database).submit(submission(id))
     clock = Clock()
-    for _ in range(MOST_DEATHS):
+    for _ in range(MAX_DEATHS):
         with pytest.raises(SystemExit):
             PoolBench(database, clock)
     pool = PoolBench(database, clock)
