@@ -90,12 +90,16 @@ def run(
         from ringmaster.tasks.batch import load_batch
 
         batch = load_batch(located(batch_file), data=data)
+    settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
+    if (dry_run or ask) and resume and settings.pool() is None:
+        from ringmaster.flows.batch.run_folder import folder_to_resume
+
+        folder_to_resume(batch, settings.home())  # raises as the run would
     if dry_run or ask:
         exit_code = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
         if dry_run:
             raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
-    settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
     result = train_and_show(batch, is_verbose=verbose, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
     raise typer.Exit(show_result(result, as_json=as_json))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
+from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
 from ringmaster.flows.batch.run_folder import (
@@ -205,3 +206,35 @@ def test_a_run_of_a_later_release_is_of_another_batch(tmp_path):
         journal.put("batch", journal.get("batch") | {"later": True})
     with pytest.raises(InputError, match="the batch file has changed"):
         folder_to_resume(BATCH, tmp_path)
+
+
+@pytest.fixture
+def dry_run(tmp_path, monkeypatch):
+    """Carries out a command of a dry run, whose plan is empty, and returns its exit code."""
+    from ringmaster.flows import cli
+    from ringmaster.flows.commands import running
+
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE", "RINGMASTER_CHECKPOINTS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(running, "_plan_only", lambda *_, **__: 0)
+    monkeypatch.setattr("ringmaster.tasks.batch.load_batch", lambda *_, **__: BATCH)
+    (tmp_path / "nightly.yaml").write_text("name: nightly\n")
+
+    def invoke(*arguments):
+        return CliRunner().invoke(cli.app, ["run", str(tmp_path / "nightly.yaml"), "--dry-run", *arguments])
+
+    return invoke
+
+
+def test_a_dry_run_refuses_to_resume_what_a_run_would_not_resume(dry_run, tmp_path):
+    assert dry_run("--resume").exit_code == 0, "nothing has begun: a run would start it"
+    run(tmp_path / "home", status="done")
+    assert "is done. To fix: leave out --resume" in str(dry_run("--resume").exception)
+    assert dry_run().exit_code == 0
+
+
+def test_a_dry_run_refuses_a_root_of_checkpoints_that_a_run_could_not_write(dry_run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RINGMASTER_CHECKPOINTS", str(tmp_path / "file"))
+    assert "RINGMASTER_CHECKPOINTS" in str(dry_run().exception)
