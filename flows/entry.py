@@ -36,6 +36,7 @@ def main() -> None:
     check_process()
     with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]):
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
+        from ringmaster.files import storage_fault
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
         from ringmaster.flows.output import prepare_streams, report_faults
@@ -50,6 +51,11 @@ def main() -> None:
             sys.exit(INPUT_FAULT)
         except (BatchCancelled, RingmasterError) as error:
             report_faults([str(error)])
+            sys.exit(1)
+        except OSError as error:
+            if (fault := storage_fault(error)) is None:
+                raise
+            report_faults([fault])
             sys.exit(1)
 
 

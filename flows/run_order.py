@@ -7,6 +7,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ringmaster.files import folders_in
+
 STAMP = "%Y%m%d-%H%M%S"
 RUN = re.compile(r"(\d{8}-\d{6})(?:-(\d+))?")
 
@@ -23,8 +25,14 @@ def in_order(runs: Iterable[Path]) -> list[Path]:
 
 
 def runs_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """Returns the folders below one that have the journal of a run on this machine alone, the oldest first."""
-    return in_order(file.parent for file in folder.glob(f"{pattern}/journal.db"))
+    """Returns the folders below one that have the journal of a run on this machine alone, the oldest first.
+
+    Raises OSError where one of them cannot be read.
+    """
+    folders = [folder]
+    for _ in pattern.split("/"):
+        folders = [each for above in folders for each in folders_in(above)]
+    return in_order(each for each in folders if (each / "journal.db").exists())
 
 
 def stamped_folder(parent: Path) -> Path:

@@ -10,6 +10,7 @@ where one value of these variables is of a form that it does not know, even if t
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import ipaddress
 import json
@@ -148,7 +149,12 @@ def _close(home: Path) -> None:
         wanted |= 0o777 & ~_umask()
     if wanted == before:
         return
-    home.chmod(wanted)
+    try:
+        home.chmod(wanted)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return
     who = "only you" if not wanted & 0o077 else f"only who {UMASK} lets in"
     error_console().print(
         f"{home}: {who} may look into it from now on ({wanted:04o}, was {before:04o})", soft_wrap=True
@@ -289,8 +295,9 @@ def recorded_pool() -> PoolAddress | None:
 
     Raises InputError where a part is missing.
     """
-    file, processes = pool_file(home()), PoolProcesses(home() / "pool")
-    fields = json.loads(file.read_text()) if file.exists() and processes.original() is None else {}
+    fields = _pool_fields(home())
+    if fields and PoolProcesses(home() / "pool").original() is not None:
+        fields = {}
     if not (fields or os.environ.get("RINGMASTER_DATABASE")):
         return None
     fields |= {key: os.environ[variable] for key, variable in POOL_VARIABLES.items() if os.environ.get(variable)}
@@ -315,8 +322,7 @@ def pool_fault() -> str | None:
 
 def processes_behind(url: str, folder: Path) -> PoolProcesses | None:
     """Returns the processes of the pool of a home that has a server at `url`; None where it has none there."""
-    file = pool_file(folder)
-    fields = json.loads(file.read_text()) if file.exists() else {}
+    fields = _pool_fields(folder)
     is_its = url in (fields.get("prefect_api"), fields.get("mlflow_uri"))
     return PoolProcesses(folder / "pool") if is_its else None
 
@@ -361,6 +367,22 @@ def _processes_to_check() -> PoolProcesses | None:
 def _warn(text: str) -> None:
     """Tells people once."""
     notice(text)
+
+
+def _pool_fields(folder: Path) -> dict[str, Any]:
+    """Returns what `ringmaster up` has written of the pool of a home; nothing where none is up.
+
+    Only the owner of a pool may read it. Raises OSError for others, unless their environment names the pool.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(pool_file(folder).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except PermissionError:
+        if not os.environ.get("RINGMASTER_DATABASE"):
+            raise
+        return {}
+    return fields
 
 
 def choose_engine(name: str) -> None:
@@ -517,13 +539,14 @@ def check_folders(folder: Path) -> None:
     faults = []
     for name in ("RINGMASTER_HOME", "TMPDIR"):
         remedy = f"To fix: make room, or name another folder in {name}"
+        place = folder
         try:
             place = folder if name == "RINGMASTER_HOME" else Path(tempfile.gettempdir())
             place.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=place).close()
             free_bytes = shutil.disk_usage(place).free
         except OSError as error:
-            faults.append(f"{name}: nothing can be written there: {error}. {remedy}")
+            faults.append(f"{name}: nothing can be written in {place}: {error.strerror or error}. {remedy}")
             continue
         if free_bytes < LEAST_FREE_BYTES:
             wanted = f"at least {LEAST_FREE_BYTES >> 20} are needed"
@@ -590,8 +613,7 @@ def embed(folder: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    with input_errors():
-        os.environ.update(own_caches(folder))
+    os.environ.update(own_caches(folder))
     # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     if places:  # else Prefect is imported later, while its server starts

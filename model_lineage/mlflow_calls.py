@@ -57,6 +57,7 @@ class OutageRetry:
             retry=tenacity.retry_if_exception(self._may_pass),
             wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
             stop=self._gives_up,
+            before_sleep=self._report_first,
             sleep=self._wait,
             reraise=True,
         )
@@ -79,10 +80,13 @@ class OutageRetry:
         self.gave_up = self.gave_up or is_over
         return is_over
 
-    def _wait(self, wait_s: float) -> None:
+    def _report_first(self, attempt: tenacity.RetryCallState) -> None:
         if not self.is_away:
             self.is_away = True
-            self._notice(f"{self._server} is away: {self._away}")
+            cause = attempt.outcome.exception() if attempt.outcome is not None else None
+            self._notice(f"{self._server} is away: {self._away} ({cause})")
+
+    def _wait(self, wait_s: float) -> None:
         gate = self._never if self._is_hurried.is_set() else self._is_hurried
         gate.wait(min(wait_s, max(self._deadline_s - time.monotonic(), 0.0)))
 
@@ -168,7 +172,8 @@ class RetryingClient:
             ) from error
 
     def _translated(self, error: Any) -> LedgerError:
-        message = str(error.message).strip()
+        cause = getattr(error.__cause__, "orig", None)  # of the database, without SQLAlchemy's explanations
+        message = str(cause or error.message).strip()
         is_away = _is_transient(error) or message.startswith(AWAY)
         first_line = message.splitlines()[0] if message else type(error).__name__
         if _is_transient(error):

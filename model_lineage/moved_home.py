@@ -19,14 +19,14 @@ from ringmaster.model_lineage import sqlite_files
 def rebase(home: Path, *, ledger: Path, artifacts: Path) -> tuple[Path, ...]:
     """Makes the paths in the databases of a home those below `home`, and returns the folders where it was before.
 
-    It does nothing where the home has not moved. Files that are only where the home was stay recorded there: an earlier
-    release wrote those of a copy into the original.
+    It does nothing where the home has not moved, or may only be read by this user. Files that are only where the home
+    was stay recorded there: an earlier release wrote those of a copy into the original.
 
     ledger: MLflow's database. artifacts: the folder of MLflow's files in the home.
 
     Raises LedgerError where the home has moved, and its databases cannot be written.
     """
-    if not ledger.is_file():
+    if not ledger.is_file() or not sqlite_files.is_writable(ledger):
         return ()
     try:
         with closing(sqlite3.connect(ledger, timeout=sqlite_files.TIMEOUT_S)) as connection:

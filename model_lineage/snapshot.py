@@ -14,12 +14,11 @@ import re
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ringmaster.compat import mlflow as compat
 from ringmaster.errors import LedgerError, UnknownModel
@@ -36,6 +35,7 @@ from ringmaster.model_lineage.records import (
     metric_text,
     states_of,
 )
+from ringmaster.model_lineage.sqlite_files import read_only
 from ringmaster.model_lineage.tensors import TensorStore
 
 NEW_FOR_MS = 600_000  # younger rows are requested again, as their tags may have been incomplete
@@ -83,14 +83,14 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
         try:
             return _read_file(ledger.file, ledger.experiment)
         except sqlite3.DatabaseError as error:
-            if fault := database_fault(ledger.file):
+            if fault := database_fault(ledger.file, writes=False):
                 raise LedgerError(fault) from error
             # Otherwise the tables are unknown, and MLflow's client can read them.
     return _read_client(ledger, cache / "rows.json", is_fresh=is_fresh)
 
 
 def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases, Outcomes]:
-    with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=30.0)) as connection:
+    with closing(read_only(file)) as connection:
         connection.execute("BEGIN")  # a consistent state, despite concurrent writers
         tags = _by_model(compat.model_tags(connection, experiment=experiment, but=f"{registry.CHILD}%"))
         params = _by_model(compat.model_params(connection, experiment=experiment))
@@ -133,7 +133,8 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
         "changed_ms": changed_ms,
         "rows": [asdict(row) for row in ordered],
     }
-    write_atomically(file, json.dumps(fields).encode())
+    with suppress(OSError):  # of a home that this user may only read, or whose disk is full
+        write_atomically(file, json.dumps(fields).encode())
     models = paged(ledger.client.search_registered_models)
     aliases = {model.name: {a: int(v) for a, v in model.aliases.items()} for model in models if model.aliases}
     return ordered, aliases, ledger.outcomes()

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from unicodedata import category
+from urllib.parse import quote
 
 import psutil
 
@@ -42,25 +44,70 @@ def path_of(url: str) -> str:
     return url.partition(":///")[2].partition("?")[0]
 
 
-def fault_of(file: Path, *, contents: str, versions: str = "") -> str | None:
+def is_writable(file: Path) -> bool:
+    """Returns whether this user may read and write a database, and make the files that SQLite has beside it."""
+    return os.access(file, os.R_OK | os.W_OK) and os.access(file.parent, os.W_OK)
+
+
+def read_only(file: Path, **options: Any) -> sqlite3.Connection:
+    """Opens a database to read it, for which the right to read its files is enough.
+
+    A database with a write-ahead log has a file of shared memory beside it for as long as any process has it open.
+    Where it is missing and cannot be made (the folder cannot be written, or its disk is full), nobody writes: the log
+    is then read without locks, and a database without a log as it is.
+
+    Raises OSError where the file cannot be read, sqlite3.Error where it is no database or is locked.
+    """
+    file.open("rb").close()
+    uri, log = f"file:{quote(str(file.absolute()))}?mode=ro", Path(f"{file}-wal")
+    try:
+        return _checked(uri, "PRAGMA schema_version", **options)
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or Path(f"{file}-shm").exists() or Path(f"{file}-journal").exists():
+            raise
+    if log.exists() and log.stat().st_size:
+        return _checked(f"{uri}&vfs=unix-none", "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA schema_version", **options)
+    return _checked(f"{uri}&immutable=1", "PRAGMA schema_version", **options)
+
+
+def _checked(uri: str, *statements: str, **options: Any) -> sqlite3.Connection:
+    """Opens a database, and executes statements of which one reads it: SQLite itself opens it no earlier."""
+    connection: sqlite3.Connection = sqlite3.connect(uri, uri=True, **{"timeout": TIMEOUT_S, **options})
+    try:
+        for statement in statements:
+            connection.execute(statement).fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def fault_of(file: Path, *, contents: str, versions: str = "", writes: bool = True) -> str | None:
     """Returns why a database cannot be used, with a remedy; None if it can, or if it does not exist yet.
 
     contents: what the database holds, which is missing once it is moved away.
     versions: the folder with the migrations of its tables, as "PACKAGE:PATH" of an installed package; a database of a
         later release has a version that is not among them.
+    writes: whether it is to be written, too.
+
+    Raises OSError where it cannot be read.
     """
     if file.is_symlink() and not file.exists():
         return f"{file} is a link to a file that does not exist. To fix: remove the link, or put the file back"
     if not file.exists():
-        return None
+        above = next(each for each in file.absolute().parents if each.exists())
+        if not writes or os.access(above, os.W_OK | os.X_OK):
+            return None
+        remedy = "To fix: chmod u+rwX, or choose another place"
+        return f"{file} cannot be made: {above} cannot be written by this user. {remedy}"
     every = f"{shlex.quote(str(file))}*"  # its journal, too, which would be applied to the next database
     moved = f"move it away, and {contents} with it: mkdir -p damaged && mv --backup=numbered {every} damaged/"
     if not file.is_file():
         return f"{file} is no file. To fix: remove it, or choose another place"
-    if not os.access(file, os.W_OK) or not os.access(file.parent, os.W_OK):
+    if writes and not is_writable(file):
         return f"{file}, or its folder, cannot be written by this user. To fix: chmod u+rwX, or choose another place"
     try:
-        result = _versions_in(file)
+        result = _versions_in(file, writes=writes)
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             return f"{file} is locked by another process{_holders(file)}. To fix: wait for that process, or end it"
@@ -93,10 +140,15 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _versions_in(file: Path) -> list[str] | None:
+def _versions_in(file: Path, *, writes: bool) -> list[str] | None:
     """Returns the versions of the tables, none for an empty database; None where there are other tables only."""
-    with closing(sqlite3.connect(file, timeout=TIMEOUT_S, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")  # fails where the file cannot be written, or is locked
+    with closing(
+        sqlite3.connect(file, timeout=TIMEOUT_S, isolation_level=None)
+        if writes
+        else read_only(file, isolation_level=None)
+    ) as connection:
+        # An immediate one fails where the file cannot be written, or is locked.
+        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         if file.stat().st_size <= CHECKED_BYTES:
             (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if answer != "ok":

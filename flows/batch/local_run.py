@@ -11,6 +11,7 @@ from functools import partial
 from ringmaster.clock import SteadyClock
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
+from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
 from ringmaster.flows.batch.context import NodeContext, RunOptions, open_node_context, profiled_at
@@ -73,6 +74,7 @@ from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
+STOP_PATIENCE_S = 5.0  # for a disk that is full when a run is to end
 SILENT_S = 30.0  # of a request to be renewed; those about a run on this machine are not
 
 
@@ -93,7 +95,8 @@ def open_local_run(
     with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
         folder = resumed or stamped_folder(home / "batches" / batch.name)
         stack.enter_context(alone_in(folder))
-        journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db")))
+        options_of_file = {"timeout_s": write_patience_s(), "notice": current_view.get().say}
+        journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db", **options_of_file)))
         node_context = node_context.with_models(journal)
         environment = node_context.environment
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
@@ -302,6 +305,7 @@ class LocalRun:
 
             def stop() -> None:
                 """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
+                self.journal.database.hurry(STOP_PATIENCE_S)
                 executor.stop()
                 executor.call(executor.stop_segments)
 

@@ -39,12 +39,15 @@ def alone_in(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 
 def is_going_on(folder: Path) -> bool:
-    """Returns whether a process has the lock of the folder of a run."""
+    """Returns whether a process has the lock of the folder of a run, which this process need only read."""
     try:
-        with alone_in(folder):
-            return False
-    except InputError:
+        with (folder / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
         return True
+    return False
 
 
 STARTING = "starting"
@@ -120,11 +123,12 @@ def plain_models(batches: Iterable[Path], *, home: Path, keep: int = 0, before_s
 def _is_recorded(run: Path, pool: Callable[[], Mapping[str, Journal]]) -> bool:
     """Returns whether a run is done and recorded."""
     file = run / "journal.db"
-    with suppress(InputError), alone_in(run):
-        if not file.exists():
-            return (journal := pool().get(str(run))) is not None and is_done_and_recorded(journal)
-        with closing(Journal.of_file(file)) as journal:
-            return is_done_and_recorded(journal)
+    if is_going_on(run):
+        return False
+    if not file.exists():
+        return (journal := pool().get(str(run))) is not None and is_done_and_recorded(journal)
+    with suppress(InputError), closing(Journal.of_file(file)) as journal:
+        return is_done_and_recorded(journal)
     return False
 
 

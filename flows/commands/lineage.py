@@ -56,7 +56,7 @@ def import_(
 
     if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
-    with lineage_home() as home:
+    with lineage_home(writes=True) as home:
         try:
             record = import_model(
                 home.ledger,
@@ -95,7 +95,7 @@ def store(
     as_json: AsJson = False,
 ) -> None:
     """Put a model and its ancestors into the tensor store, each as a difference to its first parent."""
-    with lineage_home() as home:
+    with lineage_home(writes=True) as home:
         node = home.find(model)
         if node.id not in home.snapshot.graph:
             raise InputError([f"{node.label} is a component: it is in the store with the models that have it"])
@@ -217,7 +217,7 @@ def gc(
 
     if yes and dry_run:
         raise InputError(["--yes drops and --dry-run does not. To fix: give one of them"])
-    with lineage_home(is_fresh=True) as home:
+    with lineage_home(is_fresh=True, writes=yes) as home:
         now_ms = time.time_ns() // 1_000_000
         nodes = unreached(home.snapshot, now_ms=now_ms, least_age_days=keep_days)
         freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
@@ -281,10 +281,10 @@ def bisect(
     """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
     from ringmaster.flows.lineage.bisecting import Bisection, TestResults, parse_test
 
-    with lineage_home(is_fresh=refresh) as home:
+    with lineage_home(is_fresh=refresh, writes=record) as home:
         requested = parse_test(test)
         node = home.find(model)
-        verdicts = TestResults.of(home.folder / "cache" / "bisect", model=node.id, test=test)
+        verdicts = TestResults.of(home.cache / "bisect", model=node.id, test=test)
         if forget:
             verdicts.forget()
         if verdicts.known:
@@ -372,7 +372,7 @@ def undo(
     request = UndoRequest(row=row, dataset=dataset, base=base, text_column=text_column)
     deadline_s = None if deadline is None else seconds_until(deadline)
     rules = None if policy is None else load_policy(policy)
-    with lineage_home(is_fresh=True) as home:
+    with lineage_home(is_fresh=True, writes=not dry_run) as home:
         plan = plan_undo(home, request, folder=home.folder / "undo")
         is_over = dry_run or not plan.models
         print_outcome(plan.to_json(), plan.sentences(), as_json=as_json and is_over)

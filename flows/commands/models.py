@@ -127,7 +127,7 @@ def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
     from ringmaster.flows.retraining.examine import open_move_log
 
-    with lineage_home() as home, open_move_log() as log, input_errors(PromotionRefused):
+    with lineage_home(writes=True) as home, open_move_log() as log, input_errors(PromotionRefused):
         yield home, log
 
 
@@ -173,6 +173,8 @@ def evaluate(
         )
     with lineage_home() as home:
         result = [examine.find(model, home) for model in models]
+        if record and any(model.record is not None for model in result):
+            settings.check_folders(home.folder)  # before anything is scored
         other_spec = None if against_store is None else examine.reading_store(spec, against_store, home)
         spec = examine.reading_store(spec, store, home)
         other = None if against is None else examine.find(against, home)
@@ -435,7 +437,7 @@ def update(
     from ringmaster.techniques.data.sources.passages import read_passages
     from ringmaster.techniques.retrieval.knowledge_store import Passage
 
-    with lineage_home(is_fresh=True) as home, TemporaryDirectory(dir=home.folder) as aside:
+    with lineage_home(is_fresh=True, writes=True) as home, TemporaryDirectory(dir=home.folder) as aside:
         with input_errors(), output.working("encoding the new passages"):
             node, old = _open(home, store)
             names = [name for each in remove or [] for name in _ids(each)]

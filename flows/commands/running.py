@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, RingmasterError, input_errors
+from ringmaster.files import folders_in
 from ringmaster.flows import settings
 from ringmaster.flows.output import (
     AsJson,
@@ -28,6 +29,7 @@ from ringmaster.flows.output import (
     print_lines,
     print_outcome,
     print_rows,
+    report_faults,
     styled,
     working,
     write_document,
@@ -35,6 +37,7 @@ from ringmaster.flows.output import (
 )
 from ringmaster.flows.run_order import run_order
 from ringmaster.flows.settings import located
+from ringmaster.text import listed
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
@@ -414,16 +417,19 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the state of the newest run of each batch, and of all runs on a pool; exit 1 where the pool has ended."""
-    from ringmaster.flows.reports.watch import runs_of, status_table
+    from ringmaster.flows.reports.watch import faults_of, runs_of, status_table
 
     fault = settings.pool_fault()
     print_lines(error_console(), [fault] if fault else settings.pool_lacks(), style="yellow")
-    rows = [row for run in runs_of(batch) for row in run.rows]
+    runs = runs_of(batch)
+    rows, faults = [row for run in runs for row in run.rows], faults_of(runs)
     if as_json:
         print_json(rows)
-    else:
+    elif rows or not faults:
         output_console().print(status_table(rows), end="", soft_wrap=True)
-    if fault:
+    if faults:
+        report_faults(faults)
+    if fault or faults:
         raise typer.Exit(1)
     if not as_json and (pool := settings.recorded_pool()) is not None:
         from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
@@ -486,13 +492,12 @@ def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
 
 
 def _opened(gang: _Gang, rank: int) -> TextIO:
-    """Opens the log of a rank. Raises InputError if there is none, or if it cannot be read."""
+    """Opens the log of a rank. Raises InputError if there is none, and OSError if it cannot be read."""
     file = gang.folder / f"rank-{rank}.log"
     if not file.exists():
         ranks = sorted(int(path.stem.removeprefix("rank-")) for path in gang.folder.glob("rank-*.log"))
         raise InputError([f"{gang.job} has no rank {rank}; it has {', '.join(map(str, ranks)) or 'none'}"])
-    with input_errors(OSError, about=f"{file} cannot be read: "):  # of another user's run
-        return file.open(errors="replace")
+    return file.open(errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -506,15 +511,17 @@ class _Gang:
 
 def _last_gang(batch: str | None, job: str) -> _Gang:
     """Returns the newest gang of a job. Raises InputError if there is none, with the reason or the names of jobs."""
-    from ringmaster.flows.reports.watch import runs_of
+    from ringmaster.flows.reports.watch import faults_of, runs_of
     from ringmaster.tasks.storage.journal import ENDED
 
     names: list[str] = []
     idle: list[str] = []  # why a job of that name has no gang
-    for run in sorted(runs_of(batch, has_figures=False), key=lambda run: run_order(run.folder), reverse=True):
+    runs = runs_of(batch, has_figures=False)
+    for run in sorted(runs, key=lambda run: run_order(run.folder), reverse=True):
         names += [str(row["job"]) for row in run.rows]
         own = [row for row in run.rows if row["job"] == job]
-        every = sorted((run.folder / "gangs").glob("[0-9]*-*"), key=lambda path: int(path.name.partition("-")[0]))
+        every = [path for path in folders_in(run.folder / "gangs") if path.name.partition("-")[0].isdecimal()]
+        every.sort(key=lambda path: int(path.name.partition("-")[0]))
         leaders = {row["leader"] for row in own}  # whose gang trained it, where one did
         gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
         if gangs:
@@ -522,6 +529,8 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
         for row in own:
             why = f": {row['message']}" if row["message"] else ""
             idle.append(f"{job} of {run.batch} has no log here, as no gang has trained it; it is {row['status']}{why}")
+    if faults := faults_of(runs):
+        raise RingmasterError(listed(faults))
     raise InputError(idle or [f"there is no job {job!r}; there are {', '.join(dict.fromkeys(names)) or 'none'}"])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,10 +39,12 @@ class LineageHome:
     """The lineage that was recorded from this home.
 
     folder: the home.
+    scratch: removes temporary folders once the lineage is no longer used.
     is_fresh: whether to read everything again from an MLflow server, and not from the cache.
     """
 
     folder: Path
+    scratch: ExitStack = field(default_factory=ExitStack)
     is_fresh: bool = False
 
     @cached_property
@@ -62,11 +64,18 @@ class LineageHome:
         return store
 
     @cached_property
+    def cache(self) -> Path:
+        """The folder of copies: of the home or, where this user may not write there, a temporary one."""
+        folder = self.folder / "cache"
+        above = next(each for each in (folder, *folder.parents) if each.exists())
+        return folder if os.access(above, os.W_OK | os.X_OK) else Path(self.scratch.enter_context(TemporaryDirectory()))
+
+    @cached_property
     def snapshot(self) -> Snapshot:
         """A snapshot of the lineage, taken on first use."""
         from ringmaster.model_lineage.snapshot import Snapshot
 
-        return Snapshot.of(self.ledger, cache=self.folder / "cache" / "lineage", is_fresh=self.is_fresh)
+        return Snapshot.of(self.ledger, cache=self.cache / "lineage", is_fresh=self.is_fresh)
 
     def find(self, name: str) -> LineageNode:
         """Returns the node of that name. Raises InputError with similar names if there is none."""
@@ -95,12 +104,12 @@ class LineageHome:
             if is_on_base:
                 raise
             return folder  # a whole model does without, except where its loss is computed
-        return on_base(folder, base, copy=self.folder / "cache" / "models" / f"{node.id}-on-{parent.id}")
+        return on_base(folder, base, copy=self.cache / "models" / f"{node.id}-on-{parent.id}")
 
     def files(self, node: LineageNode) -> Path:
         """Returns a folder with a model's files as they were recorded."""
         parts = urlsplit(node.location)
-        of_ledger, cache = Path(unquote(parts.path)), self.folder / "cache" / "models"
+        of_ledger, cache = Path(unquote(parts.path)), self.cache / "models"
         is_here = parts.scheme in ("", "file") and of_ledger.is_dir()
         if is_here and (node.record.kind != IMPORTED or any(of_ledger.rglob("*.safetensors"))):
             return of_ledger
@@ -144,10 +153,16 @@ class LineageHome:
 
 
 @contextmanager
-def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
-    """Yields the lineage of this home. Faults in the input become InputError (exit 2); others are printed (exit 1)."""
+def lineage_home(*, is_fresh: bool = False, writes: bool = False) -> Iterator[LineageHome]:
+    """Yields the lineage of this home. Faults in the input become InputError (exit 2); others are printed (exit 1).
+
+    writes: whether the home is to be written, which is refused at once where this user cannot.
+    """
+    if writes:
+        settings.check_folders(settings.home())
     try:
-        yield LineageHome(folder=settings.home(), is_fresh=is_fresh)
+        with ExitStack() as scratch:
+            yield LineageHome(folder=settings.home(), scratch=scratch, is_fresh=is_fresh)
     except LineageCycle as error:
         raise InputError([f"{error}. To fix: correct the tag ringmaster.parents of one of them in MLflow"]) from error
     except (LedgerError, TensorStoreError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import DatabaseFileError, InputError
+from ringmaster.files import folders_in, storage_fault
 from ringmaster.flows import settings
-from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, report_faults, styled
+from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, styled
 from ringmaster.flows.pool.batch_requests import open_database
 from ringmaster.flows.run_order import runs_below
 from ringmaster.tasks.execution.events import PredictedEnd
@@ -288,6 +290,7 @@ def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> R
 T = TypeVar("T")
 
 TIMEOUT_S = 2.0  # with a database that is full or locked
+LEAST_FREE_BYTES = 1 << 18  # on the disk of a run, which less of it stops
 MOST_NAMED = 4  # devices whose numbers are shown
 MOST_IN_CELL = 500  # characters of a message; --json has all of it
 STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", "message", "trained with")
@@ -295,11 +298,12 @@ STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusRun:
-    """A run of a batch, on this machine or on a pool. rows: of its jobs."""
+    """A run of a batch, on this machine or on a pool. rows: of its jobs. fault: why there are no rows; else empty."""
 
     batch: str
     folder: Path
     rows: list[dict[str, Any]]
+    fault: str = ""
 
 
 def runs_of(batch: str | None, *, has_figures: bool = True) -> list[StatusRun]:
@@ -317,26 +321,44 @@ def runs_of(batch: str | None, *, has_figures: bool = True) -> list[StatusRun]:
     return runs
 
 
+def _waiting(records: list[journal.JobRecord], folder: Path) -> list[journal.JobRecord]:
+    """Returns records with the cause for which running jobs wait: the disk of their run is full.
+
+    The run itself cannot write that down there.
+    """
+    if not _is_running(records) or shutil.disk_usage(folder).free >= LEAST_FREE_BYTES:
+        return records
+    message = f"waits: the disk of {folder} is full. To fix: free space there"
+    return [replace(each, message=each.message or message) if _is_running([each]) else each for each in records]
+
+
+def faults_of(runs: Iterable[StatusRun]) -> list[str]:
+    """Returns why runs have no rows, each reason once."""
+    return list(dict.fromkeys(run.fault for run in runs if run.fault))
+
+
 def _runs_here(*, has_figures: bool) -> Iterator[StatusRun]:
     """The newest run of each batch that ran on this machine alone."""
-    newest = {run.parent: run for run in runs_below(settings.home() / "batches", "*/*")}
-    for _, folder in sorted(newest.items()):
-        batch, file = folder.parent.name, folder / "journal.db"
+    for parent in sorted(folders_in(settings.home() / "batches")):
+        batch = parent.name
         try:
+            if not (runs := runs_below(parent)):
+                continue
+            folder, file = runs[-1], runs[-1] / "journal.db"
             records = journal.jobs_of_file(file)
             options = _options(journal.segments_of_file(file)) if has_figures else {}
             lines = _lines_here(file, batch) if has_figures and _is_running(records) else {}
-            rows = _rows(records, batch, folder.name, options=options, lines=lines)
+            rows = _rows(_waiting(records, folder), batch, folder.name, options=options, lines=lines)
             yield StatusRun(batch=batch, folder=folder, rows=rows)
         except DatabaseFileError as error:  # the other batches are shown
-            report_faults(error.faults)
+            yield StatusRun(batch=batch, folder=parent, rows=[], fault=str(error))
+        except OSError as error:
+            fault = storage_fault(error) or f"{error}. To fix: restore the file"
+            yield StatusRun(batch=batch, folder=parent, rows=[], fault=fault)
 
 
 def _lines_here(file: Path, batch: str) -> dict[str, JobLine]:
-    """Returns what is known of the jobs of a batch that runs on this machine alone; nothing where only that is lacking.
-
-    Whoever opens a `Database` must be able to write to it, which not everybody who may read a journal is.
-    """
+    """Returns what is known of the jobs of a batch that runs on this machine alone; nothing if that cannot be read."""
     try:
         with closing(Database(file_url(file), timeout_s=TIMEOUT_S)) as database:
             return _lines(TimelineReader(database, name=batch))

@@ -11,9 +11,11 @@ atomically.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shlex
+import shutil
 import sqlite3
 import tempfile
 import threading
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ringmaster.compat.mlflow import MIGRATION_LOGGERS, MIGRATIONS, move_experiments
+from ringmaster.compat.mlflow import DATABASE_LOGGER, MIGRATION_LOGGERS, MIGRATIONS, move_experiments
 from ringmaster.errors import LedgerError
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage import sqlite_files
@@ -202,15 +204,22 @@ class Connection:
     def _open(self) -> RetryingClient:
         if self.file is not None:
             create_database(self.file)
-            if self._tensors is not None and self._artifact_root is not None:
+            if self._tensors is not None and self._artifact_root is not None and sqlite_files.is_writable(self.file):
                 _move_into_store(self.file, self._artifact_root)
         from mlflow import MlflowClient
 
+        # MLflow logs each with its traceback; the error that is raised says the cause.
+        logging.getLogger(DATABASE_LOGGER).addFilter(_is_no_database_error)
         guard = RetryingClient(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
         if self._artifact_root is not None:
             _access_files(self.tracking_uri, self._artifact_root, tensors=self._tensors)
         return RetryingClient(client, tracking_uri=self.tracking_uri, waiting=self._waiting)
+
+
+def _is_no_database_error(record: logging.LogRecord) -> bool:
+    """Whether a record of MLflow is another one than that of an error, which it raises as well."""
+    return not record.exc_info
 
 
 def _access_files(tracking_uri: str, folder: Path, *, tensors: Path | None) -> None:
@@ -223,7 +232,11 @@ def _access_files(tracking_uri: str, folder: Path, *, tensors: Path | None) -> N
     from ringmaster.model_lineage.tensors.artifacts import register
 
     if tensors is not None:
-        TensorStore(tensors).add_artifacts(folder)
+        try:
+            TensorStore(tensors).add_artifacts(folder)
+        except OSError as error:  # whoever may only read adds no references, either
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
     _served_folders[tracking_uri] = folder
     register()
     register("mlflow-artifacts", _served_repository)
@@ -256,7 +269,8 @@ def _move_into_store(file: Path, folder: Path) -> None:
 
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
-_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/dev/shm")  # a container may give it 64 kB
+DRAFT_BYTES = 16 << 20  # for a new database of 1 MB, and what its migrations copy
 
 
 def sqlite_file(tracking_uri: str) -> Path | None:
@@ -276,15 +290,24 @@ def sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def create_database(file: Path) -> None:
-    """Creates an MLflow database at `file` unless there is one. Raises LedgerError."""
-    if fault := database_fault(file):
+    """Creates an MLflow database at `file` unless there is one. Raises LedgerError.
+
+    One that is there need not be writable: a user may read the records of others.
+    """
+    is_there = file.is_file() and file.stat().st_size > 0
+    if fault := database_fault(file, writes=not is_there or sqlite_files.is_writable(file)):
         raise LedgerError(fault)
+    if is_there:
+        return
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with sqlite_files.alone_in(file.parent):
             if not file.exists() or not file.stat().st_size:
                 _write_database(file)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+        error = getattr(error, "orig", error)  # without the statement
         raise LedgerError(
             f"the ledger {file} cannot be written: {error}. "
             "To fix: free space, give this user access, or choose another place.",
@@ -292,16 +315,20 @@ def create_database(file: Path) -> None:
         ) from error
 
 
-def database_fault(file: Path) -> str | None:
-    """Returns why an MLflow database cannot be used, with a remedy; None if it can, or if there is none yet."""
-    return sqlite_files.fault_of(file, contents="the records of earlier runs", versions=MIGRATIONS)
+def database_fault(file: Path, *, writes: bool = True) -> str | None:
+    """Returns why an MLflow database cannot be used, with a remedy; None if it can, or if there is none yet.
+
+    writes: whether it is to be written, too.
+    """
+    return sqlite_files.fault_of(file, contents="the records of earlier runs", versions=MIGRATIONS, writes=writes)
 
 
 def _write_database(file: Path) -> None:
     from mlflow import MlflowClient
 
-    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="mlflow-") as folder, _quiet_migrations():
+    has_room = os.access(_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(_MEMORY).free >= DRAFT_BYTES
+    place = _MEMORY if has_room else file.parent
+    with tempfile.TemporaryDirectory(dir=place, prefix=".mlflow-") as folder, _quiet_migrations():
         draft = Path(folder) / file.name
         MlflowClient(sqlite_files.sqlite_url(draft))
         write_atomically(file, draft.read_bytes())

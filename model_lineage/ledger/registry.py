@@ -152,7 +152,9 @@ class ModelRegistry(LedgerRuns):
         return {model.name: str(model.tags[key]) for model in every if key in model.tags}
 
     def model_versions(self) -> Iterator[Any]:
-        """Yields every version of every registered model, as MLflow has it."""
+        """Yields every version of every registered model, as MLflow has it; none where there is no database yet."""
+        if self.file is not None and not self.file.exists():
+            return
         yield from paged(self.client.search_model_versions)
 
     def _logged_model(self, model_id: str) -> Any | None:

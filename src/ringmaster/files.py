@@ -22,6 +22,58 @@ MOST_NAME_BYTES, MOST_PATH_BYTES = 255, 4000
 """The longest file name and the longest path that Linux's file systems accept; a glob adds to the path."""
 MAX_BYTES = 4_000_000
 """The size limit of a file that is read as YAML; parsing that much takes half a minute."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+STORAGE_ERRORS = (*FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
+"""The numbers of errors of a disk, or of the rights on it, which are no fault of a program."""
+
+
+WRITE_PATIENCE = "RINGMASTER_WRITE_PATIENCE_S"
+"""Environment variable for the seconds for which a run waits for a disk or store that takes nothing."""
+
+
+def write_patience_s() -> float:
+    """Returns the seconds for which a run waits for a disk or store that takes nothing, until it fails."""
+    return float(os.environ.get(WRITE_PATIENCE, 1800.0))
+
+
+def storage_fault(error: OSError) -> str | None:
+    """Returns the disk or the right that an error is about, with a remedy; None for an error of another kind."""
+    if error.errno not in STORAGE_ERRORS:
+        return None
+    where = os.fspath(error.filename) if isinstance(error.filename, (str, os.PathLike)) else ""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return missing_right(Path(where)) if where else f"{error}. To fix: let this user access it"
+    reason = os.strerror(error.errno)
+    remedy = "free space there" if error.errno in FULL else "make it writable"
+    return f"{where or 'a disk'} cannot be written: {reason}. To fix: {remedy}, or choose another folder"
+
+
+def missing_right(path: Path) -> str:
+    """Returns which right this user lacks to read a path or, if it can be read, to write it; with a remedy."""
+    there, right = path, "w"
+    for folder in reversed(path.absolute().parents):
+        if not os.access(folder, os.X_OK):
+            there, right = folder, "x"
+            break
+    else:
+        if path.exists() and not os.access(path, os.R_OK):
+            right = "r"
+        else:
+            there = path if path.exists() and not os.access(path, os.W_OK) else path.parent
+    act = {"x": "entered", "r": "read", "w": "written"}[right]
+    return f"{there} cannot be {act}: this user lacks the right {right}. To fix: let its owner give it, as by a group"
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Returns the folders in a folder; none where there is none.
+
+    Raises OSError where it cannot be read, which `Path.glob` passes over.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def write_atomically(path: Path, *parts: Any, mode: int = 0o666) -> None:

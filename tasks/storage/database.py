@@ -9,10 +9,13 @@ are therefore put off while a thread is inside `batched`. They are carried out i
 thread reads or writes anything else.
 """
 
+import errno
 import json
 import logging
 import math
+import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,12 +40,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from sqlalchemy.pool import NullPool
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
 from ringmaster.errors import DatabaseFileError
 from ringmaster.extras import missing_extra
-from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
-from ringmaster.tasks.storage.schema import METADATA, UNREADABLE, check_tables
+from ringmaster.model_lineage.sqlite_files import fault_of, is_writable, path_of, read_only, sqlite_url
+from ringmaster.tasks.storage.schema import METADATA, UNREADABLE, check_form, check_tables
 from ringmaster.text import storable
 
 logger = logging.getLogger(__name__)
@@ -50,7 +54,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LOCK = 0x52494E47  # the advisory lock of writers on PostgreSQL, an arbitrary number
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
-SQLITE_MAY_PASS = ("locked", "busy", "full", "disk i/o")
+DISK_ERRORS = {"full": errno.ENOSPC, "disk i/o": errno.EIO, "readonly": errno.EROFS}  # by SQLite's words
+SQLITE_MAY_PASS = ("locked", "busy", *DISK_ERRORS)
 # SQLSTATE: connections, resources (including a full disk), a transaction ended after FROZEN_S, restarts
 POSTGRESQL_MAY_PASS = ("08", "53", "25P03", "57P")
 FROZEN_S = 5.0  # idle time after which the server ends a transaction, as all other writers wait for it
@@ -66,26 +71,51 @@ class Database:
     lost is retried. Safe to use from several threads. Raises ReleaseMismatch if the database has tables of another
     release's form, DatabaseFileError if a SQLite file cannot be used.
 
+    A SQLite file that this user may not write can be read; `write` raises DatabaseFileError then.
+
     url: `sqlite:///FILE` or `postgresql://...`.
-    timeout_s: seconds after which a transaction gives up and raises the last database error.
+    timeout_s: seconds after which a transaction gives up and raises the last database error: an OSError where the disk
+        of a SQLite file is full, read-only or damaged. Later transactions then wait no more.
+    notice: shows the first fault of a transaction, and that a later try has succeeded; by default they are logged.
     synced: False lets SQLite lose its last transactions on a power failure; for tests.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = math.inf, synced: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = math.inf,
+        synced: bool = True,
+        notice: Callable[[str], None] = logger.warning,
+    ) -> None:
         self.url = url
-        self._timeout_s = timeout_s
+        self._timeout_s, self._deadline_s = timeout_s, math.inf
+        self._notice, self._is_full = notice, False
         self._closing = threading.Event()
-        self._engine = _sqlite(url, synced=synced) if url.startswith("sqlite:") else _postgresql(url)
+        file = Path(path_of(url)) if url.startswith("sqlite:") else None
+        self._read_only_file = file if file is not None and file.is_file() and not is_writable(file) else None
         try:
-            self.write(_prepare)
+            if self._read_only_file is not None:
+                self._engine = _sqlite_to_read(self._read_only_file)
+                self.read(check_form)
+            else:
+                self._engine = _sqlite(url, synced=synced) if file is not None else _postgresql(url)
+                self.write(_prepare)
         except DBAPIError as error:
-            file = path_of(url) if url.startswith("sqlite:") else ""
-            if fault := file and fault_of(Path(file), contents="what it says of runs"):
+            if fault := self._fault_of(file):
                 raise DatabaseFileError([fault]) from error
             raise
 
+    def _fault_of(self, file: Path | None, *, writes: bool | None = None) -> str | None:
+        if file is None:
+            return None
+        writes = self._read_only_file is None if writes is None else writes
+        return fault_of(file, contents="what it says of runs", writes=writes)
+
     def write(self, act: Callable[[Connection], T]) -> T:
         """Runs `act` in a write transaction and returns its result. Once this returns, the changes are durable."""
+        if self._read_only_file is not None:
+            raise DatabaseFileError([self._fault_of(self._read_only_file, writes=True)])
         return self._with_retries(act, writes=True)
 
     def read(self, act: Callable[[Connection], T]) -> T:
@@ -135,16 +165,32 @@ class Database:
         self._closing.set()
         self._engine.pool.dispose()
 
+    def hurry(self, timeout_s: float) -> None:
+        """Limits the waiting of all transactions to `timeout_s` seconds from now. Can be called from any thread."""
+        self._deadline_s = min(self._deadline_s, time.monotonic() + timeout_s)
+
     def _with_retries(self, act: Callable[[Connection], T], *, writes: bool) -> T:
+        is_late = stop_before_delay(self._timeout_s)
+        retrying = Retrying(
+            retry=retry_if_exception(_may_pass),
+            wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
+            stop=lambda attempt: is_late(attempt) or time.monotonic() >= self._deadline_s,
+            before_sleep=self._report_first,
+            sleep=self._wait,
+            reraise=True,
+        )
         try:
-            return Retrying(
-                retry=retry_if_exception(_may_pass),
-                wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
-                stop=stop_before_delay(self._timeout_s),
-                before_sleep=_report_first,
-                sleep=self._wait,
-                reraise=True,
-            )(lambda: self._try_once(act, writes=writes))
+            result = retrying(lambda: self._try_once(act, writes=writes))
+            if self._is_full:
+                self._is_full = False
+                self._notice(f"{path_of(self.url)} can be written again")
+            return result
+        except DBAPIError as error:
+            if _may_pass(error):
+                self.hurry(0.0)
+                if (number := _disk_error(error)) is not None:
+                    raise OSError(number, os.strerror(number), path_of(self.url)) from error
+            raise
         finally:
             if self._closing.is_set():  # closed meanwhile: this connection went back to a pool that was already emptied
                 self._engine.pool.dispose()
@@ -158,6 +204,19 @@ class Database:
             if writes and connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             return act(connection)
+
+    def _report_first(self, attempt: RetryCallState) -> None:
+        """Shows the first failed attempt of a transaction."""
+        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        if attempt.attempt_number != 1 or not isinstance(error, DBAPIError) or self._is_full:
+            return
+        if _disk_error(error) is None:
+            self._notice(f"the pool's database does not answer, trying again: {error.orig}")
+            return
+        self._is_full = True
+        limit = f" up to {self._timeout_s / 60:.0f} min" if math.isfinite(self._timeout_s) else ""
+        why = f"cannot be written: {error.orig}. The run waits{limit} for that"
+        self._notice(f"{path_of(self.url)} {why}. To fix: free space on its disk, or make it writable")
 
     def _wait(self, wait_s: float) -> None:
         if self._closing.wait(wait_s):
@@ -270,11 +329,11 @@ def file_url(file: Path) -> str:
     return sqlite_url(file)
 
 
-def _report_first(attempt: RetryCallState) -> None:
-    """Logs the first failed attempt of a transaction."""
-    error = attempt.outcome.exception() if attempt.outcome is not None else None
-    if attempt.attempt_number == 1 and isinstance(error, DBAPIError):
-        logger.warning("the pool's database does not answer, trying again: %s", error.orig)
+def _disk_error(error: DBAPIError) -> int | None:
+    """Returns the number of the disk's error for which SQLite has failed; None for another reason."""
+    if not type(error.orig).__module__.startswith("sqlite3"):
+        return None
+    return next((number for word, number in DISK_ERRORS.items() if word in str(error.orig).lower()), None)
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -314,6 +373,16 @@ def _sqlite(url: str, *, synced: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _sqlite_to_read(file: Path) -> Engine:
+    """Returns an engine whose every transaction opens the file anew, as others may begin to write it meanwhile."""
+    return create_engine(
+        "sqlite://",
+        creator=lambda: read_only(file, check_same_thread=False),
+        poolclass=NullPool,
+        json_deserializer=json_value,
+    )
 
 
 def _postgresql(url: str) -> Engine:

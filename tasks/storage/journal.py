@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote
 
 from sqlalchemy import Connection, Select, bindparam, case, delete, insert, select, tuple_, update
 
 from ringmaster.clock import SteadyClock
 from ringmaster.errors import DatabaseFileError
-from ringmaster.model_lineage.sqlite_files import fault_of
+from ringmaster.model_lineage.sqlite_files import fault_of, read_only
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
@@ -95,9 +94,9 @@ class Journal:
         self._clocks: dict[int, SteadyClock] = {}  # of the segments that run
 
     @classmethod
-    def of_file(cls, file: Path) -> Self:
-        """Returns the journal of a batch that runs on this machine alone."""
-        return cls(Database(file_url(file)), batch="")
+    def of_file(cls, file: Path, **options: Any) -> Self:
+        """Returns the journal of a batch that runs on this machine alone. options: those of `Database`."""
+        return cls(Database(file_url(file), **options), batch="")
 
     def close(self) -> None:
         """Closes the database."""
@@ -248,7 +247,7 @@ class Journal:
 def jobs_of_file(file: Path) -> list[JobRecord]:
     """Returns the jobs in the journal of a batch that runs on this machine alone, as `Journal.jobs` does.
 
-    Raises DatabaseFileError.
+    Raises DatabaseFileError, and OSError where it cannot be read.
     """
     return [job_record(row["name"], row) for row in _rows_of_file(file, "jobs", order="number", content="details")]
 
@@ -256,7 +255,7 @@ def jobs_of_file(file: Path) -> list[JobRecord]:
 def segments_of_file(file: Path) -> list[SegmentRecord]:
     """Returns the segments in the journal of a batch that runs on this machine alone, without their outcomes.
 
-    Raises DatabaseFileError.
+    Raises DatabaseFileError, and OSError where it cannot be read.
     """
     return [
         SegmentRecord(
@@ -272,16 +271,14 @@ def _rows_of_file(file: Path, table: str, *, order: str, content: str) -> list[d
     It only reads, so that a thousand journals take a second: a `Database` prepares its tables, which is a synced write.
     """
     try:
-        with closing(
-            sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True, timeout=30)
-        ) as connection:
+        with closing(read_only(file)) as connection:
             connection.row_factory = sqlite3.Row
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
                 return []  # its run was killed before it had written anything
             rows = connection.execute(f"SELECT * FROM {table} WHERE batch = '' ORDER BY {order}").fetchall()
         return [{**dict(row), content: json.loads(row[content])} for row in rows]
     except (sqlite3.Error, ValueError) as error:
-        fault = fault_of(file, contents="what it says of runs")
+        fault = fault_of(file, contents="what it says of runs", writes=False)
         raise DatabaseFileError([fault or f"{file}: {error}. To fix: restore the file"]) from error
 
 

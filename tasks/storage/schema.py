@@ -254,6 +254,18 @@ def check_tables(connection: Connection) -> None:
         for statement in UPGRADES[form]:
             connection.execute(text(statement))
         form = str(int(form) + 1)
+    _check_known(connection, form)
+    if form != stored:
+        set_about(connection, key=_TABLES, value=form)
+
+
+def check_form(connection: Connection) -> None:
+    """Raises ReleaseMismatch if the tables, which this user may only read, do not have this release's form."""
+    if inspect(connection).has_table(ABOUT.name):
+        _check_known(connection, about(connection, key=_TABLES))
+
+
+def _check_known(connection: Connection, form: str | None) -> None:
     if form != TABLES:
         release = about(connection, key=_RELEASE)
         made_by = f" and was led by Ringmaster {release}" if release else ""
@@ -264,8 +276,6 @@ def check_tables(connection: Connection) -> None:
                 "the form changes"
             ]
         )
-    if form != stored:
-        set_about(connection, key=_TABLES, value=form)
 
 
 def note_release(connection: Connection) -> None:

@@ -18,7 +18,6 @@ no more than one interval is ever repeated.
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
+from ringmaster.files import write_patience_s
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, RankPieces, WritePieces
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.checkpoints.storage import Block
@@ -34,9 +34,6 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import BEAT_EVERY_S, Reporter
 
 THREAD_NAME = "checkpoint"
-# Seconds for which ranks wait for a disk or store, holding their devices. Then their gang fails, with the cause.
-WRITE_PATIENCE = "RINGMASTER_WRITE_PATIENCE_S"
-WRITE_TIMEOUT_S = 1800.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 10.0
 
@@ -75,14 +72,14 @@ class WriteRetries:
 
     def __init__(self, ranks: Ranks, reporter: Reporter, *, gives_up: Callable[[], bool]) -> None:
         self._ranks, self._reporter, self._gives_up = ranks, reporter, gives_up
-        self._timeout_s = float(os.environ.get(WRITE_PATIENCE, WRITE_TIMEOUT_S))
+        self._timeout_s = write_patience_s()
         self._since_s, self._wait_s = time.monotonic(), FIRST_RETRY_S
         self._last_message = ""
 
     def wait(self, error: OSError, *, step: int) -> bool:
         """Waits until the next try; returns whether there is one, as a command to a rank (`gives_up`) ends the wait.
 
-        All ranks call it together. Raises `error` on all of them once they have waited for `WRITE_TIMEOUT_S`.
+        All ranks call it together. Raises `error` on all of them once they have waited for `write_patience_s`.
         """
         message = (
             f"{error}. The job waits with its state in memory, and tries again for {self._timeout_s / 60:.0f} min. "

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from ringmaster.errors import InputError
+
 CODE_CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
     "TRITON_CACHE_DIR": "triton",
@@ -32,13 +34,13 @@ def own_caches(home: Path | None = None) -> dict[str, str]:
 
     home: by default RINGMASTER_HOME, or `.ringmaster` in the working folder.
 
-    Raises ValueError, with all faults, where a folder belongs to another user or can be written by one.
+    Raises InputError, with all faults, where a folder belongs to another user or can be written by one.
     """
     home = home or Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
     folder = home / "cache" / "libraries" / (platform.node() or "localhost") / str(os.geteuid())
     caches = {name: os.environ.get(name) or str(folder / own) for name, own in CODE_CACHES.items()}
     if faults := [fault for name, path in caches.items() for fault in _faults(name, Path(path).absolute(), home)]:
-        raise ValueError("; ".join(faults))
+        raise InputError(faults)
     caches[HEADERS] = os.environ.get(HEADERS, "0")
     try:
         theirs = Path.home() / ".cache"

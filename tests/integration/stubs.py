@@ -16,8 +16,9 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch.nn.functional import cross_entropy
 
+from ringmaster.files import WRITE_PATIENCE
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.checkpoints.saving import THREAD_NAME, WRITE_PATIENCE
+from ringmaster.techniques.checkpoints.saving import THREAD_NAME
 from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.shared_base import SharedBase

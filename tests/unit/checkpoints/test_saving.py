@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from ringmaster.errors import CheckpointError
+from ringmaster.files import WRITE_PATIENCE
 from ringmaster.techniques.checkpoints import saving
 from ringmaster.techniques.checkpoints.checkpoint import (
     CheckpointStore,
@@ -198,7 +199,7 @@ def test_a_disk_that_stays_full_fails_the_end_after_a_limited_time(tmp_path, mon
     gang = Gang(tmp_path, num_ranks=1)
     gang.trainers[0].ranks.sum = lambda values: values
     gang.trainers[0].fault = full()
-    monkeypatch.setenv(saving.WRITE_PATIENCE, "0")
+    monkeypatch.setenv(WRITE_PATIENCE, "0")
     with pytest.raises(CheckpointError, match=r"step-00000000 could not be written under .*No space left"):
         gang.savers[0].save_at_once(gives_up=never)
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,8 @@
 """`ringmaster status` of a home with many batches: it only reads, and one damaged journal hides no other batch."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -27,9 +29,9 @@ def journal_of(home, batch, run="20261101-120000", jobs=("a",)):
     return file
 
 
-def status(*arguments):
+def status(*arguments, exit_code=0):
     result = CliRunner().invoke(cli.app, ["status", *arguments])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == exit_code, result.output
     return result
 
 
@@ -62,6 +64,17 @@ def test_a_damaged_journal_hides_no_other_batch(home):
     journal_of(home, "damaged").write_bytes(b"no database" * 100)
     journal_of(home, "empty").write_bytes(b"")
     journal_of(home, "good")
-    result = status()
+    result = status(exit_code=1)
     assert "good" in result.stdout
     assert "journal.db is damaged" in result.stderr
+
+
+def test_a_running_job_on_a_full_disk_says_why_it_waits(home, monkeypatch):
+    file = journal_of(home, "night", jobs=("a",))
+    written = Journal.of_file(file)
+    written.write_job("b", status=JobStatus.RUNNING, step=3)
+    written.close()
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=4096))
+    done, runs = json.loads(status("--json").stdout)
+    assert done["message"] == ""
+    assert runs["message"] == f"waits: the disk of {file.parent} is full. To fix: free space there"

@@ -22,7 +22,7 @@ def faults_of(home):
 def test_a_home_that_is_a_file_is_named_by_its_variable(tmp_path):
     (tmp_path / "home").write_text("")
     (fault,) = faults_of(tmp_path / "home" / "inner")
-    assert fault.startswith("RINGMASTER_HOME: nothing can be written there: ")
+    assert fault.startswith("RINGMASTER_HOME: nothing can be written in ")
     assert fault.endswith("name another folder in RINGMASTER_HOME")
 
 
@@ -37,7 +37,7 @@ def test_a_temporary_folder_that_no_one_can_write_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
     (fault,) = faults_of(tmp_path / "home")
-    assert fault.startswith("TMPDIR: nothing can be written there: ")
+    assert fault.startswith("TMPDIR: nothing can be written in ")
 
 
 def test_a_fault_of_prefects_server_has_a_remedy():
