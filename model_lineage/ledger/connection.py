@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ringmaster.compat.mlflow import MIGRATION_LOGGERS, MIGRATIONS, move_experiments
+from ringmaster.compat.mlflow import DATABASE_LOGGER, MIGRATION_LOGGERS, MIGRATIONS, move_experiments
 from ringmaster.errors import LedgerError
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage import sqlite_files
@@ -48,7 +48,6 @@ QUIET_ENVIRONMENT = {
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """By which MLflow opens an experiment with its runs and curves, and not with the evaluation runs of its GenAI view."""
 PROFILES = "-profiles"  # ends the name of the experiment of the profiles
-LOGGER = "mlflow.store.db.utils"
 _PAGE = 1000
 _served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
 
@@ -210,7 +209,7 @@ class Connection:
         from mlflow import MlflowClient
 
         # MLflow logs each with its traceback; the error that is raised says the cause.
-        logging.getLogger(LOGGER).addFilter(_is_no_database_error)
+        logging.getLogger(DATABASE_LOGGER).addFilter(_is_no_database_error)
         guard = RetryingClient(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
         if self._artifact_root is not None:

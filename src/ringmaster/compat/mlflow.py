@@ -65,7 +65,10 @@ def open_app() -> Any:
 MIGRATIONS = "mlflow:store/db_migrations/versions"
 """Where the versions of the tables are: without it a database of another release is found damaged, not too new."""
 
-MIGRATION_LOGGERS = ("mlflow.store.db.utils", "alembic.runtime.migration")
+DATABASE_LOGGER = "mlflow.store.db.utils"
+"""The logger of a database's faults: without it each is printed with its traceback before the error that is raised."""
+
+MIGRATION_LOGGERS = (DATABASE_LOGGER, "alembic.runtime.migration")
 """The loggers of migrations: without them each new home prints 60 lines."""
 
 LOCATIONS = {

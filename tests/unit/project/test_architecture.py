@@ -105,27 +105,44 @@ def is_upward(found: Import) -> bool:
     return own in LAYER and LAYER[target.partition(".")[0]] > LAYER[own]
 
 
+COMPAT = Path("src", IMPORT_ROOT, "compat")
+
+
+@cache
+def compat_modules(library: str) -> tuple[str, ...]:
+    """The modules that hold the private names of a library, and import it: `torch` has `torch_distributed`, too."""
+    stems = sorted(file.stem for file in (ROOT / COMPAT).glob("*.py"))
+    return tuple(f"compat.{stem}" for stem in stems if stem == library or stem.startswith(f"{library}_"))
+
+
+def uses(found: Import, *libraries: str) -> bool:
+    """Whether a module imports one of the libraries, itself or by the module of its private names."""
+    return found.of(*libraries, *(module for library in libraries for module in compat_modules(library)))
+
+
 RULES: dict[str, Callable[[Import], bool]] = {
     "flows import tasks import techniques, both import model_lineage, and never the other way": (
         lambda i: i.of(*PACKAGES) and not i.of(*ALLOWED[i.package])
     ),
     "Prefect only in flows/ and in modules named task.py of tasks/": (
-        lambda i: i.of("prefect") and not (i.package == "flows" or (i.package == "tasks" and i.file.name == "task.py"))
+        lambda i: (
+            uses(i, "prefect") and not (i.package == "flows" or (i.package == "tasks" and i.file.name == "task.py"))
+        )
     ),
     "PuLP and HiGHS only in tasks/planning/": (lambda i: i.of("pulp", "highspy") and not i.inside("tasks/planning")),
     "tasks/planning/ needs neither torch nor Prefect (but for task.py) nor MLflow": (
         lambda i: (
             i.inside("tasks/planning")
-            and (i.of("torch", "transformers", "mlflow") or (i.of("prefect") and i.file.name != "task.py"))
+            and (uses(i, "torch", "transformers", "mlflow") or (uses(i, "prefect") and i.file.name != "task.py"))
         )
     ),
     "torch and transformers only in techniques/": (
-        lambda i: i.of("torch", "transformers") and i.package != "techniques"
+        lambda i: uses(i, "torch", "transformers") and i.package != "techniques"
     ),
     "inside tasks/ each layer imports only layers below it": is_upward,
     "Optuna only in tasks/sweeping/": (lambda i: i.of("optuna") and not i.inside("tasks/sweeping")),
     "Ray only in tasks/pool/ray/": (lambda i: i.of("ray") and not i.inside("tasks/pool/ray")),
-    "MLflow only in model_lineage/": (lambda i: i.of("mlflow") and i.package != "model_lineage"),
+    "MLflow only in model_lineage/": (lambda i: uses(i, "mlflow") and i.package != "model_lineage"),
     "pydantic not in techniques/, which describes jobs with dataclasses": (
         lambda i: i.of("pydantic", "pydantic_core") and i.package == "techniques"
     ),
@@ -158,6 +175,11 @@ BREAKS = [
     ("tasks/evaluation/a.py", "import torch.nn as nn", "torch and"),
     ("flows/a.py", "import importlib\nx = importlib.import_module('transformers')", "torch and"),
     ("tasks/a.py", "from mlflow import MlflowClient", "MLflow only"),
+    ("flows/a.py", "from ringmaster.compat.mlflow import MIGRATIONS", "MLflow only"),
+    ("flows/a.py", "from ringmaster.compat import torch_distributed", "torch and"),
+    ("tasks/evaluation/a.py", "from ringmaster.compat.transformers import attention_of", "torch and"),
+    ("techniques/a.py", "from ringmaster.compat.prefect import STARTED_RUN", "Prefect only"),
+    ("tasks/planning/a.py", "import ringmaster.compat.torch", "tasks/planning/"),
     ("tasks/pool/a.py", "import ray.util", "Ray only"),
     ("techniques/a.py", "from pydantic import BaseModel", "pydantic"),
     ("tasks/storage/a.py", "from ringmaster.tasks.pool.nodes import Nodes", "inside tasks/"),
@@ -193,72 +215,10 @@ def test_what_keeps_the_rules_is_let_alone(file: str, source: str, tmp_path: Pat
     assert [told for rule in RULES for told in violations(imports(tmp_path), rule)] == []
 
 
-PRIVATE = re.compile(r"_[^_]|__.*(?<!__)$")
-
-
-def private_prefect_names(root: Path) -> list[str]:
-    """Uses of names with a leading underscore from Prefect, in imports or as attributes of what is imported from it."""
-    found = []
-    texts = {file: (root / file).read_text() for file in modules(root)}
-    for file, text in texts.items():
-        if "prefect" not in text:
-            continue
-        tree = ast.parse(text)
-        imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        of_prefect = {
-            (alias.asname or alias.name).partition(".")[0]
-            for node in imported
-            for alias, module in zip(node.names, _imported(node, file), strict=True)
-            if module.partition(".")[0] == "prefect"
-        }
-        for node in ast.walk(tree):
-            names = [name for name in _imported(node, file) if name.partition(".")[0] == "prefect"]
-            if isinstance(node, ast.Attribute) and _first_name(node) in of_prefect:
-                names.append(node.attr)
-            private = [name for name in names if any(PRIVATE.match(part) for part in name.split("."))]
-            found += [f"{file}:{node.lineno} uses {name}" for name in private]
-    return found
-
-
-def _first_name(node: ast.AST) -> str:
-    """`a` of `a.b`, `a().b` and `a[0].b`."""
-    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def test_no_private_name_of_prefect_is_used():
-    assert private_prefect_names(ROOT) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import prefect._internal",
-        "from prefect._internal import concurrency",
-        "from prefect.context import _settings",
-        "from prefect.server.api.server import SubprocessASGIServer as Server\nServer._instances.pop(None)",
-        "import prefect.context\nprefect.context._settings()",
-        "from prefect import get_client\nget_client()._client",
-    ],
-)
-def test_a_private_name_of_prefect_is_found(source: str, tmp_path: Path):
-    (tmp_path / "flows").mkdir()
-    (tmp_path / "flows" / "a.py").write_text(source)
-    (told,) = private_prefect_names(tmp_path)
-    assert told.startswith(f"flows/a.py:{len(source.splitlines())} uses ")
-
-
-def test_public_names_of_prefect_and_private_ones_of_others_are_let_alone(tmp_path: Path):
-    (tmp_path / "flows").mkdir()
-    source = "import prefect\nfrom a import b\nfrom prefect import flow\nb._c\nflow.__name__\nprefect.__version__\n"
-    (tmp_path / "flows" / "a.py").write_text(source)
-    assert private_prefect_names(tmp_path) == []
-
-
 def test_the_base_layer_imports_none_of_the_packages():
     """What only type checkers read is let alone, and so are the public names, which are imported when they are used."""
-    files = [file for file in (ROOT / "src" / IMPORT_ROOT).glob("*.py") if file.name != "__init__.py"]
+    base = ROOT / "src" / IMPORT_ROOT
+    files = [file for file in (*base.glob("*.py"), *(ROOT / COMPAT).glob("*.py")) if file.name != "__init__.py"]
     assert files
     for file in files:
         tree = ast.parse(file.read_text())
@@ -360,6 +320,17 @@ def test_a_package_that_names_a_feature_is_found(tmp_path: Path):
     assert [names_a_feature(each) for each in imports(tmp_path)] == [False, False, True]
 
 
+def test_the_modules_of_private_names_import_their_library_alone():
+    for found in imports(ROOT, (str(COMPAT),)):
+        library = found.module.partition(".")[0]
+        assert library in sys.stdlib_module_names or f"compat.{found.file.stem}" in compat_modules(library), found
+
+
+def test_importing_the_package_of_private_names_imports_none_of_the_libraries():
+    libraries = {"torch", "transformers", "accelerate", "mlflow", "prefect", "numba", "lm_eval"}
+    assert not imported_by(f"{IMPORT_ROOT}.compat") & libraries
+
+
 def without_root(found: Iterable[Import]) -> list[str]:
     """Imports of our packages from the top of the import path, which would load a module twice under two names."""
     return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]
@@ -457,7 +428,8 @@ def test_no_import_cycle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-# Private words of earlier versions, and limits that are not called MAX_ or MIN_. Stored names (keys, tables, options) are texts, not identifiers.
+# Private words of earlier versions, and limits that are not called MAX_ or MIN_. Stored names (keys, tables, options)
+# are texts, not identifiers.
 FORMER_NAMES = re.compile(
     "(?i)(steward|(?<!servic)estate|succession|haunt|ghost|roster|enlist|forethought|introspect|workshop|workplace|historian|"
     "chronicle|conductor|(?<!de)(?<!sub)scribe|whereabouts|rehears|fellow|tending|portions|(?-i:^_?(?:MOST|LEAST)_))"
