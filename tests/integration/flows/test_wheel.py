@@ -15,7 +15,7 @@ from ringmaster.extras import PACKAGES
 
 ROOT = Path(__file__).parents[3]
 # Packages of extras that Prefect needs, too, or loads where they are installed.
-OF_PREFECT = ("prefect_kubernetes", "prometheus_client", "pythonjsonlogger")
+OF_PREFECT = ("cryptography", "prefect_kubernetes", "prometheus_client", "pythonjsonlogger")
 
 pytestmark = pytest.mark.full
 
