@@ -58,7 +58,8 @@ def test_where_the_file_is_silent_the_defaults_are_those_of_job():
 @pytest.mark.parametrize(("section", "dataclass"), PAIRS.items(), ids=lambda cls: cls.__name__)
 def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
-    for name in ("loss_options", "phases", "parts"):  # `loss` has them; a run makes the phases; parts have keys
+    # `loss` has its options; a run makes phases and the paths of what it copied; parts have keys.
+    for name in ("loss_options", "phases", "parts", "original_path", "original_held_out_path"):
         fields.pop(name, None)
     of_job = {*schema.PLANNER_KEYS, "kind", "ludwig", "negatives", *part_kinds()}
     others = of_job if section is schema.JobEntry else set()
