@@ -220,12 +220,13 @@ def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> No
     template = json.loads(nodes.template) if nodes.template else None
     try:
         client.read_work_pool(nodes.work_pool)
-        if template is not None:
-            client.update_work_pool(nodes.work_pool, actions.WorkPoolUpdate(base_job_template=template))
     except ObjectNotFound:
         of_type = template or _template_of(nodes.work_pool_type)
         pool = actions.WorkPoolCreate(name=nodes.work_pool, type=nodes.work_pool_type, base_job_template=of_type)
-        client.create_work_pool(pool)
+        with suppress(ObjectAlreadyExists):  # its worker, which starts at the same time, makes it, too
+            client.create_work_pool(pool)
+    if template is not None:
+        client.update_work_pool(nodes.work_pool, actions.WorkPoolUpdate(base_job_template=template))
     client.create_deployment(
         flow_id=client.create_flow_from_name(serve_node_run.name),
         name=NODE_DEPLOYMENT,
