@@ -45,6 +45,10 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
             )
         REPORTER.resume()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stops a training that was resumed after its last step: a trainer compares the two only after a step."""
+        control.should_training_stop |= state.global_step >= state.max_steps
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Reports the step, and says whether to save and to stop after it."""
         loss, self._losses = sum(self._losses), []
@@ -133,6 +137,7 @@ def patch(module: ModuleType) -> None:
     """Changes `Trainer` of transformers.trainer: what it and its subclasses train is the job."""
     trainer_class = module.Trainer
     init, train, training_step = trainer_class.__init__, trainer_class.train, trainer_class.training_step
+    get_batch_samples = trainer_class.get_batch_samples
     save_checkpoint, determine_best = checkpoint_methods(trainer_class)
     trained: list[AdoptedTraining] = []
     REPORTER.say("phase", phase="preparing", patience_s=TIMEOUT_S)
@@ -160,6 +165,11 @@ def patch(module: ModuleType) -> None:
         training.finish()
         return result
 
+    @wraps(get_batch_samples)
+    def adopted_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
+        has_ended = self.control.should_training_stop
+        return ([], None) if has_ended else get_batch_samples(self, *args, **kwargs)
+
     @wraps(training_step)
     def adopted_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = training_step(self, *args, **kwargs)
@@ -177,5 +187,5 @@ def patch(module: ModuleType) -> None:
         return training.saves_best(is_best) if self.args.save_strategy == "best" else is_best
 
     trainer_class.__init__, trainer_class.train = adopted_init, adopted_train
-    trainer_class.training_step = adopted_step
+    trainer_class.training_step, trainer_class.get_batch_samples = adopted_step, adopted_samples
     replace_checkpoint_methods(trainer_class, save=adopted_save, determine_best=adopted_best)

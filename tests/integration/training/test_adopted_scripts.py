@@ -195,6 +195,20 @@ def test_a_users_script_ends_as_if_never_killed(bench, tmp_path, name):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("num_steps", [8, 10])  # an epoch is five steps
+def test_a_script_killed_after_its_last_checkpoint_does_no_further_step(bench, tmp_path, num_steps):
+    words = (sys.executable, str(SCRIPTS / "trainer_plain.py"), str(num_steps))
+    theirs = job(bench, words, tmp_path, num_steps=num_steps)
+    undisturbed = bench.train(theirs, ALONE, tmp_path / "run")
+    resumed = bench.train(theirs, ALONE, tmp_path / "run")
+    assert (undisturbed.outcome.status, resumed.outcome.status) == ("done", "done"), resumed.outcome
+    assert resumed.outcome.result["first_step"] == num_steps
+    assert resumed.losses == []
+    assert is_bit_equal(resumed.weights, undisturbed.weights)
+    assert resumed.outcome.result["metrics"] == undisturbed.outcome.result["metrics"]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["trainer_best", "accelerate_llama", "trl_lora"])
 def test_a_users_larger_script_ends_as_if_never_killed(bench, tmp_path, base, name):
     words = (sys.executable, str(SCRIPTS / f"{name}.py"), str(NUM_STEPS), str(base))
