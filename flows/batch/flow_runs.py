@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from http import HTTPStatus
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -374,21 +373,17 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
             time.sleep(LOOK_EVERY_S)
 
 
-_runs: dict[int, Callable[[], Outcome]] = {}  # by number: Prefect would serialise a function among the parameters
-_numbers = count()
-
-
-@task(name="segment", task_run_name="{label}", cache_policy=NO_CACHE, persist_result=False)
-def segment_task(label: str, number: int) -> Outcome:
-    """Runs a segment. It returns the gang's outcome as a value, even if the gang failed.
-
-    It has no retries of its own: the executor decides whether and how the job continues.
-    """
-    return _runs.pop(number)()
-
-
 def as_task(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
-    """Runs a function as a Prefect task of the current flow run. A `Spawn` of the local engine."""
-    _runs[number := next(_numbers)] = run
+    """Runs a segment as a Prefect task of the current flow run. A `Spawn` of the local engine.
+
+    The task returns the gang's outcome as a value, even if the gang failed. It has no retries of its own: the executor
+    decides whether and how the job continues.
+    """
+
+    # Without parameters: Prefect would serialise a function among them.
+    @task(name="segment", task_run_name=lambda: label, cache_policy=NO_CACHE, persist_result=False)
+    def segment() -> Outcome:
+        return run()
+
     # A Prefect future has the two methods of a Future that an executor uses.
-    return cast("Future[Outcome]", segment_task.submit(label, number))
+    return cast("Future[Outcome]", segment.submit())
