@@ -42,6 +42,7 @@ def retrain_daily(
     night: Annotated[str | None, titled("Date")] = None,
     force: Annotated[list[str], titled("Models to train in any case")] = [],  # noqa: B006 - never changed
     seed: Annotated[int, Field(ge=0), HIDDEN] = 0,
+    servers: Annotated[Any, HIDDEN] = None,
 ) -> dict[str, Any]:
     """Trains the production models that are due, in one batch within the time window, and promotes the better ones.
 
@@ -50,9 +51,10 @@ def retrain_daily(
         night: The date of the retraining run, such as 2026-11-20. By default, it is the scheduled date, or today.
         force: The names of models that are trained even if they are not due, or if the run of that date is over.
         seed: The seed of the planner. A pool's controller uses its own seed.
+        servers: The `RunServers` that the caller has started ahead, in Python.
     """
     production = load_production(located(file))
-    with open_run(production, run_date=night, force=force) as opened:
+    with open_run(production, run_date=night, force=force, servers=servers) as opened:
         answer = _known(opened) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
     message = f"{answer['status']}: {', '.join(failed) or answer['report'].splitlines()[-1]}"

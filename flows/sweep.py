@@ -47,6 +47,7 @@ def sweep(
     num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
     seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
     resume: Resume = False,
+    servers: Annotated[Any, HIDDEN] = None,
 ) -> dict[str, Any]:
     """Trains one job under many hyperparameter values, stops trials that fall behind, and ranks the others.
 
@@ -69,6 +70,7 @@ def sweep(
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
+        servers: The `RunServers` that the caller has started ahead, in Python.
     """
     form = sweep_form.Sweep(
         name=name,
@@ -89,7 +91,8 @@ def sweep(
     spec = sweep_form.spec_of(form)
     sweep_form.check_name(form, ledger_of(settings.home()))
     sweep_scheduler = SweepScheduler(spec)
-    result = run_steps(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
+    options = RunOptions(resume=resume, seed=seed)
+    result = run_steps(spec.batch(), options, sweep_scheduler=sweep_scheduler, servers=servers)
     clones = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
         [*spec.trials, *clones],

@@ -26,6 +26,7 @@ from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.pool.follower import IS_OVER
 from ringmaster.flows.pool.pooled_run import PooledRun, open_pooled_run
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
@@ -49,6 +50,7 @@ def train_batch(
     resume: bool = False,
     checkpoint_every_s: float | None = None,
     seed: int = 0,
+    servers: RunServers | None = None,
 ) -> BatchResult:
     """Trains the jobs of a batch file on this machine's devices or, where it belongs to a pool, on the pool's devices.
 
@@ -58,6 +60,7 @@ def train_batch(
         resume: Whether to resume the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
         seed: Seed of the planner. A pool's controller uses its own seed.
+        servers: What the caller has started ahead for a run without a pool; the flow starts what is missing.
 
     Returns:
         The plan, and the status, metrics and model of each job.
@@ -69,20 +72,27 @@ def train_batch(
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     try:
-        result = run_steps(as_batch(batch), options)
+        result = run_steps(as_batch(batch), options, servers=servers)
     except BatchCancelled as error:
         return cast(BatchResult, Cancelled(message=str(error), data=error))
     return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
-def run_steps(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None = None) -> BatchResult:
+def run_steps(
+    batch: Batch,
+    options: RunOptions,
+    *,
+    sweep_scheduler: SweepScheduler | None = None,
+    servers: RunServers | None = None,
+) -> BatchResult:
     """Takes the steps within a flow run: on the pool that this machine belongs to, else on this machine alone.
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
+    servers: what the caller has started ahead for a run without a pool.
     """
     opened: AbstractContextManager[BatchRun]
     if (pool := settings.pool()) is None:
-        opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler)
+        opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler, servers=servers)
     else:
         opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler)
     with interrupts.handled(), opened as run:

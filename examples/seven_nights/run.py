@@ -215,19 +215,19 @@ def main() -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from ringmaster.flows.batch.context import LentServer, lent_server
     from ringmaster.flows.batch.flow_runs import result_of
     from ringmaster.flows.retrain_daily import retrain_daily
     from ringmaster.flows.retraining.retraining_run import current_clock
+    from ringmaster.flows.services.first_processes import RunServers
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     def retrained() -> dict[str, Any]:
         """Runs the retraining; returns its result also where models have failed."""
-        return result_of(lambda: retrain_daily(file=str(HOME / "retraining.yaml")))
+        servers = RunServers(fork_server=server)
+        return result_of(lambda: retrain_daily(file=str(HOME / "retraining.yaml"), servers=servers))
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # shared by all runs, which import torch once
-        lent_server.set(LentServer(server=server))
         for number, night in enumerate(NIGHTS, start=1):
             console.rule(f"night {number}, {night.date}: {night.before}")
             night.happens()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from ringmaster.flows.batch.run_folder import (
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, lent, lent_here, own_node
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services.first_processes import fork_server_for
+from ringmaster.flows.services.first_processes import RunServers, fork_server_for
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.batch import Batch
@@ -103,21 +102,6 @@ class NodeContext:
         return ForecastConditions(load=load, earlier=errors_in(earlier))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LentServer:
-    """An open fork server that a batch uses and leaves open.
-
-    preflight: the inspection of the batch's jobs that it has begun; None where it has begun none.
-    """
-
-    server: ForkServerClient
-    preflight: PreflightAhead | None = None
-
-
-lent_server: ContextVar[LentServer | None] = ContextVar("lent_server", default=None)
-"""The fork server of the command or the flow that runs a batch as a part of its work."""
-
-
 def ledger_of(home: Path) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
     with input_errors(LedgerError):
@@ -143,24 +127,28 @@ def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path) -> Pr
     cluster, names = _cluster(batch, home), {job.name for job in batch.jobs}
     if not all(names.issuperset(job.parents) for job in batch.jobs):
         return None
-    environment = _environment(batch, cluster, LentServer(server=server), home=home)
+    environment = _environment(batch, cluster, server=server, preflight=None, home=home)
     order = preflight_order(batch.jobs, environment=environment, cluster=cluster)
     return PreflightAhead(order, server=server, notice=announce)
 
 
-def _environment(batch: Batch, cluster: Cluster, lent: LentServer, *, home: Path) -> TrialEnvironment:
+def _environment(
+    batch: Batch, cluster: Cluster, *, server: ForkServerClient, preflight: PreflightAhead | None, home: Path
+) -> TrialEnvironment:
     return TrialEnvironment(
-        server=lent.server,
+        server=server,
         devices=cluster.nodes[0].devices,
         cache_dir=home / "cache",
         import_paths=(str(batch.folder),),
-        preflight_ahead=None if lent.preflight is None else lent.preflight.result,
+        preflight_ahead=None if preflight is None else preflight.result,
     )
 
 
 @contextmanager
-def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
+def open_node_context(batch: Batch, *, home: Path, servers: RunServers | None = None) -> Iterator[NodeContext]:
     """Opens the resources for profiling, the slow ones in parallel; ends all workers on exit.
+
+    servers: what the caller has started ahead.
 
     If this machine is a node of a pool, its devices are those that the pool has of it. Raises InputError if the
     requested devices do not exist.
@@ -172,14 +160,15 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         lend: Lend = partial(lent_here, leases, cluster, f"batch {batch.name}", current_view.get().notice)
         if node is not None:
             lend = partial(lent, node.requests, node.record, batch.name)
-        forked = lent_server.get()
-        if forked is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
-            forked = LentServer(server=ForkServerClient(link.readlink()))
-        if forked is None:
-            forked = LentServer(server=fork_server_for(batch.jobs))
-            stack.callback(forked.server.close)
+        servers = servers or RunServers()
+        server = servers.fork_server
+        if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
+            server = ForkServerClient(link.readlink())
+        if server is None:
+            server = fork_server_for(batch.jobs)
+            stack.callback(server.close)
         ledger = ledger_of(home)
-        slow: tuple[Callable[[], object], ...] = (forked.server.start, partial(warm_up_ledger, ledger, batch))
+        slow: tuple[Callable[[], object], ...] = (server.start, partial(warm_up_ledger, ledger, batch))
         openings = [in_a_thread("opening", act) for act in slow]
         wait(openings)
         for opening in openings:
@@ -188,8 +177,8 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             batch=batch,
             cluster=cluster,
             ledger=ledger,
-            server=forked.server,
-            environment=_environment(batch, cluster, forked, home=home),
+            server=server,
+            environment=_environment(batch, cluster, server=server, preflight=servers.preflight, home=home),
             known=profile_store(ledger),
             leases=leases,
             lend=lend,

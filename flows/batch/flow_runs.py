@@ -37,8 +37,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.batch_input import as_parameter
 from ringmaster.flows.output import announce
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services import first_processes
-from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
+from ringmaster.flows.services.first_processes import RunServers, ServerProcess, check_prefect_database
 from ringmaster.flows.services.pool_processes import PREFECT
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
@@ -221,10 +220,12 @@ _starting = threading.Lock()
 _shared: ServerProcess | None = None
 
 
-def embedded_server() -> AbstractContextManager[Any]:
+def embedded_server(started: ServerProcess | None = None) -> AbstractContextManager[Any]:
     """Makes Prefect use the embedded server in the block; does nothing where its settings name another server.
 
     The first call starts the server, which all later runs of this process use.
+
+    started: a server that was started ahead for this process.
 
     Raises InputError where its database cannot be used, ServerStartError where it, or the other server, does not
     answer. Where a pool is up, its server may be away for a while: a command waits for it, if it is started again.
@@ -235,7 +236,7 @@ def embedded_server() -> AbstractContextManager[Any]:
         elif has_lasting_server() and not is_started_by_prefect() and current_flow_run() is None:
             for_prefect(lambda: _ask_pool(url))
         return nullcontext()
-    server = _shared_server()
+    server = _shared_server(started)
     # The settings of a context, as `temporary_settings` makes one, take precedence over those of the process.
     return temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.user})
 
@@ -288,7 +289,8 @@ class LocalFlow(Flow[P, R]):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Calls the flow while Prefect has a server. On a pool, its page in Prefect can cancel it."""
-            with embedded_server():
+            servers = kwargs.get("servers")
+            with embedded_server(None if servers is None else servers.prefect):
                 options = {key: kwargs.pop(key) for key in ("return_state", "wait_for") if key in kwargs}
                 parameters = get_call_parameters(self.fn, args, kwargs)
                 if options or (run := run_with_cancel(self, parameters)) is None:
@@ -296,8 +298,9 @@ class LocalFlow(Flow[P, R]):
                 return run_flow(self, flow_run=run, parameters=parameters)
 
         def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-            """Returns the parameters as Prefect stores them: of a batch its JSON form."""
-            as_json = {key: as_parameter(each) if isinstance(each, Batch) else each for key, each in parameters.items()}
+            """Returns the parameters as Prefect stores them: of a batch its JSON form, and no `RunServers`."""
+            kept = {key: each for key, each in parameters.items() if not isinstance(each, RunServers)}
+            as_json = {key: as_parameter(each) if isinstance(each, Batch) else each for key, each in kept.items()}
             return super().serialize_parameters(as_json)
 
         def with_options(self, **options: Any) -> Any:
@@ -305,22 +308,21 @@ class LocalFlow(Flow[P, R]):
             return LocalFlow.of(super().with_options(**options))
 
 
-def _shared_server() -> ServerProcess:
+def _shared_server(started: ServerProcess | None) -> ServerProcess:
     """Returns the server of this process, which the first call starts. All threads of the process then use it."""
     global _shared
     with _starting:
         if _shared is None:
             current_view.get().notice("waiting for Prefect's server")
-            _shared = _answering_server()
+            _shared = _answering_server(started)
             # Prefect reads the environment here. Processes that are started later get no password with it.
             with _variables(_shared.environment()):
                 refresh_global_settings_context()
         return _shared
 
 
-def _answering_server() -> ServerProcess:
-    """Returns a server that answers: the one that was started ahead of the first flow, or a new one."""
-    server = first_processes.take_server()
+def _answering_server(server: ServerProcess | None) -> ServerProcess:
+    """Returns a server that answers: the given one, or a new one."""
     if server is None:
         check_prefect_database(prefect_database())
         variables = get_current_settings().to_environment_variables(exclude_unset=True)

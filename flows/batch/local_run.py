@@ -41,6 +41,7 @@ from ringmaster.flows.batch.run_folder import (
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.run_order import stamped_folder
+from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
@@ -81,9 +82,15 @@ SILENT_S = 30.0  # of a request to be renewed; those about a run on this machine
 
 @contextmanager
 def open_local_run(
-    batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None = None
+    batch: Batch,
+    options: RunOptions,
+    *,
+    sweep_scheduler: SweepScheduler | None = None,
+    servers: RunServers | None = None,
 ) -> Iterator[LocalRun]:
     """Opens a run of a batch on this machine. However it is left, what has happened is recorded.
+
+    servers: what the caller has started ahead.
 
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
@@ -93,7 +100,7 @@ def open_local_run(
         current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
     batch = batch if resumed is None else begun_batch(resumed)
     note_start(batch, home)
-    with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
+    with open_node_context(batch, home=home, servers=servers) as node_context, ExitStack() as stack:
         folder = resumed or stamped_folder(home / "batches" / batch.name)
         stack.enter_context(alone_in(folder))
         options_of_file = {"timeout_s": write_patience_s(), "notice": current_view.get().say}

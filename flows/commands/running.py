@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
@@ -42,6 +42,7 @@ from ringmaster.text import listed
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
     from ringmaster.flows.batch.result import BatchResult
+    from ringmaster.flows.services.first_processes import RunServers
     from ringmaster.tasks.batch import Batch
 
 HEARTBEAT_S = 30
@@ -190,12 +191,19 @@ def train_and_show(
     seed: int = 0,
 ) -> BatchResult:
     """Trains a batch, and shows its progress; the parameters are those of `train_batch`."""
-    with training(batch, is_verbose=is_verbose, is_resumed=resume):
+    with training(batch, is_verbose=is_verbose, is_resumed=resume) as servers:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.train_batch import train_batch
 
         return result_of(
-            lambda: train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
+            lambda: train_batch(
+                batch,
+                name=batch.name,
+                resume=resume,
+                checkpoint_every_s=checkpoint_every_s,
+                seed=seed,
+                servers=servers,
+            )
         )
 
 
@@ -215,8 +223,10 @@ def train_or_resume(batch: Batch) -> BatchResult:
 
 
 @contextmanager
-def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[None]:
+def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunServers | None]:
     """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
+
+    Yields the servers that it has started for a run without a pool.
 
     batch: the jobs; None where the flow chooses them.
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
@@ -225,11 +235,12 @@ def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False)
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext():
+            servers = None
             if is_alone:
-                from ringmaster.flows.services.first_processes import fork_server_for, start_server
+                from ringmaster.flows.services.first_processes import RunServers, fork_server_for, start_prefect
 
-                start_server()
-            if is_alone and batch is not None:
+                servers = RunServers(prefect=start_prefect())
+            if servers is not None and batch is not None:
                 from ringmaster.tasks.background_worker import in_a_thread
 
                 server = fork_server_for(batch.jobs)
@@ -240,8 +251,7 @@ def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False)
                 from ringmaster.flows.batch import context
 
                 preflight = None if is_resumed else context.start_preflight(batch, server=server, home=settings.home())
-                token = context.lent_server.set(context.LentServer(server=server, preflight=preflight))
-                stack.callback(context.lent_server.reset, token)
+                servers = replace(servers, fork_server=server, preflight=preflight)
                 context.warm_up_ledger(context.ledger_of(settings.home()), batch)
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -251,7 +261,7 @@ def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False)
         # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
         heartbeat_s = None if is_alone else HEARTBEAT_S
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}))
-        yield
+        yield servers
 
 
 def show_result(result: BatchResult, *, as_json: bool) -> int:
@@ -312,11 +322,11 @@ def sweep(
 
         check_name(form, ledger_of(settings.home()))
         raise typer.Exit(_plan_only(batch, profiles="predict", seed=form.seed, is_result=True, as_json=as_json))
-    with training(batch, is_verbose=verbose, is_resumed=resume):
+    with training(batch, is_verbose=verbose, is_resumed=resume) as servers:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.sweep import sweep as sweep_flow
 
-        result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume))
+        result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume, servers=servers))
     console = error_console()
     print_rows(console, result["leaderboard"])
     if (won := result["best"]) is not None:
@@ -363,11 +373,13 @@ def retrain(
         forget_run(production, forget)
         print_outcome({"name": production.name, "forgotten": forget}, [f"{forget} is forgotten"], as_json=as_json)
         return
-    with training(None, is_verbose=verbose):
+    with training(None, is_verbose=verbose) as servers:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
-        result = result_of(lambda: retrain_daily(file=str(models_file), night=night, force=force, seed=seed))
+        result = result_of(
+            lambda: retrain_daily(file=str(models_file), night=night, force=force, seed=seed, servers=servers)
+        )
     from rich.markdown import Markdown
 
     error_console().print(Markdown(result["report"], hyperlinks=False))

@@ -11,10 +11,11 @@ from typing import Any
 
 from ringmaster.errors import InputError, RetrainingInProgress, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import LentServer, NodeContext, lent_server, open_node_context
+from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.flow_runs import current_flow_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.examine import open_move_log
+from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device
@@ -70,6 +71,11 @@ class RetrainingRun:
     def ledger(self) -> Ledger:
         """The MLflow records."""
         return self.node_context.ledger
+
+    @property
+    def servers(self) -> RunServers:
+        """The servers that its batches use too."""
+        return RunServers(fork_server=self.node_context.server)
 
     @property
     def deadline_s(self) -> float | None:
@@ -133,7 +139,7 @@ class RetrainingRun:
 
 @contextmanager
 def open_run(
-    production: Production, *, run_date: str | None, force: Sequence[str]
+    production: Production, *, run_date: str | None, force: Sequence[str], servers: RunServers | None = None
 ) -> Iterator[RetrainingRun | RunRecord]:
     """Opens a retraining run, its slow resources in parallel; yields the record of one that does no work.
 
@@ -141,6 +147,7 @@ def open_run(
 
     run_date: date of the run; by default that of now, or of the schedule that started this flow run.
     force: models that are trained in any case.
+    servers: what the caller has started ahead.
 
     Raises InputError if another process holds such a run, or the date or a model's name is invalid.
     """
@@ -166,9 +173,7 @@ def open_run(
             folder=production.folder,
             text="",
         )
-        node_context = stack.enter_context(open_node_context(every_job, home=settings.home()))
-        # The run's batch uses its fork server, too.
-        stack.callback(lent_server.reset, lent_server.set(LentServer(server=node_context.server)))
+        node_context = stack.enter_context(open_node_context(every_job, home=settings.home(), servers=servers))
         if production.entry.registry:
             production = with_tagged(production, node_context.ledger.tagged(TAG))
         rounds = runs.rounds(production.name, key)

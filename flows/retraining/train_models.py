@@ -47,7 +47,9 @@ def train_models(
         run.save(training=batch.to_json())
         # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
         try:
-            result = result_of(partial(train_batch, batch, name=batch.name, resume=is_resumed, seed=seed))
+            result = result_of(
+                partial(train_batch, batch, name=batch.name, resume=is_resumed, seed=seed, servers=run.servers)
+            )
         except InputError as error:  # nothing was begun
             refused = error.__cause__.faults if isinstance(error.__cause__, UntrainableJobs) else {}
             refused = refused or {job.name: str(error) for job in batch.jobs}
@@ -72,7 +74,8 @@ def train_children(run: RetrainingRun, batch: Batch, *, seed: int) -> None:
     can_resume = can_go_on(batch)
     if run.is_late and not can_resume:
         raise InputError(["no smaller model is trained, as the deadline of the run has passed"])
-    result = result_of(lambda: train_batch(batch, name=batch.name, resume=can_resume, seed=seed))
+    train = partial(train_batch, batch, name=batch.name, resume=can_resume, seed=seed, servers=run.servers)
+    result = result_of(train)
     if result.status == RetrainingStatus.INTERRUPTED:
         raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
     price = run.production.entry.night.price_per_device_hour

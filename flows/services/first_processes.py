@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringmaster.compat.prefect import MIGRATIONS
 from ringmaster.errors import InputError
@@ -23,13 +23,14 @@ from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
+
+if TYPE_CHECKING:
+    from ringmaster.tasks.profiling.preflight import PreflightAhead
 
 LONGEST_STOP_S = 5
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
 """Environment variables with the URL of another database than the SQLite file in Prefect's home."""
-
-_servers: list[ServerProcess] = []  # started ahead of the first flow, which will use it
 
 
 def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
@@ -38,21 +39,16 @@ def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
     return ForkServer(preload=tuple(f"transformers:{name}" for name in dict.fromkeys(architectures)))
 
 
-def start_server() -> None:
-    """Starts the Prefect server that the first flow of this process will use, unless the environment names another one.
+def start_prefect() -> ServerProcess | None:
+    """Starts a Prefect server for the flows of this process; returns None where the environment names another one.
 
     Call it once PREFECT_HOME is set. Raises InputError where its database cannot be used.
     """
-    if os.environ.get("PREFECT_API_URL") or _servers:
-        return
+    if os.environ.get("PREFECT_API_URL"):
+        return None
     if not any(map(os.environ.get, DATABASE)):
         check_prefect_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db")
-    _servers.append(ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", "")))
-
-
-def take_server() -> ServerProcess | None:
-    """Returns the server that was started ahead, the first time; None where there is none."""
-    return _servers.pop() if _servers else None
+    return ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", ""))
 
 
 def check_prefect_database(file: Path | None) -> None:
@@ -117,3 +113,17 @@ class ServerProcess:
     def environment(self) -> dict[str, str]:
         """Returns the environment variables that make Prefect's clients use the server."""
         return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunServers:
+    """The servers of a run without a pool that its caller has started ahead of the flow, and ends after it.
+
+    prefect: Prefect's server; None where the flow starts one, or another one is in use.
+    fork_server: forks the workers; None where the flow starts one.
+    preflight: the inspection of the batch's jobs in the fork server; None where it has not begun.
+    """
+
+    prefect: ServerProcess | None = None
+    fork_server: ForkServerClient | None = None
+    preflight: PreflightAhead | None = None

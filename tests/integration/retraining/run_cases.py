@@ -29,7 +29,12 @@ class Died(Exception):
 
 
 class Case:
-    """The models of one retraining file, by its name, and its retraining runs."""
+    """The models of one retraining file, by its name, and its retraining runs.
+
+    servers: the servers that the runs of all cases use.
+    """
+
+    servers: Any = None
 
     def __init__(
         self, folder: Path, name: str, *, models: tuple[str, ...] = ("a",), limits: str = "{}", more: str = ""
@@ -60,7 +65,9 @@ class Case:
         token = current_clock.set(lambda: moment_s)
         try:
             file = str(self.folder / "retraining.yaml")
-            answer = result_of(lambda: retrain_daily(file=file, night=run_date, force=list(force)))
+            answer = result_of(
+                lambda: retrain_daily(file=file, night=run_date, force=list(force), servers=self.servers)
+            )
         finally:
             current_clock.reset(token)
         return {**json.loads(json.dumps(answer, allow_nan=False)), "versions": self.versions()}
@@ -247,7 +254,7 @@ def alike(folder: Path) -> Any:
 
     def train(name: str, job_name: str) -> Any:
         batch = Batch.of(name=name, jobs=[replace(job, name=job_name)], devices={"cpu": 1})
-        return result_of(lambda: train_batch(batch, name=name))
+        return result_of(lambda: train_batch(batch, name=name, servers=Case.servers))
 
     train("alike", "a")
     answer, refused = case.run("2026-11-02"), ""
@@ -339,14 +346,14 @@ def shrunk(folder: Path) -> Any:
 def main(folder: Path) -> None:
     """Runs all cases with one fork server."""
     from ringmaster.flows import settings
-    from ringmaster.flows.batch.context import LentServer, lent_server
+    from ringmaster.flows.services.first_processes import RunServers
     from ringmaster.tasks.retraining import report
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     settings.embed(settings.home())
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
-        lent_server.set(LentServer(server=server))
+        Case.servers = RunServers(fork_server=server)
         cases = (twice, cut_short, cut_sweep, half_way, deleted, short, apart, alike, held, swept, watched, shrunk)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))

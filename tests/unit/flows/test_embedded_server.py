@@ -143,24 +143,21 @@ def test_a_local_flow_keeps_what_the_flow_has():
 
 def test_the_server_that_was_started_ahead_is_the_one_that_runs_use(answering, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    first_processes.start_server()
-    first_processes.start_server()
-    with embedded_server():
+    with embedded_server(first_processes.start_prefect()):
         api, _ = settings_now()
     ((command, _),) = answering
     assert api == f"http://127.0.0.1:{command[command.index('--port') + 1]}/api"
-    assert first_processes.take_server() is None
 
 
 def test_no_server_is_started_ahead_where_another_is_named_or_its_database_is_damaged(started, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere:4200/api")
-    first_processes.start_server()
+    assert first_processes.start_prefect() is None
     monkeypatch.delenv("PREFECT_API_URL")
     (tmp_path / "prefect.db").write_text("not a database " * 99)
     with pytest.raises(InputError, match=r"Prefect's database .*damaged.*To fix"):
-        first_processes.start_server()
-    assert not started and first_processes.take_server() is None
+        first_processes.start_prefect()
+    assert not started
 
 
 @pytest.mark.parametrize(

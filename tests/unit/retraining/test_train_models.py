@@ -76,7 +76,7 @@ def run(monkeypatch):
     production = SimpleNamespace(policy=None)
     return SimpleNamespace(
         content=content, ledger=ledger, standings=standings, save=lambda **said: content.update(said),
-        batch=batch, check=check, production=production,
+        batch=batch, check=check, production=production, servers=None,
     )  # fmt: skip
 
 
@@ -163,11 +163,11 @@ def test_smaller_children_are_trained_after_the_deadline_only_where_they_were_be
         devices=None, folder=tmp_path, entry=SimpleNamespace(night=SimpleNamespace(price_per_device_hour=1.0))
     )
     run = SimpleNamespace(
-        is_late=True, production=production, content=content, save=lambda **more: content.update(more)
+        is_late=True, servers=None, production=production, content=content, save=lambda **more: content.update(more)
     )
     batch, trained = Batch(name="smaller", jobs=(job("a"),), folder=Path("elsewhere"), text=""), []
 
-    def train_batch(batch, *, name, resume, seed):
+    def train_batch(batch, *, name, resume, seed, servers):
         trained.append((batch, resume))
         return SimpleNamespace(status="done", to_json=dict)
 
