@@ -116,7 +116,9 @@ def changes_of_clones(num_clones):
 def test_warm_clones_of_a_sweep_whose_node_is_lost(pool, bench, tmp_path, recovered, num_clones):
     """Each clone ends bit-equal to an undisturbed continuation of the checkpoint from which it was taken."""
     pool.trace.cloned.add("swept-0")
-    jobs = {f"swept-{k}": torch_job(f"swept-{k}", trace=pool.trace.file, num_steps=2 * LONG_ENOUGH) for k in range(8)}
+    # The source outlasts the requests of all its clones, each of which waits for a price and a checkpoint.
+    num_steps = {"swept-0": 6 * LONG_ENOUGH} | {f"swept-{k}": 2 * LONG_ENOUGH for k in range(1, 8)}
+    jobs = {name: torch_job(name, trace=pool.trace.file, num_steps=num) for name, num in num_steps.items()}
     batch = pool.submit(jobs.values())
     pool.wait_for_checkpoint(batch, job="swept-0")
     name, source = node_of(pool, "swept-0")
