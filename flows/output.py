@@ -146,14 +146,23 @@ def plain_table(*columns: str, rows: Iterable[Sequence[RenderableType]]) -> Tabl
 
 
 def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
-    """Prints rows as a table, with a column for each key of any row."""
+    """Prints rows as a table, with a column for each key of any row, such as `optimizer.lr` under `lr`."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")  # a name that is cut can neither be copied nor found
+        # A name that is cut can neither be copied nor found.
+        table.add_column(_heading(column, columns), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     console.print(table)
+
+
+def _heading(column: str, columns: Sequence[str]) -> str:
+    """Returns the last names of a dotted key, as many as no other column ends with."""
+    names = column.split(".")
+    ends = (".".join(names[first:]) for first in range(len(names) - 1, 0, -1))
+    others = [other for other in columns if other != column]
+    return next((end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)), column)
 
 
 def _cell(value: Any) -> str:

@@ -93,6 +93,8 @@ class="leader"/>
 {% if rungs %}<text x="430" y="426" class="note" text-anchor="middle">steps</text>{% endif %}
 {% if num_cut %}<text x="20" y="426" class="note">{{ "▼" if is_high_good else "▲" }} {{ num_cut }} \
 beyond the axis, the {{ "lowest" if is_high_good else "highest" }} {{ furthest }}</text>{% endif %}
+{% if num_missing %}<text x="940" y="426" class="note" text-anchor="end">not drawn: {{ num_missing }} \
+without {{ objective | xml }}</text>{% endif %}
 </svg>
 """)
 
@@ -142,7 +144,7 @@ class NumberAxis:
 
 @dataclass(frozen=True, kw_only=True)
 class NameAxis:
-    """An axis of values that have no order, from the first at the bottom to the last at the top."""
+    """An axis of listed values at equal distances, from the first at the bottom to the last at the top."""
 
     values: Sequence[Any]
 
@@ -217,7 +219,10 @@ class SweepFigures:
             chosen = ", ".join(f"{key} {each}" for key, each in values[name].items())
             title = f"{name}: {chosen}: {self.objective} {value:.4g}"
             lines.append(self._line(name, [*points, (at[-1], _y(objective.share(value)))], [value], objective, title))
-        return self._drawn("parallel coordinates", lines, measured.values(), objective, axes=axes, rows=[], rungs=[])
+        return self._drawn(
+            "parallel coordinates", lines, measured.values(), objective,
+            num_missing=len(values) - len(measured), axes=axes, rows=[], rungs=[],
+        )  # fmt: skip
 
     def learning_curves(self, rungs: Sequence[int]) -> str:
         """Draws the objective of each trial over its steps."""
@@ -244,7 +249,10 @@ class SweepFigures:
         for step in reversed(rungs):  # the last one has a text; others where there is room before the next
             is_free = not marks or x(step) + CHARACTER_WIDTH * len(str(most)) <= min(at for at, text in marks if text)
             marks.append((x(step), step if is_free else ""))
-        return self._drawn(title, lines, values, axis, axes=[], rows=axis.ticks, rungs=marks)
+        num_missing = sum(not curve for curve in curves.values())
+        return self._drawn(
+            title, lines, values, axis, num_missing=num_missing, axes=[], rows=axis.ticks, rungs=marks
+        )  # fmt: skip
 
     def _line(
         self,
@@ -262,7 +270,14 @@ class SweepFigures:
         return DrawnLine(points=points, mark=MARKS[rank], rank=rank, title=title, cut=cut, label=label)
 
     def _drawn(
-        self, title: str, lines: Iterable[DrawnLine], values: Iterable[float], axis: NumberAxis, **content: Any
+        self,
+        title: str,
+        lines: Iterable[DrawnLine],
+        values: Iterable[float],
+        axis: NumberAxis,
+        *,
+        num_missing: int,
+        **content: Any,
     ) -> str:
         cut = [value for value in values if not axis.holds(value)]
         return (
@@ -274,6 +289,7 @@ class SweepFigures:
                 lines=_with_label_heights(lines),
                 label_x=WIDTH - RIGHT + 22,
                 num_cut=f"{len(cut)} value{'s are' if len(cut) != 1 else ' is'}" if cut else "",
+                num_missing=f"{num_missing} trial{'s' if num_missing != 1 else ''}" if num_missing else "",
                 furthest=f"{(min if self._is_high_good else max)(cut):.4g}" if cut else "",
                 **content,
             )
@@ -311,8 +327,9 @@ def _axis_of(parameter: Parameter, values: Sequence[Any]) -> NumberAxis | NameAx
     """The axis of a parameter, with the values of trials that are outside of its range, such as those of clones."""
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     if isinstance(parameter, CategoricalRange) or len(numbers) < len(values):
-        listed = parameter.values if isinstance(parameter, CategoricalRange) else ()
-        return NameAxis(values=[*listed, *values])
+        listed = [*(parameter.values if isinstance(parameter, CategoricalRange) else ()), *values]
+        are_numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in listed)
+        return NameAxis(values=sorted(listed) if are_numbers else listed)
     low, high = min([parameter.low, *numbers]), max([parameter.high, *numbers])
     return NumberAxis(low=low, high=high, is_log=parameter.is_log and low > 0)
 

@@ -148,6 +148,31 @@ def test_an_axis_holds_values_outside_of_the_range_of_the_search():
     assert drawn["a"][0][1] == drawn["a"][1][1] == 380.0
 
 
+def test_listed_numbers_are_drawn_in_their_order_with_those_of_clones():
+    rates = CategoricalRange(key="optimizer.lr", values=(1e-4, 1e-3, 1e-2))
+    values = {"a": 0.9, "b": 0.8, "clone": 0.7}
+    chosen = {name: {"optimizer.lr": lr} for name, lr in zip(values, (1e-4, 1e-2, 3e-3), strict=True)}
+    drawn = lines_in(figures_of(values).parallel_coordinates([rates], chosen))
+    assert drawn["a"][0][1] > drawn["clone"][0][1] > drawn["b"][0][1]
+
+
+def test_trials_without_a_value_are_counted():
+    figures = SweepFigures(name="s", objective="loss", reports={"a": {4: {"loss": 1.0}}, "b": {}, "c": {}}, done=["a"])
+    for svg in (
+        figures.learning_curves([4]),
+        figures.parallel_coordinates([RATES], {name: {"optimizer.lr": 1e-3} for name in "abc"}),
+    ):
+        assert "not drawn: 2 trials without loss" in svg
+
+
+def test_a_dotted_key_is_shown_by_its_last_names():
+    console = TextConsole(file=io.StringIO(), width=200, force_terminal=False)
+    keys = ("job", "optimizer.lr", "adapter.name", "model.name", "x.job")
+    print_rows(console, [dict.fromkeys(keys, 1)])
+    (head,) = (line for line in console.file.getvalue().splitlines() if "optimizer" not in line and "lr" in line)
+    assert [name.strip() for name in head.strip("┃").split("┃")] == ["job", "lr", "adapter.name", "model.name", "x.job"]
+
+
 def test_ticks_are_round_numbers():
     assert [text for _, text in NumberAxis(low=0.137, high=0.871).ticks] == ["0.2", "0.4", "0.6", "0.8"]
     assert [text for _, text in NumberAxis(low=1e-5, high=1e-1, is_log=True).ticks] == [
