@@ -83,26 +83,49 @@ class FirstCheckpoint:
     step: int
 
 
-class JobPart:
-    """The values of an optional feature in a job, the base of frozen dataclasses.
+@dataclass(frozen=True)
+class KeysOf:
+    """The keys of a mapping are those of the part of a job with this key."""
 
-    The first line of a subclass's docstring is shown in the reference of batch files.
+    key: str
+
+
+class FileKeys:
+    """Keys of a feature in batch files, the base of frozen dataclasses.
+
+    The first line of a subclass's docstring is shown in the reference of batch files. The module `job` of a feature
+    lists keys of jobs that files alone have in `ENTRY_KEYS`, and those of the batch in `BATCH_KEYS`.
 
     Attributes:
-        key: the key of the mapping with its fields; "" where its fields are keys of the job itself.
+        key: the key of the mapping with its fields; "" where its fields are keys beside the others.
         description: what the key may have, as in `Description`.
-        effects: what may differ between jobs that differ in the part.
-        is_exact: whether a job with the part has the same bits on any number of devices.
-        made_by: the technique that makes what such a job asks for, in place of training; "" where it trains.
-        model_kind: how its model is made, in the lineage; "" for the way of other jobs.
-        group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
     """
 
     key: ClassVar[str] = ""
     description: ClassVar[str] = ""
+
+    @classmethod
+    def job_keys(cls) -> tuple[str, ...]:
+        """Returns its keys in the JSON form of a job; the first one is that of which the others are settings."""
+        return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
+
+
+class JobPart(FileKeys):
+    """The values of an optional feature in a job, the base of frozen dataclasses.
+
+    Attributes:
+        effects: what may differ between jobs that differ in the part.
+        is_exact: whether a job with the part has the same bits on any number of devices.
+        made_by: the technique that makes what such a job asks for, in place of training; "" where it trains.
+        product: what such a job makes, such as "a knowledge store"; "" for a model.
+        model_kind: how its model is made, in the lineage; "" for the way of other jobs.
+        group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
+    """
+
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
     is_exact: ClassVar[bool] = False
     made_by: ClassVar[str] = ""
+    product: ClassVar[str] = ""
     model_kind: ClassVar[str] = ""
     group_obstacle: ClassVar[str] = ""
 
@@ -168,11 +191,6 @@ class JobPart:
         """Whether the job has the feature, rather than settings alone with which it would have it."""
         return True
 
-    @classmethod
-    def job_keys(cls) -> tuple[str, ...]:
-        """Returns its keys in the JSON form of a job; the first one is that of which the others are settings."""
-        return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
-
     def why_not(self, technique: Any) -> str | None:
         """Returns why a technique (a `Technique`) cannot train a job with the part, or None."""
         return None
@@ -200,6 +218,21 @@ class JobPart:
     @classmethod
     def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
         """Yields the places in the plain values of a job that name its parents, and what is there."""
+        yield from ()
+
+    @classmethod
+    def is_in(cls, job: Raw) -> bool:
+        """Returns whether the plain values of a job have the part."""
+        return any(job.get(key) is not None for key in cls.job_keys())
+
+    @classmethod
+    def is_elsewhere(cls, parent: str) -> bool:
+        """Returns whether a name among `parents_in` that is no job of the batch may be that of something else."""
+        return False
+
+    @classmethod
+    def parent_findings(cls, job: Raw, name: str, parent: Raw) -> Iterator[Finding]:
+        """Yields the faults between its values and a job that they name; the place is that of the name."""
         yield from ()
 
     @classmethod
@@ -232,13 +265,24 @@ def has_command(job: Raw) -> bool:
 
 
 @cache
+def file_keys(kind: str) -> tuple[type[FileKeys], ...]:
+    """Returns the keys that files alone have: those of a job by "ENTRY_KEYS", those of the batch by "BATCH_KEYS"."""
+    return tuple(keys for module in modules("job") for keys in getattr(module, kind, ()))
+
+
+@cache
 def part_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobPart]]:
     """Returns the classes of all parts by their keys in the JSON form of a job, built-in ones first."""
     kinds: dict[str, type[JobPart]] = {}
     for module in modules("job", only_builtin=only_builtin):
-        for kind in module.PARTS:
+        for kind in getattr(module, "PARTS", ()):
             kinds |= {key: kind for key in kind.job_keys() if key not in kinds}
     return kinds
+
+
+def product_of(job: Raw) -> str:
+    """Returns what a job of plain values makes, as in `JobPart.product`; "" for a model."""
+    return next((kind.product for kind in part_kinds().values() if kind.product and kind.is_in(job)), "")
 
 
 def part_kind(key: str) -> type[JobPart] | None:

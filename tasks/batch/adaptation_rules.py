@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.features.stores.job import is_store
 from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
@@ -29,7 +28,7 @@ from ringmaster.techniques.job import (
     Job,
     is_rewriting,
 )
-from ringmaster.techniques.job_parts import Effect, is_name, part_kinds
+from ringmaster.techniques.job_parts import Effect, JobPart, part_kinds, product_of
 from ringmaster.techniques.models.architectures import architecture_in, with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
@@ -51,10 +50,6 @@ OF_KIND = {
     "weights": MERGED,
 }
 """The keys that only one kind has."""
-READ_STORE = ("data", "retriever", "store")
-"""The place of the store that a job's samples read."""
-WARM_START = ("warm_start", "checkpoints")
-"""The place of the checkpoints from which a job goes on."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
 """The data keys that determine the vocabulary a model learns if no tokenizer is named."""
 DEFAULTS = {field.name: field.default for field in fields(Adapter)}
@@ -160,27 +155,37 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
         yield from _merged(job, adaptation)
 
 
-def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
-    """Yields the parent models of a job as the job names them, each with its place."""
+@dataclass(frozen=True)
+class Parent:
+    """What a job reads, as it names it. place: in the job. kind: of the part that names it; None for models."""
+
+    place: Place
+    name: str
+    kind: type[JobPart] | None = None
+
+
+def parents_of(job: Raw) -> list[Parent]:
+    """Returns the parents of a job."""
     adaptation = as_mapping(job.get("adaptation"))
-    named: dict[Place, Any] = {("base",): job.get("base"), ("adaptation", "teacher"): adaptation.get("teacher")}
-    named[READ_STORE] = as_mapping(as_mapping(job.get("data")).get("retriever")).get("store")
-    named |= dict(pair for kind in dict.fromkeys(part_kinds().values()) for pair in kind.parents_in(job))
-    named |= {("adaptation", "parents", i): each for i, each in enumerate(as_list(adaptation.get("parents")))}
-    return ((place, name) for place, name in named.items() if isinstance(name, str))
+    named: list[tuple[Place, object, type[JobPart] | None]] = [
+        (("base",), job.get("base"), None),
+        (("adaptation", "teacher"), adaptation.get("teacher"), None),
+    ]
+    named += [(*pair, kind) for kind in dict.fromkeys(part_kinds().values()) for pair in kind.parents_in(job)]
+    named += [(("adaptation", "parents", i), each, None) for i, each in enumerate(as_list(adaptation.get("parents")))]
+    return [Parent(place, name, kind) for place, name, kind in named if isinstance(name, str)]
 
 
 def parent_findings(
-    place: Place, job: Raw, *, key: Place, parent: str, jobs: Mapping[str, Raw], circles: Mapping[Edge, list[str]]
+    place: Place, job: Raw, named: Parent, *, jobs: Mapping[str, Raw], circles: Mapping[Edge, list[str]]
 ) -> Iterator[Finding]:
-    """Yields the faults of one parent model of a job.
+    """Yields the faults of one parent of a job.
 
     place: the parent's place in the batch.
-    key: its place in the job.
     circles: the cycles among the jobs, from `circles_of`.
     """
-    is_place = key == READ_STORE or (key == WARM_START and (not is_name(parent) or Path(parent).is_dir()))
-    if is_folder(parent) or (is_place and parent not in jobs):  # from elsewhere
+    parent, key, kind = named.name, named.place, named.kind
+    if is_folder(parent) or (kind is not None and parent not in jobs and kind.is_elsewhere(parent)):
         return
     if parent.startswith("models:/"):
         yield from findings_where(
@@ -207,12 +212,13 @@ def parent_findings(
         yield Finding(place, message, "let one of them start from fresh weights")
     elif (job["name"], parent) not in circles:  # a cycle is reported once, at its first job
         other = jobs[parent]
-        if is_store(other) != (key == READ_STORE):
-            made = ("a knowledge store", "that makes a model") if is_store(other) else ("a model", "of kind store")
-            yield Finding(place, f"{parent} makes {made[0]}", f"name a job {made[1]}")
-        if key == WARM_START and (step := as_mapping(job["warm_start"]).get("step")) != other.get("num_steps"):
-            yield Finding(place, f"{parent} does not end at step {step}", "name a job with that num_steps")
-        if is_store(other) or key == READ_STORE:
+        product, wanted = product_of(other), "" if kind is None else kind.product
+        if product != wanted:
+            remedy = f"name a job that makes {wanted or 'a model'}"
+            yield Finding(place, f"{parent} makes {product or 'a model'}", remedy)
+        for finding in () if kind is None else kind.parent_findings(job, parent, other):
+            yield replace(finding, place=place)
+        if product or wanted:
             return
         if key == ("adaptation", "teacher"):
             yield from _another_vocabulary(place, job, parent, other)
@@ -354,7 +360,7 @@ def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
     Only the first job of a cycle gets the path; the others get an empty list, so that a cycle is reported once. Cycles
     that share an edge with a reported one, and those beyond `MAX_CIRCLES`, are found once these are mended.
     """
-    parents = {name: [p for _, p in parents_of(job) if p in jobs] for name, job in jobs.items()}
+    parents = {name: [each.name for each in parents_of(job) if each.name in jobs] for name, job in jobs.items()}
     order = {name: i for i, name in enumerate(jobs)}
     circles: dict[Edge, list[str]] = {}
     for _ in range(MAX_CIRCLES):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,27 +13,22 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
-from ringmaster.features.stores.job import StoreSettings
-from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.findings import Finding, Place, as_list, findings_where, got
-from ringmaster.tasks.batch import document, grid, ludwig, rules, yaml_sections
+from ringmaster.tasks.batch import document, grid, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, place_text
+from ringmaster.tasks.batch.file_parts import PlacedJob, file_parts, job_of
 from ringmaster.tasks.batch.references import NAME_REMEDY, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
-from ringmaster.tasks.batch.shared_components import component_findings, with_composites
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data import inference
 from ringmaster.techniques.data.row_files import has_tokenizer
-from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.job_parts import is_name
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
-
-STEP_PASSAGES = 1024
-"""The passages of a step of a knowledge store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +149,13 @@ class Batch:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
         parts = {job.name: _parts(job) for job in planned}
-        jobs = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
-        jobs = with_composites(jobs, entry.shared_components)
+        jobs: Sequence[Job] = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
+        made_for: dict[str, str] = {}
+        for part in file_parts():
+            jobs = part.completed(jobs, entry)
+            made_for |= part.made_for(entry)
         users = {part.name: job.user for job in planned if job.user is not None for part in parts[job.name]}
-        made_for = {search.name: job.name for job in jobs for search in job.searches()}
-        made_for |= {name: next(iter(section.jobs)) for name, section in entry.shared_components.items()}
+        made_for |= {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
             name=entry.name,
             jobs=with_searches(jobs),
@@ -202,19 +199,20 @@ class Batch:
 def load_batch(path: Path, *, data: Path | None = None) -> Batch:
     """Loads a batch from a YAML or JSON file. Raises BatchFileError with all faults.
 
-    data: the rows of a Ludwig configuration, of which `path` is then the file: a batch of one job.
+    data: the rows of the one job that the whole file describes, such as a Ludwig configuration.
     """
     text = yaml_sections.read_text(path, what="a batch file, such as batch.yaml")
     if data is not None:
-        return _ludwig_batch(text, path, data=data)
+        return _batch_of_one(text, path, data=data)
     return parse_batch(text, folder=path.parent, name=path.name)
 
 
-def _ludwig_batch(text: str, path: Path, *, data: Path) -> Batch:
-    """The batch of the one job that trains the Ludwig configuration in a file."""
-    read, place = document.read(text), ("jobs", 0, ludwig.KEY)
-    name = path.stem if is_name(path.stem) else ludwig.KEY
-    raw = {"name": name, "jobs": [{"name": name, ludwig.KEY: read.data, "data": {"path": str(data.absolute())}}]}
+def _batch_of_one(text: str, path: Path, *, data: Path) -> Batch:
+    """The batch of the one job that a whole file describes."""
+    key = next(part.file_key for part in file_parts() if part.file_key)
+    read, place = document.read(text), ("jobs", 0, key)
+    name = path.stem if is_name(path.stem) else key
+    raw = {"name": name, "jobs": [{"name": name, key: read.data, "data": {"path": str(data.absolute())}}]}
     lines = document.YamlDocument(
         lines={(*place, *inside): line for inside, line in read.lines.items()},
         findings=[replace(each, place=(*place, *each.place)) for each in read.findings],
@@ -246,7 +244,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     findings = datasets.findings
     values = {key: value for key, value in raw.items() if key != "datasets"}
     if isinstance(raw.get("jobs"), list):
-        raw = {**raw, "jobs": [ludwig.expanded(job, folder, findings, _at(i, ())) for i, job in enumerate(raw["jobs"])]}
+        raw = {**raw, "jobs": [_expanded(job, folder, findings, partial(_at, i)) for i, job in enumerate(raw["jobs"])]}
         files = [datasets.with_files(job, origin=partial(_at, i)) for i, job in enumerate(raw["jobs"])]
         values["jobs"] = [grid.in_rows(job) if isinstance(job, Mapping) else job for job in files]
     try:
@@ -256,9 +254,9 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
         findings += datasets.named(yaml_sections.findings(error))
     if (fault := grid.too_many(as_list(raw.get("jobs")), as_list(raw.get("grid")))) is not None:
         return None, [], [*findings, fault]
-    placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(as_list(raw.get("jobs")))]
+    placed: list[PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(as_list(raw.get("jobs")))]
     for combination in _combinations(as_list(raw.get("grid")), findings=findings):
-        whole = ludwig.expanded(combination.raw, folder, findings, combination.origin(()))
+        whole = _expanded(combination.raw, folder, findings, combination.origin)
         placed.append((combination.origin, whole))
         job = datasets.with_files(whole, origin=combination.origin)
         try:
@@ -269,13 +267,13 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     for origin, job in placed:
         findings += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     findings += rules.batch_findings(placed)
-    findings += component_findings(raw.get("shared_components"), placed)
-    findings += rules.objective_findings(raw.get("objective"), placed)
+    findings += chain.from_iterable(part.batch_findings(raw, placed) for part in file_parts())
     findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
         findings.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
     if entry is not None and not findings:
-        findings += _made_findings(jobs, [place for place, _ in placed], others=entry.shared_components)
+        others = [name for part in file_parts() for name in part.made_for(entry)]
+        findings += _made_findings(jobs, [place for place, _ in placed], others=others)
     return entry, jobs, findings
 
 
@@ -284,14 +282,12 @@ def _made_findings(
 ) -> Iterator[Finding]:
     """Yields a fault for each sound entry that makes further jobs whose names are taken, or are none.
 
-    They are parts between which negatives are mined, short runs that try learning rates, and variants to be profiled.
+    They are jobs by which it is trained, short runs that are compared before, and variants to be profiled.
 
     others: names that are taken beside those of the entries.
     """
     taken: dict[str, JobEntry | None] = {**dict.fromkeys(others), **{entry.name: entry for entry in entries}}
     for entry, place in zip(entries, places, strict=True):
-        if entry.model_fields_set.isdisjoint(("negatives", "may_vary")):
-            continue
         parts = _parts(entry)
         jobs = [job for part in parts for job in (part, *part.searches(), *part.variants().values())]
         made = {job.name: job for job in jobs if job.name != entry.name}
@@ -333,57 +329,29 @@ def _at(position: int, place: Place) -> Place:
     return ("jobs", position, *place)
 
 
-def _parts(entry: JobEntry) -> list[Job]:
-    """Returns the job of an entry; with `negatives` its parts, and the stores between them, in their order.
+def _expanded(entry: Any, folder: Path, findings: list[Finding], origin: Callable[[Place], Place]) -> Any:
+    """Returns the entry of a job with what features' keys stand for; adds faults to `findings`."""
+    for part in file_parts():
+        entry, faults = part.expanded(entry, folder=folder)
+        findings += [replace(fault, place=origin(fault.place)) for fault in faults]
+    return entry
 
-    After each part the passages are encoded by the model so far, and the next part goes on from its last checkpoint
-    with negatives that are mined in that store (ANCE: Xiong et al., arXiv:2007.00808). The first part has those of its
-    batches alone. The last one has the name of the job. Each trains its steps of the whole job's schedule.
-    """
-    job, mined = _job(entry), entry.negatives
-    if mined is None:
-        return [job]
-    parts: list[Job] = []
-    schedule = replace(job.schedule, num_steps=job.schedule.num_steps or job.total_steps)
-    steps = [*range(0, job.total_steps, mined.refresh_every), job.total_steps]
-    for first, last in pairwise(steps):
-        name = job.name if last == job.total_steps else f"{job.name}.to-{last}"
-        spec = replace(job.evaluation, at_steps=tuple(step for step in job.evaluation.at_steps if step <= last))
-        part = replace(job, name=name, num_steps=last, schedule=schedule, evaluation=spec)
-        if parts:
-            before, store = parts[-1].name, f"{job.name}.index-{first}"
-            passages = {"path": mined.path, "seq_len": job.data.seq_len, "tokenizer": job.data.tokenizer}
-            settings = mined.store.model_dump(exclude_unset=True)
-            fields = {"name": store, "base": before, "model": to_json(job.model), "data": passages, "store": settings}
-            data = replace(job.data, options={**job.data.options, RETRIEVER: {"store": store, "k": mined.k}})
-            start = WarmStart(checkpoints=before, step=first)
-            parts += [from_json(Job, _with_store(fields)), replace(part, data=data).with_parts(start)]
-        else:
-            parts.append(part)
-    return parts
+
+def _parts(entry: JobEntry) -> list[Job]:
+    """Returns the jobs by which the job of an entry is trained, in order; the last one has its name."""
+    jobs = [_job(entry)]
+    for part in file_parts():
+        jobs = [each for job in jobs for each in part.divided(job, entry)]
+    return jobs
 
 
 def _job(entry: JobEntry) -> Job:
-    fields = entry.model_dump(exclude_unset=True, exclude={*PLANNER_KEYS, "negatives"})
-    job = from_json(Job, _with_store(_loss_fields(fields)))
+    job = job_of(_loss_fields(entry.model_dump(exclude_unset=True, exclude={*PLANNER_KEYS})))
     job = replace(job, adapter=job.adapter and resolved(job.adapter))
     if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
         return job
     # The loss of completions that a model has written itself says nothing of how good it is.
     return replace(job, evaluation=replace(job.evaluation, metrics=("reward",)))
-
-
-def _with_store(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns a job's values; those of a store with its kind of data, one pass over it, and large steps."""
-    kind, store = fields.pop("kind", None), fields.get("store")
-    if kind is None and store is None:
-        return fields
-    data = {"held_out": 0.0, **fields["data"]}
-    store = {"max_length": data.get("seq_len") or StoreSettings.max_length, **(store or {})}
-    chunks = {key: store[key] for key in ("words", "overlap") if store.get(key)}
-    data |= {"seq_len": store["max_length"], "kwargs": chunks}
-    steps = {"global_batch_size": STEP_PASSAGES} | ({} if fields.get("num_steps") else {"num_epochs": 1.0})
-    return {**steps, **fields, "store": store, "data": {**data, "kind": "passages"}}
 
 
 def _loss_fields(entry: dict[str, Any]) -> dict[str, Any]:

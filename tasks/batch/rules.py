@@ -10,14 +10,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ringmaster.features.stores.job import is_store
 from ringmaster.findings import Finding, Place, Raw, are_counts, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
-from ringmaster.tasks.batch.grid import MAX_JOBS
+from ringmaster.tasks.batch.file_parts import PlacedJob, file_parts
 from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, misspelt
-from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ATTENTIONS,
@@ -31,9 +29,8 @@ from ringmaster.techniques.job import (
     ScheduleSpec,
     is_rewriting,
 )
-from ringmaster.techniques.job_parts import has_command, part_kinds
+from ringmaster.techniques.job_parts import has_command, part_kinds, product_of
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
-from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
 SIZES = frozenset(
     (
@@ -43,8 +40,6 @@ SIZES = frozenset(
     )
 )
 """Fields of configs of transformers that are sizes of tensors."""
-PlacedJob = tuple[Callable[[Place], Place], Any]
-"""A job's plain values, and a function that maps a place in the job to its place in the batch."""
 
 
 def job_findings(raw: Any) -> Iterator[Finding]:
@@ -52,61 +47,6 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     job = as_mapping(raw)
     yield from not_finite(job, place=())
     yield from chain.from_iterable(rule(job) for rule in JOB_RULES)
-
-
-def _negatives(job: Raw) -> Iterator[Finding]:
-    """Yields why hard negatives cannot be mined on the way; places are relative to the job."""
-    mined, num_steps = job.get("negatives"), job.get("num_steps")
-    if not isinstance(mined, Mapping):
-        return
-    place, losses = ("negatives",), (Contrastive.name, LateInteraction.name)
-    retriever = as_mapping(job.get("data")).get("retriever")
-    others = ("kind", "store", "warm_start", "target", "may_vary", "adaptation", "local_updates", "allow_untrusted")
-    yield from findings_where(
-        (
-            loss_parts(job.get("loss"))[0] not in losses,
-            place,
-            "are for a contrastive loss",
-            f"name {' or '.join(losses)}",
-        ),
-        (not are_counts(num_steps), place, "are mined after some of the steps", "give num_steps"),
-        (
-            are_counts(num_steps, mined.get("refresh_every")) and mined["refresh_every"] >= num_steps,
-            (*place, "refresh_every"),
-            f"is {mined.get('refresh_every')} of {num_steps} steps, so that none would be mined",
-            "give fewer steps",
-        ),
-        (
-            are_counts(num_steps, mined.get("refresh_every")) and num_steps / mined["refresh_every"] > MAX_JOBS / 2,
-            (*place, "refresh_every"),
-            f"is {mined.get('refresh_every')} of {num_steps} steps, which makes more than {MAX_JOBS:,} jobs",
-            "give more steps",
-        ),
-        (retriever is not None, ("data", "retriever"), "stands beside negatives", "leave one of the two out"),
-        *((job.get(key) is not None, (key,), "does not go with negatives", "leave one out") for key in others),
-    )
-
-
-def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
-    """Yields the faults between the objective and what jobs list under `may_vary`; places are relative to the batch."""
-    entries, is_for_targets = [(place, as_mapping(raw)) for place, raw in jobs], objective == TIME_TO_TARGET
-    yield from findings_where(
-        (
-            is_for_targets and not any(job.get("target") is not None for _, job in entries),
-            ("objective",),
-            "is time-to-target, and no job has a target",
-            "give a job a target",
-        ),
-        *(
-            (
-                job.get("may_vary") is not None and not is_for_targets,
-                place(("may_vary",)),
-                "is chosen for the objective time-to-target alone",
-                f"set objective: {TIME_TO_TARGET}, or leave it out",
-            )
-            for place, job in entries
-        ),
-    )
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -119,10 +59,8 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
             yield Finding(place(("name",)), message, "give every job a name of its own")
     circles = adaptation_rules.circles_of(first)
     for place, job in named:
-        for key, parent in adaptation_rules.parents_of(job):
-            yield from adaptation_rules.parent_findings(
-                place(key), job, key=key, parent=parent, jobs=first, circles=circles
-            )
+        for each in adaptation_rules.parents_of(job):
+            yield from adaptation_rules.parent_findings(place(each.place), job, each, jobs=first, circles=circles)
         yield from (
             replace(finding, place=place(finding.place)) for finding in adaptation_rules.base_findings(job, first)
         )
@@ -277,7 +215,7 @@ def _length(job: Raw) -> Iterator[Finding]:
         (
             steps is None
             and epochs is None
-            and not is_store(job)
+            and not product_of(job)
             and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
             ("num_steps",),
             "is missing",
@@ -337,6 +275,12 @@ def _parts(job: Raw) -> Iterator[Finding]:
     """Yields the faults that optional features find; places are relative to the job."""
     for kind in dict.fromkeys(part_kinds().values()):
         yield from kind.findings(job)
+
+
+def _file_parts(job: Raw) -> Iterator[Finding]:
+    """Yields the faults that optional features find between keys of files; places are relative to the job."""
+    for part in file_parts():
+        yield from part.job_findings(job)
 
 
 def _text(job: Raw) -> Iterator[Finding]:
@@ -508,6 +452,6 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _loss,
     adaptation_rules.adaptation_findings,
     adaptation_rules.adapter_findings,
-    _negatives,
+    _file_parts,
 )
 """Of several faults at one place, the first is reported."""

@@ -15,7 +15,7 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.part_sections import SECTIONS, Section, part_keys, section_of
+from ringmaster.tasks.batch.part_sections import SECTIONS, Section, keys_of
 from ringmaster.tasks.batch.references import (
     MAX_EPOCHS,
     Adopt,
@@ -45,7 +45,7 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
-from ringmaster.techniques.job_parts import MAX_AT_ONCE, MAX_WHOLE
+from ringmaster.techniques.job_parts import MAX_AT_ONCE, MAX_WHOLE, file_keys, part_kinds
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -390,45 +390,15 @@ class AdapterSection(Section):
         return self
 
 
-if TYPE_CHECKING:
-    StoreSection = Section
-else:
-    StoreSection = section_of(STORE)
-
-
-class NegativesSection(Section):
-    """The hard negatives of a dense retriever, mined again after some steps by the retriever as it is then."""
-
-    path: Annotated[str, AfterValidator(references.files)] = Field(
-        description='the files of the passages, such as "passages/*.jsonl"'
-    )
-    refresh_every: Whole = Field(description="the steps until all passages are encoded again, such as 200")
-    k: Whole = Field(default=4, description="the hard negatives of each anchor, such as 4")
-    store: StoreSection = Field(default=StoreSection(), description="the index of the passages, such as {index: ivf}")
-
-
 class JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
-    ludwig: Any = Field(
-        default=None,
-        description="a Ludwig configuration or its file, such as ludwig.yaml, in place of model, loss, optimizer and "
-        "length, which may override it",
-    )
     model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
-    kind: Annotated[str, OneOf((STORE,))] | None = Field(
-        default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
-    )
     base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
     adapter: AdapterSection | None = Field(
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
-    )
-    negatives: NegativesSection | None = Field(
-        default=None,
-        description="hard negatives of a contrastive loss that are mined on the way, such as {path: passages.jsonl, "
-        "refresh_every: 200}",
     )
     freeze: Annotated[list[FreezePattern], Distinct] = Field(
         default=[],
@@ -494,7 +464,8 @@ class JobEntry(Section):
 
 
 if not TYPE_CHECKING:
-    JobEntry = create_model("JobEntry", __base__=JobEntry, __doc__=JobEntry.__doc__, **part_keys())
+    keys = keys_of((*dict.fromkeys(part_kinds().values()), *file_keys("ENTRY_KEYS")))
+    JobEntry = create_model("JobEntry", __base__=JobEntry, __doc__=JobEntry.__doc__, **keys)
 
 
 class GridEntry(Section):
@@ -512,20 +483,6 @@ class UserSection(Section):
     max_devices: Whole | None = Field(default=None, description="the most devices, such as 4")
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="the most devices as a share of all, such as 0.5; a job alone may always run"
-    )
-
-
-class SharedComponentSection(Section):
-    """A part of several jobs' models that they train together: [how](adaptations.md#shared-components)."""
-
-    jobs: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
-        description="the path of the component in the model of each job, such as {classify: bert, rank: bert}"
-    )
-    update: Annotated[
-        str, AfterValidator(references.one_of(job.UPDATE_RULES)), WithJsonSchema({"enum": list(job.UPDATE_RULES)})
-    ] = Field(default=job.SUM, description="how its gradient is made of the jobs': sum")
-    weights: dict[Name, Positive] = Field(
-        default={}, description="the factors of jobs' losses, 1 by default, such as {rank: 0.5}"
     )
 
 
@@ -556,11 +513,13 @@ class BatchEntry(Section):
     datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
     )
-    shared_components: dict[Name, SharedComponentSection] = Field(
-        default={}, description="components that jobs train together, such as {encoder: {jobs: {a: bert, b: bert}}}"
-    )
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")
     grid: list[GridEntry] = Field(default=[], description="a list of {template: ..., over: ...}")
+
+
+if not TYPE_CHECKING:
+    keys = keys_of(file_keys("BATCH_KEYS"))
+    BatchEntry = create_model("BatchEntry", __base__=BatchEntry, __doc__=BatchEntry.__doc__, **keys)
 
 
 def json_schema() -> dict[str, Any]:

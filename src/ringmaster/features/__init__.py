@@ -4,6 +4,8 @@ A feature's package has any of these modules, and the core imports those of the 
 
     job         its part of a job: keys, rules, parents (`ringmaster.techniques.job_parts.JobPart`)
     trainer     its parts in training (`ringmaster.techniques.training.parts`)
+    batch       what it does with batch files: entries, further jobs, rules between jobs
+                (`ringmaster.tasks.batch.file_parts`)
     plan        candidates, estimates, limits of the planning problem
     execute     its part in the execution of a batch
     commands    its commands
@@ -31,6 +33,8 @@ BUILTIN = (
     "ringmaster.features.stores",
     "ringmaster.features.untrusted",
     "ringmaster.features.warm_start",
+    "ringmaster.features.ludwig",
+    "ringmaster.features.negatives",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 

@@ -9,7 +9,7 @@ import transformers
 from torch.nn import functional
 
 from ringmaster.errors import StepError
-from ringmaster.tasks.batch.shared_components import composed
+from ringmaster.features.composition.batch import composed
 from ringmaster.techniques import EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.models.build import build_model

@@ -16,7 +16,7 @@ from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
 from ringmaster.techniques.job import OPTIMIZERS
-from ringmaster.techniques.job_parts import part_kinds
+from ringmaster.techniques.job_parts import file_keys, part_kinds
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -61,7 +61,8 @@ def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, datacl
     # `loss` has its options; a run makes phases and the paths of what it copied; parts have keys.
     for name in ("loss_options", "phases", "parts", "original_path", "original_held_out_path"):
         fields.pop(name, None)
-    of_job = {*schema.PLANNER_KEYS, "kind", "ludwig", "negatives", *part_kinds()}
+    only_in_files = {key for kind in file_keys("ENTRY_KEYS") for key in kind.job_keys()}
+    of_job = {*schema.PLANNER_KEYS, *part_kinds(), *only_in_files}
     others = of_job if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]

@@ -237,6 +237,7 @@ def test_the_base_layer_imports_none_of_the_packages():
 OF_FEATURES = {
     "job": ("techniques",),
     "trainer": ("techniques",),
+    "batch": ("techniques", "tasks"),
     "plan": ("techniques", "tasks"),
     "execute": ("techniques", "tasks"),
     "commands": PACKAGES,
@@ -250,10 +251,6 @@ NAMING_FEATURES = {
     "flows/lineage/reproducing.py",
     "flows/lineage/undoing.py",
     "flows/pool/profiling.py",
-    "tasks/batch/adaptation_rules.py",
-    "tasks/batch/batch.py",
-    "tasks/batch/rules.py",
-    "tasks/batch/shared_components.py",
     "tasks/execution/job_table.py",
     "tasks/execution/referee.py",
     "tasks/execution/starter.py",

@@ -138,7 +138,7 @@ def test_a_reader_of_a_job_s_store_waits_for_it_and_knows_its_passages(folder):
     [
         ("store: wiki", "store: reader", "go round in a circle"),
         ("num_steps: 1", "num_steps: 1\n    base: wiki", "wiki makes a knowledge store. To fix: name a job that makes"),
-        ("store: wiki", "store: other", "other makes a model. To fix: name a job of kind store"),
+        ("store: wiki", "store: other", "other makes a model. To fix: name a job that makes a knowledge store"),
     ],
 )
 def test_stores_and_models_are_not_taken_for_each_other(folder, old, new, fault):

@@ -1,10 +1,13 @@
-"""`components` of a job: names of parts of its model."""
+"""`components` of a job, names of parts of its model, and `shared_components` of a batch, which jobs train together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from ringmaster.techniques.job_parts import Description, Effect, Format, JobPart
+from ringmaster.techniques.job import SUM, UPDATE_RULES
+from ringmaster.techniques.job_parts import Choices, Description, Effect, FileKeys, Format, JobPart, Positive
+
+Name = Annotated[str, Format("name")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +20,7 @@ class Components(JobPart):
     effects = Effect.WEIGHTS | Effect.STEP
 
     components: Annotated[
-        Mapping[Annotated[str, Format("name")], Annotated[str, Format("module")]] | None,
+        Mapping[Name, Annotated[str, Format("module")]] | None,
         Description("names of parts, each with the prefix of its parameters' names, such as {tower: vision_model}"),
     ] = None
 
@@ -27,4 +30,29 @@ class Components(JobPart):
         return self.components or {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedComponent(FileKeys):
+    """A part of several jobs' models that they train together: [how](adaptations.md#shared-components)."""
+
+    jobs: Annotated[
+        Mapping[Name, Annotated[str, Format("text")]],
+        Description("the path of the component in the model of each job, such as {classify: bert, rank: bert}"),
+    ]
+    update: Annotated[str, Choices(UPDATE_RULES), Description("how its gradient is made of the jobs': sum")] = SUM
+    weights: Annotated[
+        Mapping[Name, Positive], Description("the factors of jobs' losses, 1 by default, such as {rank: 0.5}")
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedComponents(FileKeys):
+    """Components that jobs of a batch train together."""
+
+    shared_components: Annotated[
+        Mapping[Name, SharedComponent],
+        Description("components that jobs train together, such as {encoder: {jobs: {a: bert, b: bert}}}"),
+    ] = field(default_factory=dict)
+
+
 PARTS = (Components,)
+BATCH_KEYS = (SharedComponents,)

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ringmaster.extras import missing_extra
-from ringmaster.findings import Finding, Raw, as_mapping, findings_where
+from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
+from ringmaster.techniques.job import RETRIEVER
 from ringmaster.techniques.job_parts import (
     MAX_AT_ONCE,
     MAX_WHOLE,
     Choices,
     Description,
     Effect,
+    FileKeys,
     JobPart,
     Limits,
     Whole,
@@ -20,6 +22,16 @@ from ringmaster.techniques.job_parts import (
 FLAT, IVF = "flat", "ivf"
 INDEXES = (FLAT, IVF)
 """The indexes of a knowledge store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreKind(FileKeys):
+    """What a job makes."""
+
+    kind: Annotated[
+        Annotated[str, Choices(("store",))] | None,
+        Description("store, for a knowledge store of the data, or leave the key out: a model is trained"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +54,7 @@ class StoreSettings(JobPart):
     description = "the index of a knowledge store, such as {index: ivf}, or leave the key out"
     effects = Effect.WEIGHTS | Effect.STEP | Effect.TIME | Effect.MODEL
     made_by = "encode"
+    product = "a knowledge store"
     model_kind = "indexed"
     group_obstacle = "is adapted in another way too"
 
@@ -65,9 +78,24 @@ class StoreSettings(JobPart):
     seed: Annotated[int, Limits(ge=0, lt=2**31), Description("the seed of the clusters, such as 0")] = 0
 
     @classmethod
+    def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
+        """Yields where the plain values of a job name the store that its samples read, and its name."""
+        yield ("data", RETRIEVER, "store"), as_mapping(as_mapping(job.get("data")).get(RETRIEVER)).get("store")
+
+    @classmethod
+    def is_elsewhere(cls, parent: str) -> bool:
+        """Returns whether a name may be that of a store: of a version of one that is registered."""
+        return True
+
+    @classmethod
+    def is_in(cls, job: Raw) -> bool:
+        """Returns whether the plain values of a job are those of one that makes a knowledge store."""
+        return any(job.get(key) is not None for key in (cls.key, *StoreKind.job_keys()))
+
+    @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:
         """Yields why a job makes no knowledge store."""
-        if not is_store(job):
+        if not cls.is_in(job):
             return
         model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
         store = as_mapping(job.get("store"))
@@ -119,9 +147,5 @@ class StoreSettings(JobPart):
         )
 
 
-def is_store(job: Raw) -> bool:
-    """Whether the plain values of a job are those of one that makes a knowledge store."""
-    return job.get("kind") == "store" or job.get("store") is not None
-
-
 PARTS = (StoreSettings,)
+ENTRY_KEYS = (StoreKind,)

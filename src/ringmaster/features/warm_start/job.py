@@ -70,6 +70,17 @@ class WarmStart(FirstCheckpoint, JobPart):
         yield (cls.key, "checkpoints"), as_mapping(job.get(cls.key)).get("checkpoints")
 
     @classmethod
+    def is_elsewhere(cls, parent: str) -> bool:
+        """Returns whether a name is that of a folder, or a URL."""
+        return not is_name(parent) or Path(parent).is_dir()
+
+    @classmethod
+    def parent_findings(cls, job: Raw, name: str, parent: Raw) -> Iterator[Finding]:
+        """Yields why a job of the batch does not end with the checkpoint."""
+        if (step := as_mapping(job.get(cls.key)).get("step")) != parent.get("num_steps"):
+            yield Finding((cls.key,), f"{name} does not end at step {step}", "name a job with that num_steps")
+
+    @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:
         """Yields why a job cannot go on from a checkpoint of another one."""
         start, num_steps, place = as_mapping(job.get(cls.key)), job.get("num_steps"), (cls.key,)

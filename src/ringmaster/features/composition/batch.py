@@ -12,9 +12,9 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.features.composition.job import Components
 from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
+from ringmaster.tasks.batch.file_parts import FilePart, PlacedJob
+from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.rules import PlacedJob
-from ringmaster.tasks.batch.schema import SharedComponentSection
 from ringmaster.techniques.job import (
     COMPOSED,
     EXTRACTED,
@@ -48,8 +48,38 @@ DEFAULTS = {
 }
 
 
-def component_findings(components: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
-    """Yields the faults of a batch's shared components; their modules are compared in the preflight."""
+class SharedComponentsInFiles(FilePart):
+    """The key `shared_components` of a batch."""
+
+    def batch_findings(self, batch: Raw, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
+        """Yields the faults of the components; their modules are compared in the preflight."""
+        yield from _component_findings(batch.get("shared_components"), jobs)
+
+    def made_for(self, batch: Section) -> Mapping[str, str]:
+        """Returns the composites, each with the first of its jobs."""
+        return {name: next(iter(section.jobs)) for name, section in _components(batch).items()}
+
+    def completed(self, jobs: Sequence[Job], batch: Section) -> Sequence[Job]:
+        """Returns the jobs, with a composite before the first of those that share a component."""
+        named, made = {job.name: job for job in jobs}, dict[str, list[Job]]()
+        for component, section in _components(batch).items():
+            weights = [section.weights.get(name, 1.0) for name in section.jobs]
+            parts = [named[name] for name in section.jobs]
+            composite, *extracted = composed(component, parts, [*section.jobs.values()], weights=weights)
+            first = min(parts, key=jobs.index)
+            made |= {job.name: [composite, job] if job.name == first.name else [job] for job in extracted}
+        return tuple(each for job in jobs for each in made.get(job.name, [job]))
+
+
+PARTS = (SharedComponentsInFiles(),)
+
+
+def _components(batch: Section) -> Mapping[str, Any]:
+    components: Mapping[str, Any] = batch.shared_components  # type: ignore[attr-defined]
+    return components
+
+
+def _component_findings(components: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
     named = {job["name"]: job for _, raw in jobs if isinstance((job := as_mapping(raw)).get("name"), str)}
     owners: dict[str, str] = {}
     for component, raw in as_mapping(components).items():
@@ -108,18 +138,6 @@ def _differences(job: Raw, first: Raw, at: Place) -> Iterator[Finding]:
 def _value(job: Raw, key: str) -> Any:
     value, default = job.get(key), DEFAULTS.get(key)
     return {**default, **value} if isinstance(value, Mapping) and isinstance(default, Mapping) else value or default
-
-
-def with_composites(jobs: Sequence[Job], components: Mapping[str, SharedComponentSection]) -> tuple[Job, ...]:
-    """Returns the jobs, with a composite before the first of those that share a component."""
-    named, made = {job.name: job for job in jobs}, dict[str, list[Job]]()
-    for component, section in components.items():
-        weights = [section.weights.get(name, 1.0) for name in section.jobs]
-        parts = [named[name] for name in section.jobs]
-        composite, *extracted = composed(component, parts, [*section.jobs.values()], weights=weights)
-        first = min(parts, key=jobs.index)
-        made |= {job.name: [composite, job] if job.name == first.name else [job] for job in extracted}
-    return tuple(each for job in jobs for each in made.get(job.name, [job]))
 
 
 def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weights: Sequence[float]) -> list[Job]:

@@ -4,19 +4,20 @@ What is not taken is refused, all of it at once, with its path in the configurat
 configurations (https://ludwig.ai/latest/configuration/).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringmaster.features.ludwig.job import LudwigKey
 from ringmaster.files import path_in, text_of
 from ringmaster.findings import Finding, Place, as_list, as_mapping, got
 from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.file_parts import FilePart
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
 
 FACTORY = "ringmaster.techniques.models.feature_model:build_feature_model"
 TRANSFORMERS = ("albert", "bert", "electra", "roberta", "vit")
-KEY = "ludwig"
-"""The key of a job's entry that holds a configuration or names its file."""
+(KEY,) = LudwigKey.job_keys()
 
 Keys = Mapping[str, Values]
 
@@ -77,40 +78,43 @@ CLIPPED_NORM = 0.5
 """Ludwig's default of `trainer.gradient_clipping.clipglobalnorm`."""
 
 
-def expanded(job: Any, folder: Path, findings: list[Finding], place: Place) -> Any:
-    """Returns the entry of a job with what its Ludwig configuration says; others as they are.
+class LudwigFiles(FilePart):
+    """Entries of jobs, or whole files, that are Ludwig configurations."""
 
-    The entry's own keys win, also those of `data`. Faults are added to `findings`.
+    file_key = KEY
 
-    Args:
-        job: The entry; its key `ludwig` is a configuration or the name of its file, relative to `folder`.
-        folder: The folder of the batch file.
-        findings: Where faults are added.
-        place: The place of the entry in the batch file.
-    """
-    if not isinstance(job, Mapping) or KEY not in job:
-        return job
-    place, own = (*place, KEY), {key: value for key, value in job.items() if key != KEY}
-    configuration, faults, read = job[KEY], list[Finding](), document.YamlDocument()
-    if isinstance(configuration, str):
-        try:
-            read = document.read(text_of(path_in(folder, configuration)))
-            configuration, faults = read.data, read.findings
-        except (OSError, ValueError) as error:
-            faults = [Finding((), f"cannot be read: {error}", "name a Ludwig configuration")]
-    if not faults and not isinstance(configuration, Mapping):
-        faults = [Finding((), f"is no Ludwig configuration, {got(configuration)}", "give its input_features")]
-    faults += list(_faults(configuration)) if not faults else []
-    for each in faults:
-        line = read.line(each.place)
-        where = f" ({job[KEY]}:{line})" if line is not None else ""
-        findings.append(Finding((*place, *each.place), each.message + where, each.remedy))
-    if faults:  # what the configuration leaves out would be reported as missing
-        return {**_UNREAD, **own}
-    result = _job(configuration)
-    data = {**result["data"], **as_mapping(own.get("data"))}
-    return {**result, **own, "data": data}
+    def expanded(self, entry: Any, *, folder: Path) -> tuple[Any, Sequence[Finding]]:
+        """Returns the entry of a job with what its Ludwig configuration says; others as they are.
 
+        The configuration is the value of its key, or lies in a file, whose name is relative to `folder`. The entry's
+        own keys win, also those of `data`.
+        """
+        if not isinstance(entry, Mapping) or KEY not in entry:
+            return entry, ()
+        own = {key: value for key, value in entry.items() if key != KEY}
+        configuration, faults, read = entry[KEY], list[Finding](), document.YamlDocument()
+        if isinstance(configuration, str):
+            try:
+                read = document.read(text_of(path_in(folder, configuration)))
+                configuration, faults = read.data, read.findings
+            except (OSError, ValueError) as error:
+                faults = [Finding((), f"cannot be read: {error}", "name a Ludwig configuration")]
+        if not faults and not isinstance(configuration, Mapping):
+            faults = [Finding((), f"is no Ludwig configuration, {got(configuration)}", "give its input_features")]
+        faults += list(_faults(configuration)) if not faults else []
+        findings = []
+        for each in faults:
+            line = read.line(each.place)
+            where = f" ({entry[KEY]}:{line})" if line is not None else ""
+            findings.append(Finding((KEY, *each.place), each.message + where, each.remedy))
+        if faults:  # what the configuration leaves out would be reported as missing
+            return {**_UNREAD, **own}, findings
+        result = _job(configuration)
+        data = {**result["data"], **as_mapping(own.get("data"))}
+        return {**result, **own, "data": data}, ()
+
+
+PARTS = (LudwigFiles(),)
 
 _UNREAD: Mapping[str, Any] = {"model": {"factory": FACTORY}, "data": {"source": "digits"}, "num_steps": 1}
 

@@ -1,0 +1,1 @@
+"""Jobs that are described by Ludwig configurations."""
