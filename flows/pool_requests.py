@@ -20,8 +20,8 @@ from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.retraining.approval import CloneApproval, ask
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
+from ringmaster.tasks.control.requests import MAX_PRIORITY, RequestKind
 from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
-from ringmaster.tasks.pool.requests import MAX_PRIORITY, RequestKind
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

@@ -27,6 +27,7 @@ from ringmaster.flows.run_order import stamped_folder
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.control.requests import Requests
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.planning import Plan, Problem, gantt
@@ -34,7 +35,6 @@ from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.objectives import HOUR_S, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.whatif.answers import section
-from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs

@@ -42,7 +42,7 @@ from ringmaster.flows.services.pool_processes import PREFECT
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.pool.requests import RequestKind, Requests
+from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.events import Outcome

@@ -48,6 +48,8 @@ from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
+from ringmaster.tasks.control.request_handler import RequestHandler
 from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
@@ -61,15 +63,13 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
-from ringmaster.tasks.pool.active_batches import ActiveBatch, Quarantine, combined_terms
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
-from ringmaster.tasks.pool.request_handler import RequestHandler
-from ringmaster.tasks.pool.submissions import ALONE, Submission
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED, JobsToRecord
 from ringmaster.tasks.storage.journal import CLOCK, JobStatus, Journal, begin
+from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
@@ -77,7 +77,6 @@ from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 STOP_PATIENCE_S = 5.0  # for a disk that is full when a run is to end
-SILENT_S = 30.0  # of a request to be renewed; those about a run on this machine are not
 
 
 @contextmanager
@@ -188,17 +187,14 @@ class LocalRun:
         self._began_at_s, self._profiling_s = self.journal.clock(), 0.0
         started_s = self.journal.get("started_s", self._began_at_s)  # resuming keeps deadlines
         self.journal.put("started_s", started_s)
-        submission = Submission(
+        alone = ActiveBatch(
             id=ALONE,
             name=self.batch.name,
-            jobs=self.batch.jobs,
-            profiles={},
-            folder=str(run_paths.folder),
-            cache_dir=str(run_paths.cache_dir),
-            terms=self.batch.terms,
+            job_names=tuple(job.name for job in self.batch.jobs),
+            given=self.batch.terms,
             started_s=float(started_s),
         )
-        self._active_batches = {ALONE: ActiveBatch.of(submission, self.journal)}
+        self._active_batches = {ALONE: alone.with_changes(self.journal)}
         self._terms = combined_terms(self._active_batches.values())
         self.journal.put("status", JobStatus.RUNNING)
         self.journal.put(FLOW_RUN_PAGE, flow_run_page())
@@ -329,8 +325,6 @@ class LocalRun:
                 active_batches=self._active_batches,
                 quarantine=Quarantine(self.journal.database),
                 on_terms=partial(self._on_terms, executor, replanner),
-                clock=time.monotonic,
-                silent_s=SILENT_S,
             )
             stack.enter_context(running(handler.keep_answering, name="requests"))
             self._listener_faults = executor.listener_faults

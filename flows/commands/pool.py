@@ -215,7 +215,7 @@ def submit(
     if wait:
         raise typer.Exit(show_result(train_and_show(jobs, checkpoint_every_s=checkpoint_every), as_json=as_json))
     from ringmaster.flows.batch.batch_input import batch_in_file
-    from ringmaster.tasks.pool.requests import Requests
+    from ringmaster.tasks.control.requests import Requests
     from ringmaster.tasks.pool.submissions import hand_over
     from ringmaster.tasks.storage.schema import check_release
 
@@ -265,13 +265,13 @@ def set_of_jobs(
     as_json: AsJson = False,
 ) -> None:
     """Change the steps, weight, deadline or priority of jobs that run or wait: the plan is made again."""
-    from ringmaster.tasks.pool.job_changes import setting_faults
+    from ringmaster.tasks.control.job_changes import setting_faults
 
     settings_of_jobs, jobs = _values(word for word in words if "=" in word), [word for word in words if "=" not in word]
     raise_faults(setting_faults(settings_of_jobs))
     if "steps" in settings_of_jobs and not yes:
         from ringmaster.flows.pool.batch_requests import ask_about, database_of
-        from ringmaster.tasks.pool.requests import RequestKind
+        from ringmaster.tasks.control.requests import RequestKind
 
         with database_of(batch) as database:
             answers = ask_about(
@@ -356,7 +356,7 @@ def _values(words: Iterable[str]) -> dict[str, Any]:
 def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
     """Sends a request to what executes the batch, and prints its answers; exit 1 where none has answered yet."""
     from ringmaster.flows.pool.batch_requests import ask_about, database_of
-    from ringmaster.tasks.pool.requests import RequestKind
+    from ringmaster.tasks.control.requests import RequestKind
 
     with database_of(batch) as database:
         answers = ask_about(database, RequestKind(kind), batch=batch, jobs=jobs or (), **more)

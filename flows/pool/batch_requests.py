@@ -15,13 +15,14 @@ from ringmaster.flows import settings
 from ringmaster.flows.run_order import runs_below
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY
+from ringmaster.tasks.control.batch_terms import ALONE
+from ringmaster.tasks.control.job_changes import clone_faults
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.job_table import clones_in
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
-from ringmaster.tasks.pool.job_changes import clone_faults
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, unsubmitted
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS
@@ -166,7 +167,7 @@ def ask_about(
 ) -> list[ControllerAnswer]:
     """Sends the pool's controller a request about a batch, or some of its jobs, and waits for its answers.
 
-    kind: a kind of request of `tasks.pool.requests`.
+    kind: a kind of request of `tasks.control.requests`.
     batch: an id, or a name, which stands for all active batches of that name.
 
     Raises InputError if there is no such batch or job, or if the controller refuses.

@@ -50,6 +50,7 @@ from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import EngineContext
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
@@ -58,8 +59,8 @@ from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.engines import WORKERS, build_engine
 from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
+from ringmaster.tasks.pool.loans import SilenceMonitor
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
-from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import CANCELLED, MEASURING, BatchMeasurement, Submissions, measurements, name_of
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed

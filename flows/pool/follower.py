@@ -27,6 +27,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.run_order import stamped_folder
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
     NEWEST_PREDICTION,
@@ -42,7 +43,6 @@ from ringmaster.tasks.execution.plan_manager import EVERY_S
 from ringmaster.tasks.execution.target_scheduler import TargetScheduler
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.recording.async_recorder import PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord

@@ -53,12 +53,12 @@ from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.target_scheduler import first_goals
 from ringmaster.tasks.pool.event_log import LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.mlflow_writer import IS_MEASURED

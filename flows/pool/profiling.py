@@ -26,9 +26,9 @@ from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.job_table import layout_of
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import PROGRESS
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task

@@ -23,10 +23,10 @@ from prefect.states import AwaitingRetry, Cancelled, Cancelling, Completed, Cras
 from sqlalchemy import select
 
 from ringmaster.flows.batch.flow_runs import prefect_is_away
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog, PoolEntry
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

@@ -16,6 +16,9 @@ from functools import partial
 from sqlalchemy import ColumnElement, exists, select
 
 from ringmaster.tasks.background_worker import keep_calling
+from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas, combined_terms
+from ringmaster.tasks.control.request_handler import OTHER_VERSION, RequestHandler
+from ringmaster.tasks.control.requests import LOOK_EVERY_S, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import Engine, completed
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
@@ -25,26 +28,23 @@ from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.pool.active_batches import (
-    ActiveBatch,
-    Quarantine,
-    Quotas,
+    active_batch,
     as_logged,
     batch_of,
-    combined_terms,
     entries_of,
     fault_of,
     quotas_of_pool,
 )
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.failover import BatchState, nodes_of, outcome_of, read_batch_state, speeds_of
+from ringmaster.tasks.pool.loans import DeviceLoans
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts, is_loan
-from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
-from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, cancel_waiting
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
+from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.storage.schema import BATCHES, EVENT_LOG, FACTS, PLANS, REQUESTS, SEGMENTS
 from ringmaster.techniques.processes.events import OutcomeStatus
 
@@ -182,6 +182,13 @@ class PoolController:
             active_batches=self._active_batches,
             quarantine=self._quarantine,
             on_terms=self._on_terms,
+            cancel_waiting=partial(cancel_waiting, self._database),
+            has_ended=lambda id: self._submissions.status(id) is not None,
+        )
+        self._loans = DeviceLoans(
+            self._database,
+            executor=executor,
+            is_busy=lambda: bool(self._active_batches),
             clock=self._clock,
             silent_s=self._timeouts.lost_after_s,
         )
@@ -234,8 +241,8 @@ class PoolController:
             # Answered after the executor has heard the events that their senders may have read.
             self._engine.catch_up()
             self._executor.call(partial(self._request_handler.answer, requests))
-        self._request_handler.take_loans(current, there=self._known_nodes.there)
-        self._request_handler.grant(self._known_nodes.there)
+        self._loans.take_loans(current, there=self._known_nodes.there)
+        self._loans.grant(self._known_nodes.there)
         for batch in list(self._may_have_ended):
             self._quarantine.handle(
                 f"the end of batch {batch}",
@@ -257,10 +264,10 @@ class PoolController:
                 self._executor.replan_soon(why="a person has set quotas of users")
         self._known_nodes.look()
         self._ends_s = self._known_nodes.seconds_left()
-        self._known_nodes.release_empty(is_lent=self._request_handler.lends)
+        self._known_nodes.release_empty(is_lent=self._loans.lends)
         if self._scaler is not None:
-            is_awaited = self._request_handler.is_node_awaited()
-            self._scaler.look(is_node_awaited=is_awaited, lends=self._request_handler.lends)
+            is_awaited = self._loans.is_node_awaited()
+            self._scaler.look(is_node_awaited=is_awaited, lends=self._loans.lends)
 
     def _tidy_up(self) -> None:
         if self._clock() - self._tidied_s >= EVERY_S:
@@ -335,7 +342,7 @@ class PoolController:
     def _add_to_executor(self, state: BatchState) -> None:
         """Adds the jobs of a batch: a new one, or one of a former controller with all that is open or undecided."""
         batch = state.batch
-        self._active_batches[batch.id] = ActiveBatch.of(batch, Journal(self._database, batch=batch.id))
+        self._active_batches[batch.id] = active_batch(batch, Journal(self._database, batch=batch.id))
         self._combine_terms()
         for name, job in state.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(job.details.get(LIKE, name)):
@@ -384,12 +391,12 @@ class PoolController:
             return
         self._submissions.end(id)
         self._executor.forget(id)
-        logger.info("batch %s (%s) has ended", self._active_batches.pop(id).submission.name, id)
+        logger.info("batch %s (%s) has ended", self._active_batches.pop(id).name, id)
         self._combine_terms()
         clear_messages(self._database)
 
     def _on_terms(self, active: ActiveBatch, why: str) -> None:
-        self._active_batches[active.submission.id] = active
+        self._active_batches[active.id] = active
         self._combine_terms()
         if why:
             self._executor.replan_soon(why=why)
@@ -419,4 +426,4 @@ class PoolController:
         stale = [d for d, who in leases.held().items() if d not in serving and not is_loan(who)]
         if stale:
             leases.give_back(stale)
-        self._request_handler.give_back_what_nobody_needs()
+        self._loans.give_back_what_nobody_needs()

@@ -17,10 +17,10 @@ from sqlalchemy import Connection, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.control.requests import RequestKind, RequestStatus
 from ringmaster.tasks.execution.events import NEWEST_PREDICTION, JobEnded, predictions_in
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, SilenceClock, is_loan, read_nodes
-from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage import schema
 from ringmaster.tasks.storage.database import Database

@@ -19,19 +19,18 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import RequestRefused
+from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.job_table import RunPaths
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts
-from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, REQUESTS, json_field
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
-
-ALONE = ""  # the id of a batch that runs on one machine alone, in its own database
 
 
 class BatchStatus(StrEnum):
@@ -78,8 +77,8 @@ class Submission:
     keep_checkpoints: int = KEPT_CHECKPOINTS
 
     def qualified(self, job: str) -> str:
-        """Returns a job's name in the pool; a run on one machine alone, whose id is empty, has plain names."""
-        return f"{self.id}/{job}" if self.id else job
+        """Returns a job's name in the pool."""
+        return f"{self.id}/{job}"
 
     def run_folder(self) -> Path:
         """Returns the folder of this run."""
@@ -305,6 +304,21 @@ def cancel_unsubmitted(database: Database, key: str, *, why: str) -> bool:
     if result is not None:
         facts.put(f"{MEASURING}{key}", {**result, CANCELLED: why})
     return result is not None
+
+
+def cancel_waiting(database: Database, content: Mapping[str, Any]) -> str | None:
+    """Cancels the batch of `unsubmitted` that a request is about, and returns the answer; None if it is about none."""
+    key, why = str(content.get("batch", "")), str(content.get("message") or "cancelled by hand")
+    if key not in (names := unsubmitted(database)):
+        return None
+    if content.get("jobs"):
+        raise RequestRefused(
+            f"the jobs of batch {names[key]} are being measured, and cannot be cancelled one by one before they "
+            "are planned. To fix: cancel the whole batch, or wait"
+        )
+    if not cancel_unsubmitted(database, key, why=why):
+        raise RequestRefused(f"batch {names[key]} is measured by now. To fix: cancel it again")
+    return f"cancelled: batch {names[key]}, whose jobs were not measured yet"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import psutil
 from sqlalchemy import select
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.pool.nodes import VARIABLE, NodeRegistry, NodeStatus
-from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal

@@ -11,7 +11,7 @@ import psutil
 
 from ringmaster.compat.prefect import STARTED_RUN
 from ringmaster.flows.services.pool_processes import ServiceStatus
-from ringmaster.tasks.pool.requests import RequestKind, Requests
+from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.storage.journal import ENDED
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE

@@ -14,7 +14,7 @@ from statistics import median
 
 import pytest
 
-from ringmaster.tasks.pool.requests import RequestStatus
+from ringmaster.tasks.control.requests import RequestStatus
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.processes.events import JobReady
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice

@@ -9,9 +9,9 @@ import pytest
 
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.pool.batch_requests import ask_about, clone_job
-from ringmaster.tasks.pool.job_changes import START, with_settings
+from ringmaster.tasks.control.job_changes import START, with_settings
+from ringmaster.tasks.control.requests import RequestKind
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import RequestKind
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice, assert_well

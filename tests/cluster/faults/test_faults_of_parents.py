@@ -7,7 +7,7 @@ import time
 
 from mlflow import MlflowClient
 
-from ringmaster.tasks.pool.requests import RequestKind, Requests
+from ringmaster.tasks.control.requests import RequestKind, Requests
 from tests.cluster.checks import assert_well
 from tests.cluster.faults.test_faults_of_servers import MINUTE_S, SPARE_STEPS, trains_for
 from tests.cluster.jobs import batch_file, torch_job

@@ -15,10 +15,10 @@ from prefect.states import AwaitingRetry, Cancelling, Completed
 
 from ringmaster.flows.pool import segment_runs
 from ringmaster.flows.pool.segment_runs import AWAY, SegmentRuns
+from ringmaster.tasks.control.requests import Requests, RequestStatus
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.requests import Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal

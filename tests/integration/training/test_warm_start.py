@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.warm_start.job import WarmStart
-from ringmaster.tasks.pool.job_changes import START, with_settings
+from ringmaster.tasks.control.job_changes import START, with_settings
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint, link_checkpoint

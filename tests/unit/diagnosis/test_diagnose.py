@@ -17,7 +17,7 @@ from ringmaster.flows.reports.diagnose import MAX_BYTES, logs
 from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases
 from ringmaster.flows.services.service_files import ServiceFiles, keep_password
 from ringmaster.flows.settings import pool_file
-from ringmaster.tasks.pool.requests import RequestKind, Requests
+from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal

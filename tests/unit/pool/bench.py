@@ -3,6 +3,7 @@
 from collections import deque
 
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.control.requests import Requests
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
@@ -13,7 +14,6 @@ from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts
 from ringmaster.tasks.pool.pool_engine import PoolEngine
-from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase
 from ringmaster.tasks.storage.journal import Journal

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.features.stores.job import StoreSettings
 from ringmaster.features.target.job import Phases
-from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
+from ringmaster.tasks.control.job_changes import clone_faults, with_settings
 from ringmaster.techniques.job import ScheduleSpec
 from tests.unit.execution.fakes import job
 

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select, update
 
-from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
+from ringmaster.tasks.control.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.schema import BATCHES

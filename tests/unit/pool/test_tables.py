@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal

@@ -3,10 +3,10 @@
 import threading
 from contextlib import contextmanager
 
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal

@@ -27,9 +27,10 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import mlflow_calls
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
+from ringmaster.tasks.control.batch_terms import combined_terms
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.events import JobEnded, PlanUpdate
-from ringmaster.tasks.pool.active_batches import ActiveBatch, combined_terms
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.pool.active_batches import active_batch
 from ringmaster.tasks.pool.submissions import (
     BatchStatus,
     Submission,
@@ -170,7 +171,7 @@ def test_a_number_of_devices_is_a_quota_of_the_batch(bench):
     limited, free = (Submissions(bench.database).find(key).terms.max_devices for key in bench.ids())
     assert (limited, free) == ({bench.ids()[0]: 1}, {})
     submission = Submissions(bench.database).find(bench.ids()[0])
-    combined = combined_terms([ActiveBatch(submission=submission)])
+    combined = combined_terms([active_batch(submission, Journal(bench.database, batch=submission.id))])
     assert (combined.max_devices, {*combined.users.values()}) == ({submission.id: 1}, {submission.id})
 
 

@@ -18,8 +18,8 @@ from ringmaster.flows.pool.own_node import healthy, lent
 from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database, file_url

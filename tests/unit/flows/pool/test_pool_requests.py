@@ -2,7 +2,6 @@
 
 import json
 import queue
-import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,12 +16,14 @@ from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.pool.active_batches import ActiveBatch, Quarantine
-from ringmaster.tasks.pool.request_handler import RequestHandler
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import ALONE, Submission, Submissions
+from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch
+from ringmaster.tasks.control.request_handler import RequestHandler
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.planning.objectives import PlanningTerms
+from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
+from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.unit.execution.fakes import Bench, job, profile
 from tests.unit.flows.pool.standing_pool import played
@@ -164,10 +165,8 @@ def run_here(tmp_path, monkeypatch):
     begin(bench.journal, jobs, faults={})
     bench.executor.job_table._read(bench.executor.job_table.entries)
     bench.journal.put("batch", Batch.of(name="nightly", jobs=jobs, folder=tmp_path).to_json())
-    submission = Submission(
-        id=ALONE, name="nightly", jobs=tuple(jobs), profiles={}, folder=str(folder), cache_dir=str(folder)
-    )
-    standing, inbox = {ALONE: ActiveBatch(submission=submission)}, queue.SimpleQueue()
+    alone = ActiveBatch(id=ALONE, name="nightly", job_names=("a", "b"), given=PlanningTerms(), started_s=0.0)
+    standing, inbox = {ALONE: alone}, queue.SimpleQueue()
     bench.executor._inbox = inbox
     handler = RequestHandler(
         bench.journal.database,
@@ -175,8 +174,6 @@ def run_here(tmp_path, monkeypatch):
         active_batches=standing,
         quarantine=Quarantine(bench.journal.database),
         on_terms=lambda active, why: standing.update({ALONE: active}),
-        clock=time.monotonic,
-        silent_s=30.0,
     )
 
     def work(over):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
+from ringmaster.tasks.control.requests import RequestKind, RequestStatus
 from ringmaster.tasks.execution.events import GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
-from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool import node_scaler
@@ -19,7 +20,6 @@ from ringmaster.tasks.pool.node_scaler import (
     JobDemand,
     num_nodes_wanted,
 )
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import at_once, profile

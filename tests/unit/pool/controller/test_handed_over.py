@@ -16,7 +16,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows.pool import controller
 from ringmaster.flows.pool.batch_requests import meant
 from ringmaster.flows.pool.controller import MAX_RUNS, BatchRuns
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import (
     PROGRESS,
     BatchMeasurement,

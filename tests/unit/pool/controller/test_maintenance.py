@@ -3,10 +3,10 @@
 import pytest
 from sqlalchemy import update
 
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal

@@ -5,15 +5,15 @@ import json
 import pytest
 from sqlalchemy import text
 
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.pool import controller as controller_module
-from ringmaster.tasks.pool.active_batches import MAX_DEATHS, Quarantine
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.quarantine import MAX_DEATHS, Quarantine
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
 

@@ -8,10 +8,10 @@ import pytest
 
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.batch.grid import SAME_SHAPE
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.job import ScheduleSpec
 from tests.unit.pool.bench import Gangs, PoolBench, run, submission

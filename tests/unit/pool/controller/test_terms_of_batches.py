@@ -8,16 +8,24 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError
 from ringmaster.flows.cli import app
 from ringmaster.flows.pool.batch_requests import quotas_in_words
+from ringmaster.tasks.control.batch_terms import HEAVIEST, ActiveBatch, combined_terms
+from ringmaster.tasks.control.requests import RequestKind, RequestStatus
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.tasks.pool.active_batches import HEAVIEST, ActiveBatch, combined_terms, quota_of, set_quotas
-from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
+from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
 from ringmaster.tasks.storage.database import file_url
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
 from tests.unit.pool.workers import Worker
 
 
 def standing(id, *, priorities=None, **terms):
-    return ActiveBatch(submission=submission(id, terms=PlanningTerms(**terms)), priorities=priorities or {})
+    return ActiveBatch(
+        id=id,
+        name=id,
+        job_names=("a", "b"),
+        given=PlanningTerms(**terms),
+        started_s=EPOCH_S,
+        priorities=priorities or {},
+    )
 
 
 @pytest.mark.parametrize(

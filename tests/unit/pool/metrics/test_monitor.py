@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.events import NEWEST_PREDICTION, PredictedEnd, Prediction
 from ringmaster.tasks.pool.nodes import LOAN, NodeStatus, PoolLeases
 from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PoolMonitor
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

@@ -16,8 +16,8 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import RequestRefused
 from ringmaster.tasks.batch.batch import job_faults
 from ringmaster.tasks.batch.grid import SAME_SHAPE, key_findings, with_values
+from ringmaster.tasks.control.requests import MAX_PRIORITY, SETTINGS
 from ringmaster.tasks.execution.job_table import JobState
-from ringmaster.tasks.pool.requests import MAX_PRIORITY, SETTINGS
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import LocalPlace, is_url
 from ringmaster.techniques.job import DISTILLED, PRUNED

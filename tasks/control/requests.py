@@ -1,4 +1,4 @@
-"""Requests of people, flows and nodes to a pool's controller, which answers each one once, even after a crash."""
+"""Requests of people, flows and nodes to what executes batches, which answers each one once, even after a crash."""
 
 import threading
 import time
@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from ringmaster.tasks.background_worker import running
-from ringmaster.tasks.pool.nodes import SilenceClock
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_once
 from ringmaster.tasks.storage.schema import REQUESTS
 
@@ -132,6 +131,11 @@ class Requests:
         here = update(REQUESTS).where(REQUESTS.c.id == number)
         self._database.execute(here.values(status=status, answer=dict(answer or {})))
 
+    def refuse(self, request: Request, message: str) -> None:
+        """Refuses a request that is open, and ends one that was granted."""
+        status = RequestStatus.REFUSED if request.status == RequestStatus.OPEN else RequestStatus.WITHDRAWN
+        self.answer(request.id, status=status, answer={"message": message})
+
     def renew(self, number: int) -> bool:
         """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.
 
@@ -178,28 +182,6 @@ class Requests:
         while (request := self.read(number)).status not in ANSWERED and not until():
             clock.wait(LOOK_EVERY_S)
         return request
-
-
-class SilenceMonitor:
-    """Detects requests that are no longer renewed.
-
-    silent_s: the time without a renewal after which a request counts as silent.
-    blind_s: see `SilenceClock`.
-    """
-
-    def __init__(self, *, clock: Callable[[], float], silent_s: float, blind_s: float) -> None:
-        self.silent_s, self._silences = silent_s, SilenceClock(clock, blind_s=blind_s)
-
-    def among(self, requests: Sequence[Request], *, states: Mapping[int, Any] | None = None) -> set[int]:
-        """Returns the numbers of the silent requests. A request without `beats` holds until it is withdrawn.
-
-        states: by request number, another value whose change is a sign of life too.
-        """
-        silences_s = self._silences.silences_s(
-            {request.id: (request.content.get("beats"), (states or {}).get(request.id)) for request in requests}
-        )
-        renewed = [request.id for request in requests if "beats" in request.content]
-        return {number for number in renewed if silences_s[number] >= self.silent_s}
 
 
 def _request(row: Mapping[Any, Any]) -> Request:

@@ -1,8 +1,8 @@
-"""Handler of the requests that people and flows send to a pool; it answers each request once, with a message."""
+"""Handler of the requests of people and flows about running jobs; it answers each request once, with a message."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,8 @@ from typing import Any
 from ringmaster.errors import CheckpointNotFound, RequestRefused
 from ringmaster.features.warm_start.job import WarmStart, started_from
 from ringmaster.tasks.background_worker import keep_calling
-from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import CLONED, GOAL, SteeringRequest
-from ringmaster.tasks.pool.active_batches import PRIORITIES, TERMS, USUAL, ActiveBatch, Quarantine
-from ringmaster.tasks.pool.job_changes import (
+from ringmaster.tasks.control.batch_terms import PRIORITIES, TERMS, USUAL, ActiveBatch
+from ringmaster.tasks.control.job_changes import (
     clone_faults,
     setting_faults,
     start_root,
@@ -24,12 +20,12 @@ from ringmaster.tasks.pool.job_changes import (
     with_settings,
     with_steps,
 )
-from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
-from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
-from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_unsubmitted, unsubmitted
-from ringmaster.tasks.profiling.trials import DevicesWanted
+from ringmaster.tasks.control.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.job_table import CLONED, GOAL, SteeringRequest
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
+from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
 
@@ -37,13 +33,14 @@ OTHER_VERSION = "To fix: have the same version on all machines, and restart what
 
 
 class RequestHandler:
-    """Answers requests. Must be called from the executor's thread.
+    """Answers requests about jobs. Must be called from the executor's thread.
 
     active_batches: the batches that have not ended, by id.
-    quarantine: sets aside the requests that this controller fails on.
+    quarantine: sets aside the requests that this process fails on.
     on_terms: called when a person has set priorities, weights or deadlines, with the reason for a new plan, if any.
-    clock: monotonic seconds.
-    silent_s: the time without a renewal after which the holder of a loan counts as dead.
+    cancel_waiting: cancels a batch that the executor does not have yet, by the content of the request, and returns the
+        answer; returns None if the request is not about one.
+    has_ended: returns whether a batch with that id has ended.
     """
 
     def __init__(
@@ -54,16 +51,12 @@ class RequestHandler:
         active_batches: Mapping[str, ActiveBatch],
         quarantine: Quarantine,
         on_terms: Callable[[ActiveBatch, str], None],
-        clock: Callable[[], float],
-        silent_s: float,
+        cancel_waiting: Callable[[Mapping[str, Any]], str | None] = lambda content: None,
+        has_ended: Callable[[str], bool] = lambda id: False,
     ) -> None:
         self._database, self._executor, self._active_batches = database, executor, active_batches
         self._quarantine, self._on_terms = quarantine, on_terms
-        self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
-        self._node_silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
-        self._requests, self._leases = Requests(database), PoolLeases(database)
-        self._submissions = Submissions(database)
-        self._loans: dict[int, Request] = {}
+        self._requests, self._cancel_waiting, self._has_ended = Requests(database), cancel_waiting, has_ended
         self._acts: Mapping[RequestKind, Callable[[Mapping[str, Any]], str | Mapping[str, Any]]] = {
             RequestKind.CANCEL: self._cancel,
             RequestKind.PAUSE: partial(
@@ -123,45 +116,28 @@ class RequestHandler:
                 raise RequestRefused(f"the executor has no such requests. {OTHER_VERSION}")
             answer = self._acts[request.kind](request.content)
         except RequestRefused as error:
-            self._refuse(request, str(error))
+            self._requests.refuse(request, str(error))
         else:
             answer = {"message": answer} if isinstance(answer, str) else answer
             self._requests.answer(request.id, status=RequestStatus.DONE, answer=answer)
 
-    def _refuse(self, request: Request, message: str) -> None:
-        status = RequestStatus.REFUSED if request.status == RequestStatus.OPEN else RequestStatus.WITHDRAWN
-        self._requests.answer(request.id, status=status, answer={"message": message})
-
     def _set_aside(self, request: Request, message: str) -> None:
         """Refuses a request that this controller fails on. A sweep that is not steered any more would never end."""
-        self._refuse(request, message)
+        self._requests.refuse(request, message)
         if request.kind == RequestKind.DIRECT and (
             batch := self._active_batches.get(str(request.content.get("batch")))
         ):
-            self._fail(batch.submission, f"the request that steers it was refused: {message}")
+            self._fail(batch, f"the request that steers it was refused: {message}")
 
-    def _fail(self, batch: Submission, message: str) -> None:
-        self._executor.fail([batch.qualified(job.name) for job in batch.jobs], message=message)
+    def _fail(self, batch: ActiveBatch, message: str) -> None:
+        self._executor.fail([batch.qualified(job) for job in batch.job_names], message=message)
 
     def _cancel(self, content: Mapping[str, Any]) -> str:
-        if (waiting := self._cancel_unsubmitted(content)) is not None:
+        is_active = content.get("batch") in self._active_batches
+        if not is_active and (waiting := self._cancel_waiting(content)) is not None:
             return waiting
         cancel = partial(self._executor.cancel, message=str(content.get("message") or "cancelled by hand"))
         return self._change(content, verb="cancelled", fits=lambda status: status not in ENDED, act=cancel)
-
-    def _cancel_unsubmitted(self, content: Mapping[str, Any]) -> str | None:
-        """Cancels a batch whose jobs are not measured yet; returns None if the request is not about one."""
-        key, why = str(content.get("batch", "")), str(content.get("message") or "cancelled by hand")
-        if key in self._active_batches or key not in (names := unsubmitted(self._database)):
-            return None
-        if content.get("jobs"):
-            raise RequestRefused(
-                f"the jobs of batch {names[key]} are being measured, and cannot be cancelled one by one before they "
-                "are planned. To fix: cancel the whole batch, or wait"
-            )
-        if not cancel_unsubmitted(self._database, key, why=why):
-            raise RequestRefused(f"batch {names[key]} is measured by now. To fix: cancel it again")
-        return f"cancelled: batch {names[key]}, whose jobs were not measured yet"
 
     def _change(
         self,
@@ -185,7 +161,7 @@ class RequestHandler:
             self._fail(batch, message)  # as it would never end
             raise RequestRefused(message) from error
         names = {*requested.jobs, *requested.goals, *requested.stops, *requested.phases, *requested.choices}
-        if unknown := names - {job.name for job in batch.jobs}:
+        if unknown := names - {*batch.job_names}:
             raise RequestRefused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
         self._executor.direct(
             SteeringRequest(
@@ -213,23 +189,22 @@ class RequestHandler:
         if is_dry:
             return "; ".join([f"would set {text}", *jumps])
         if set(settings) - {"steps"}:
-            active = self._active_batches[batch.id]
-            priorities, changes = dict(active.priorities), {key: dict(own) for key, own in active.changes.items()}
+            priorities, changes = dict(batch.priorities), {key: dict(own) for key, own in batch.changes.items()}
             if "priority" in settings:
                 priorities |= dict.fromkeys(jobs if content.get("jobs") else [""], float(settings["priority"]))
             for key, field in (("weight", "weights"), ("deadline", "deadlines_s")):
                 if key in settings:
                     changes[field] = {**changes.get(field, {}), **dict.fromkeys(jobs, float(settings[key]))}
             why = f"a person has set {words} in batch {batch.name}"
-            self._store_terms(replace(active, priorities=priorities, changes=changes), why=why)
+            self._store_terms(replace(batch, priorities=priorities, changes=changes), why=why)
         return "; ".join([text, *jumps])
 
     def _store_terms(self, active: ActiveBatch, *, why: str) -> None:
         facts = {PRIORITIES: dict(active.priorities), TERMS: dict(active.changes)}
-        Journal(self._database, batch=active.submission.id).put_all(facts)
+        Journal(self._database, batch=active.id).put_all(facts)
         self._on_terms(active, why)
 
-    def _set_steps(self, batch: Submission, jobs: Sequence[str], num_steps: int, *, is_dry: bool) -> list[str]:
+    def _set_steps(self, batch: ActiveBatch, jobs: Sequence[str], num_steps: int, *, is_dry: bool) -> list[str]:
         """Changes the steps of jobs; returns how their learning rates jump, in sentences."""
         table, changed_jobs, faults, jumps = self._executor.job_table, dict[str, Job](), list[str](), list[str]()
         for name in jobs:
@@ -283,7 +258,7 @@ class RequestHandler:
             raise RequestRefused(f"these settings make no job: {error}") from error
         begun = started_from(job)
         job = _starting(job, begun)
-        batch_jobs, jump, origin = {each.name for each in batch.jobs}, "", "from its first step"
+        batch_jobs, jump, origin = {*batch.job_names}, "", "from its first step"
         step = 0 if begun is None else begun.step
         if is_warm:
             step = warm_step(entry, at_step=content.get("at_step"))
@@ -313,17 +288,16 @@ class RequestHandler:
             "jump": jump,
         }  # fmt: skip
 
-    def _inherit_terms(self, batch: Submission, source: str, name: str) -> None:
+    def _inherit_terms(self, batch: ActiveBatch, source: str, name: str) -> None:
         """Gives a clone the priority, the weight and the user of its source."""
-        active = self._active_batches[batch.id]
-        like = active.changes.get("like", {})
-        changes = {**active.changes, "like": {**like, name: like.get(source, source)}}
-        priorities = {**active.priorities, name: active.priorities.get(source, USUAL)}
-        self._store_terms(replace(active, priorities=priorities, changes=changes), why="")
+        like = batch.changes.get("like", {})
+        changes = {**batch.changes, "like": {**like, name: like.get(source, source)}}
+        priorities = {**batch.priorities, name: batch.priorities.get(source, USUAL)}
+        self._store_terms(replace(batch, priorities=priorities, changes=changes), why="")
 
     def _jobs(
         self, content: Mapping[str, Any], *, verb: str, fits: Callable[[JobRecord], bool]
-    ) -> tuple[Submission, list[str]]:
+    ) -> tuple[ActiveBatch, list[str]]:
         """Returns the batch and the jobs that a request is about: the jobs that it names, or all that fit."""
         batch = self._batch(str(content.get("batch", "")))
         records = Journal(self._database, batch=batch.id).jobs()
@@ -338,115 +312,23 @@ class RequestHandler:
             raise RequestRefused(f"no job of batch {batch.name} can be {verb}: {states}")
         return batch, jobs
 
-    def _batch(self, name: str) -> Submission:
+    def _batch(self, name: str) -> ActiveBatch:
         """Returns the active batch with that id, or the only one with that name."""
         if name in self._active_batches:
-            return self._active_batches[name].submission
-        named = [each.submission for each in self._active_batches.values() if each.submission.name == name]
+            return self._active_batches[name]
+        named = [each for each in self._active_batches.values() if each.name == name]
         if len(named) == 1:
             return named[0]
         if named:
             ids = ", ".join(batch.id for batch in named)
             raise RequestRefused(f"several batches are named {name}: {ids}. To fix: say which by its id")
-        if self._submissions.status(name) is not None:
+        if self._has_ended(name):
             raise RequestRefused(f"batch {name} has ended")
-        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._active_batches.items())
+        there = ", ".join(f"{each.name} ({batch})" for batch, each in self._active_batches.items())
         raise RequestRefused(f"there is no batch {name!r}. There is: {there or 'none'}")
 
-    # -- requests for nodes ------------------------------------------------------------------------------------------
 
-    def is_node_awaited(self) -> bool:
-        """Returns whether a batch needs a node; ends the requests that are not renewed."""
-        waiting = self._requests.open(RequestKind.NODE)
-        silent = self._node_silences.among(waiting)
-        for number in silent:
-            self._requests.answer(number, status=RequestStatus.WITHDRAWN)
-        return len(waiting) > len(silent)
-
-    # -- requests for idle devices -----------------------------------------------------------------------------------
-
-    def take_loans(self, current: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
-        """Takes in the requests for devices; ends those whose node is gone or that are not renewed.
-
-        Refuses new ones of a node that leaves. Those that were granted before end with their trials.
-        """
-        loans = {}
-        lend = [each for each in current if each.kind == RequestKind.LEND]
-        requested = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
-        silent = self._silences.among(requested)
-        for request in requested:
-            node, is_open = request.content.get("node", ""), request.status == RequestStatus.OPEN
-            if (fault := _loan_fault(request)) is not None:
-                self._refuse(request, fault)
-            elif node not in there:
-                self._refuse(request, f"there is no node {node!r}. There is: {', '.join(there) or 'none'}")
-            elif is_open and there[node].is_leaving:
-                self._refuse(request, f"node {node} is leaving the pool")
-            elif request.id in silent:
-                answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
-                self._requests.answer(request.id, status=RequestStatus.WITHDRAWN, answer=answer)
-            else:
-                loans[request.id] = request
-        if any(number not in loans for number in self._loans):
-            self.give_back_what_nobody_needs()
-        self._loans = loans
-
-    def grant(self, there: Mapping[str, EngineNode]) -> None:
-        """Lends idle devices, oldest request first; has devices vacated for requests that press."""
-        asking = {number: loan for number, loan in self._loans.items() if loan.status == RequestStatus.OPEN}
-        busy, vacated = {*self._leases.held()} if asking else set(), set[DeviceId]()
-        awaited = self._executor.awaited() if asking else ()
-        busy |= {lease_name(there[name], device) for name, device in awaited if name in there}
-        for number, loan in asking.items():
-            node, wanted = there[loan.content["node"]], _wanted(loan)
-            usable = [device for device in range(len(node.devices)) if device not in node.faults]
-            idle = [device for device in usable if lease_name(node, device) not in busy]
-            lent = wanted.of(idle, are_others_at_work=bool(self._active_batches))
-            names = [lease_name(node, device) for device in lent]
-            if names and self._leases.take(names, holder=LOAN.format(number)):
-                self._requests.answer(number, status=RequestStatus.GRANTED, answer={"devices": names})
-                busy |= {*names}
-            elif wanted.presses:
-                vacated |= {(node.name, device) for device in usable[: wanted.least]}
-        self._executor.vacate(vacated)
-
-    def lends(self, node: str) -> bool:
-        """Returns whether devices of a node are lent."""
-        return any(loan.content.get("node") == node for loan in self._granted())
-
-    def _granted(self) -> Sequence[Request]:
-        return self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
-
-    def give_back_what_nobody_needs(self) -> None:
-        """Ends the leases of requests that are not granted any more."""
-        holders = {LOAN.format(request.id) for request in self._granted()}
-        stale = [d for d, who in self._leases.held().items() if is_loan(who) and who not in holders]
-        if stale:
-            self._leases.give_back(stale)
-
-
-def lease_name(node: EngineNode, device: int) -> str:
-    """Returns the name of a node's device in leases."""
-    return f"{node.name}:{node.devices[device].kind}:{device}"
-
-
-def _wanted(loan: Request) -> DevicesWanted:
-    known = {field.name for field in fields(DevicesWanted)}
-    return DevicesWanted(**{key: value for key, value in loan.content.items() if key in known})
-
-
-def _loan_fault(loan: Request) -> str | None:
-    """Returns what is wrong with the form of a request for devices, or None."""
-    try:
-        wanted = _wanted(loan)
-    except TypeError as error:
-        return f"the executor cannot read it: {error}. {OTHER_VERSION}"
-    if type(wanted.least) is not int or type(wanted.most) is not int or not 0 < wanted.least <= wanted.most:
-        return f"it is for {wanted.least!r:.50} to {wanted.most!r:.50} devices. {OTHER_VERSION}"
-    return None if isinstance(loan.content.get("node"), str) else f"it names no node. {OTHER_VERSION}"
-
-
-def _names(batch: Submission, jobs: Sequence[str]) -> str:
+def _names(batch: ActiveBatch, jobs: Sequence[str]) -> str:
     return f"{', '.join(jobs)} of batch {batch.name}"
 
 

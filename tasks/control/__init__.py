@@ -1,0 +1,1 @@
+"""Control of running jobs: the requests of people and flows about them, and what these may change."""

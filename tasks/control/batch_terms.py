@@ -1,0 +1,117 @@
+"""The terms of the batches that run: what their files say, and what people have changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion
+from ringmaster.tasks.storage.journal import Journal
+
+ALONE = ""  # the id of a batch that runs on one machine alone, in its own database
+PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
+TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} that a person has set, and {"like"} of clones
+USUAL = 1.0
+HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveBatch:
+    """A batch that has not ended, as far as people may change it.
+
+    id: of a batch of a pool; `ALONE` for a batch that runs on one machine alone.
+    started_s: the start of the batch, from which its deadlines count.
+    given: the terms of its file.
+    priorities: by job name, "" for the whole batch; 1 for jobs that are not named.
+    changes: by job, the weights and deadlines that a person has set, and of a clone the job that it is like (`TERMS`).
+    """
+
+    id: str
+    name: str
+    job_names: tuple[str, ...]
+    given: PlanningTerms
+    started_s: float
+    priorities: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def with_changes(self, journal: Journal) -> ActiveBatch:
+        """Returns the batch with what a person has set, which is in its journal."""
+        return replace(self, priorities=journal.get(PRIORITIES, {}), changes=journal.get(TERMS, {}))
+
+    def qualified(self, job: str) -> str:
+        """Returns a job's name in the pool; the jobs of a run on one machine alone have plain names."""
+        return f"{self.id}/{job}" if self.id else job
+
+    @property
+    def terms(self) -> PlanningTerms:
+        """The terms of its plans."""
+        own, like = self.given, self.changes.get("like", {})
+        inherited = {name: own.weights[source] for name, source in like.items() if source in own.weights}
+        users = {name: own.users[source] for name, source in like.items() if source in own.users}
+        return replace(
+            own,
+            weights={**own.weights, **inherited, **self.changes.get("weights", {})},
+            deadlines_s={**own.deadlines_s, **self.changes.get("deadlines_s", {})},
+            users={**own.users, **users},
+        )
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of its jobs and of their clones."""
+        return [*self.job_names, *self.changes.get("like", {})]
+
+    def priority(self, job: str) -> float:
+        """Returns the priority of a job, by its name within the batch: the batch's priority times the job's own."""
+        return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
+
+
+Quotas = Mapping[str, Mapping[str, float]]
+"""By user, `max_devices` or `share`."""
+
+
+def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | None = None) -> PlanningTerms:
+    """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
+
+    Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
+    and nobody has set a priority or a weight; without batches it is the makespan. Otherwise it is the sum of weight x
+    end over all jobs. A job's weight is the weight that its batch gives it, times
+    the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
+    price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch or the
+    pool (`quotas`) names.
+    """
+    every = list(active_batches)
+    objectives = {each.given.objective for each in every} or {Makespan.name}
+    has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
+    has_priorities |= any(each.changes.get("weights") for each in every)
+    objective = WeightedCompletion.name
+    if len(objectives) == 1 and not has_priorities:
+        (objective,) = objectives
+    deadlines_s: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    users: dict[str, str] = {}
+    own = (quotas or {}).items()
+    max_devices = {user: int(quota["max_devices"]) for user, quota in own if "max_devices" in quota}
+    shares = {user: quota["share"] for user, quota in own if "share" in quota}
+    for each in every:
+        requested = each.terms
+        for user, most in requested.max_devices.items():
+            max_devices[user] = min(most, max_devices.get(user, most))
+        for user, share in requested.shares.items():
+            shares[user] = min(share, shares.get(user, share))
+        for name, deadline_s in requested.deadlines_s.items():
+            deadlines_s[each.qualified(name)] = each.started_s + deadline_s
+        for job in each.jobs:
+            weight = requested.weights.get(job, 1.0) * each.priority(job)
+            weights[each.qualified(job)] = min(weight, HEAVIEST)
+            users[each.qualified(job)] = requested.users.get(job, each.id)
+    prices = [each.given.price_per_device_hour for each in every]
+    return PlanningTerms(
+        objective=objective,
+        deadlines_s=deadlines_s,
+        weights=weights,
+        users=users,
+        price_per_device_hour=max(prices, default=1.0),
+        max_devices=max_devices,
+        shares=shares,
+    )
