@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from ringmaster.features.stores.job import IVF, StoreSettings
-from ringmaster.techniques.retrieval.knowledge_store import Passage, build_index, build_store, encoder_in
+from ringmaster.features.stores.knowledge_store import Passage, build_index, build_store, encoder_in
 from tests.unit.retrieval.encoders import WORDS, save_encoder
 
 ROUNDS, COMPARED = 2, 10_000

@@ -1,9 +1,11 @@
 """The command line. Results go to stdout, all else to stderr; exit 0 done, 2 a fault in the input, 1 anything else."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
+from ringmaster.features import modules
 from ringmaster.flows.commands import lineage, models, planning, pool, running
 
 app = typer.Typer(
@@ -15,7 +17,7 @@ app = typer.Typer(
 TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     TRAIN: (
-        *(running.run, running.adopt, running.sweep, running.retrain),
+        *(running.run, running.sweep, running.retrain),
         *(pool.submit, running.status, running.watch, running.logs),
     ),
     PLAN: (running.profile, planning.plan, planning.check, planning.whatif, running.techniques),
@@ -30,11 +32,13 @@ GROUPS = (
     (pool.pool_app, "pool", POOL),
     (lineage.app, "lineage", MODELS),
     (models.datasets_app, "datasets", DATA),
-    (models.stores_app, "store", DATA),
 )
 
-for panel, commands in COMMANDS.items():
-    for each in commands:
-        app.command(rich_help_panel=panel)(each)
-for group, name, panel in GROUPS:
-    app.add_typer(group, name=name, rich_help_panel=panel)
+"""The module `commands` of a feature has any of the two, too."""
+
+for source in (sys.modules[__name__], *modules("commands")):
+    for panel, commands in getattr(source, "COMMANDS", {}).items():
+        for each in commands:
+            app.command(rich_help_panel=panel)(each)
+    for group, name, panel in getattr(source, "GROUPS", ()):
+        app.add_typer(group, name=name, rich_help_panel=panel)

@@ -682,6 +682,16 @@ class Job:
         """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
         return next((name for part in self.parts if (name := part.base_format) is not None), None)
 
+    def with_base_format(self, base_format: str | None) -> "Job":
+        """Returns the job with the frozen weights below its adapter in a format; None for the weights as they are."""
+        others = replace(self, parts=tuple(part for part in self.parts if part.base_format is None))
+        if base_format is None:
+            return others
+        kind = part_kind("quantize_base")
+        assert kind is not None, "a built-in feature has the key"
+        values: Mapping[str, Any] = {"quantize_base": base_format}
+        return others.with_parts(kind(**values))
+
     @property
     def adaptation(self) -> AdaptationSpec | None:
         """How the model is derived from other models besides training; None for plain training."""

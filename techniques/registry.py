@@ -15,10 +15,10 @@ BUILTIN: dict[str, str] = {
     "context": "ringmaster.techniques.context:Context",
     "pipeline": "ringmaster.techniques.pipeline:Pipeline",
     "mesh": "ringmaster.techniques.mesh:Mesh",
-    "local": "ringmaster.techniques.local:Local",
+    "local": "ringmaster.features.local_updates.technique:Local",
     "offload": "ringmaster.techniques.offload:Offload",
-    "command": "ringmaster.techniques.command:Command",
-    "encode": "ringmaster.techniques.encode:Encode",
+    "command": "ringmaster.features.external_trainers.technique:Command",
+    "encode": "ringmaster.features.stores.technique:Encode",
     "rewrite": "ringmaster.techniques.rewrite:Rewrite",
 }
 

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
+from ringmaster.features.stores.knowledge_store import KnowledgeStore
 
 HOME = Path(os.environ.get("RINGMASTER_DEMO_HOME", ".ringmaster/demo-retrieval")).resolve()
 STARTS, ENDS = ("an", "bo", "ce", "da", "el", "fi", "go", "hu"), ("na", "ri", "ko", "la")

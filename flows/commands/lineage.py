@@ -582,7 +582,7 @@ def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[
 def _stores_with(home: LineageHome, passage: str) -> list[LineageNode]:
     """The knowledge stores that have a passage of that id or text."""
     from ringmaster.techniques.data.arrow_files import read_table
-    from ringmaster.techniques.data.sources.passages import PASSAGES_FILE
+    from ringmaster.techniques.data.row_kind import PASSAGES_FILE
 
     result = []
     for node in home.snapshot.models:

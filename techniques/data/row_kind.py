@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, ClassVar, Self
 
+from ringmaster.registry import resolve
 from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data.chat_template import Remark
 from ringmaster.techniques.data.class_labels import ClassLabels, as_list
@@ -26,6 +27,10 @@ LABEL, IMAGE = "label", "image"
 """The role of the column that has the classes, and what the roles of columns of images begin with."""
 MANIFEST, PREPARED = "store.json", "data.json"
 """The file of a store, and of prepared passages, that says what it was made of, with its digest."""
+SEARCH = "ringmaster.features.stores.knowledge_store:find_passages"
+"""What finds passages; it imports torch."""
+PASSAGES_FILE = "passages.arrow"
+"""The file of a store with the columns key, id and text."""
 TEMPLATE = "{passages}\n\n{prompt}"
 """What a model reads where the job gives no template: the passages, and then its prompt, behind an empty line."""
 
@@ -288,6 +293,16 @@ class SampleContext:
     def retriever(self) -> Retriever | None:
         """What finds passages for each row, of kinds with a `retriever` among their options."""
         return retriever_of(self.spec)
+
+    def find_passages(self, texts: Sequence[str], *, but: Sequence[str] | None = None) -> Sequence[Sequence[Any]]:
+        """Returns the k passages of the retriever's store that are most similar to each text, the best first.
+
+        but: for each text the one that is left out, with passages that hold it.
+
+        Raises ValueError where the store has too few passages.
+        """
+        passages: Sequence[Sequence[Any]] = resolve(SEARCH)(self, texts, but=but)
+        return passages
 
     @property
     def num_cut(self) -> int:

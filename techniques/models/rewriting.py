@@ -16,12 +16,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.data.inference import with_loss_of
-from ringmaster.techniques.external.child import WAITING_TIMEOUT_S, wait_for_stop
 from ringmaster.techniques.job import (
     CONTINUE,
     EXTRACTED,
@@ -46,7 +44,7 @@ from ringmaster.techniques.models.structured_pruning import narrow
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks, join
-from ringmaster.techniques.processes.reporter import Reporter
+from ringmaster.techniques.processes.reporter import WAITING_TIMEOUT_S, Reporter, wait_for_stop
 from ringmaster.techniques.technique import Config, GangShape, Technique
 from ringmaster.techniques.training.job_state import prepared_data
 from ringmaster.techniques.training.trainer import Trainer
@@ -104,11 +102,11 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
     """
     folder = Path(order.model_dir).absolute()
     if not is_adapter(folder):
-        return replace(order, job=replace(order.job.without(QuantizedBase), adapter=None), model_dir=str(folder))
+        return replace(order, job=replace(order.job.with_base_format(None), adapter=None), model_dir=str(folder))
     base, adapter, trained = base_of(folder), resolved(Adapter(from_pretrained=str(folder))), order.job.adapter
     if trained is not None and (trained.continues_base or trained.from_pretrained is not None):
         adapter = replace(adapter, base_adapter=CONTINUE)  # so what it began with is another adapter, not the base
-    job = replace(order.job, adapter=adapter).with_parts(QuantizedBase(quantize_base=quantized_base(folder)))
+    job = replace(order.job, adapter=adapter).with_base_format(quantized_base(folder))
     return replace(order, job=job, model_dir=str(base or ""))
 
 
@@ -296,7 +294,7 @@ def _measure(
 ) -> ModelMeasurements:
     data = order.data or to_json(prepare(order.data_spec, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(
-        job=replace(order.job.without(QuantizedBase, AdaptationSpec), model=model, base=None, adapter=None),
+        job=replace(order.job.without(AdaptationSpec).with_base_format(None), model=model, base=None, adapter=None),
         model_dir=str(folder),
         data=data,
         slot=order.slots[0],

@@ -2,9 +2,13 @@
 
 import contextlib
 import json
+import os
 import select
+import selectors
+import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringmaster.errors import ChannelClosed
@@ -73,3 +77,30 @@ class Channel:
         if not data:
             raise ChannelClosed("the other end of the channel closed it")
         self._pending += data
+
+
+@contextlib.contextmanager
+def woken_by(*sources: Any) -> Iterator[Callable[[], object]]:
+    """Yields a function that waits until one of some sources is readable, or a signal has arrived.
+
+    Which one it was is not said: the waiting code checks all its sources each time.
+    """
+    wake, writer = os.pipe()
+    for end in (wake, writer):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        selector.select()
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 4096)
+
+    with selectors.DefaultSelector() as selector:
+        for source in (wake, *sources):
+            selector.register(source, selectors.EVENT_READ)
+        try:
+            yield wait
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(wake)
+            os.close(writer)

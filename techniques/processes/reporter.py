@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ringmaster.techniques.metric import metrics_text
 from ringmaster.techniques.processes import events
-from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.channel import Channel, woken_by
 from ringmaster.text import printable
 
 BEAT_EVERY_S = 0.25
@@ -19,6 +19,7 @@ LOG_EVERY_S = 10.0  # between the lines about steps in a rank's log
 
 STOP, MEASURE = "stop", "measure"
 UNTIL, LEAVE = "until ", "leave "
+WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbours
 
 
 def until(last_step: int) -> str:
@@ -172,3 +173,10 @@ class _JobReporter(Reporter):
 
     def send(self, event: events.Event) -> None:
         self._reporter.send(replace(event, job=self._job) if isinstance(event, events.JobEvent) else event)
+
+
+def wait_for_stop(reporter: Reporter) -> None:
+    """Waits until the rank receives the command to stop."""
+    with woken_by(reporter) as wait:
+        while not reporter.has_command(STOP):
+            wait()

@@ -112,8 +112,8 @@ class TrainerPart:
 
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
-        """Returns whether the job has the feature. All ranks of a gang must agree."""
-        raise NotImplementedError
+        """Returns whether hooks of the part are called in the job's training. All ranks of a gang must agree."""
+        return False
 
     @classmethod
     def further_configs(cls, job: Job, technique: Technique, *, device_kind: str) -> Iterator[tuple[Config, str]]:
@@ -122,8 +122,9 @@ class TrainerPart:
 
     # -- construction, in this order -----------------------------------------------------------------------------------
 
-    def change_base(self, model: nn.Module, adapter: Adapter | None) -> None:
-        """Changes the model in place before an adapter is attached."""
+    @classmethod
+    def change_base(cls, order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
+        """Changes the model of any order in place, before an adapter is attached."""
 
     def change_model(self, trainer: TrainedModel, model: nn.Module, loss: Loss) -> Loss:
         """Changes the model in place after parameters were frozen, and before its layout; returns the loss to train."""
@@ -246,6 +247,12 @@ def part_classes() -> Iterator[type[TrainerPart]]:
 def further_configs(job: Job, technique: Technique, *, device_kind: str) -> list[tuple[Config, str]]:
     """Returns keys that features add to a plain config in the search, each with why it cannot be used; "" if it can."""
     return [each for part in part_classes() for each in part.further_configs(job, technique, device_kind=device_kind)]
+
+
+def change_base(order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
+    """Changes the model of an order in place, before an adapter is attached."""
+    for part in part_classes():
+        part.change_base(order, model, adapter)
 
 
 def parts_of(state: TrainingState) -> tuple[TrainerPart, ...]:

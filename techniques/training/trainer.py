@@ -44,7 +44,7 @@ from ringmaster.techniques.training.optimizers import (
     parameter_settings,
     update_,
 )
-from ringmaster.techniques.training.parts import Share, ShareSums, TrainerPart, rule_of
+from ringmaster.techniques.training.parts import Share, ShareSums, TrainerPart, change_base, rule_of
 from ringmaster.techniques.training.rank_batches import RankBatches
 from ringmaster.techniques.training.recomputation import compile_layers
 from ringmaster.techniques.training.reference_model import reference_of
@@ -113,8 +113,7 @@ class Trainer(JobTrainingState):
         self._base = str(weights) if weights else self.job.model.from_pretrained
         if model is None:
             model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
-        for part in self.parts:
-            part.change_base(model, self._adapter)
+        change_base(order, model, self._adapter)
         # Checkpoints and exports of a model with an adapter contain only the trained parameters.
         self._stored: frozenset[str] | None = None
         if self._adapter is not None:

@@ -35,6 +35,7 @@ BUILTIN = (
     "ringmaster.features.warm_start",
     "ringmaster.features.ludwig",
     "ringmaster.features.negatives",
+    "ringmaster.features.external_trainers",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 

@@ -97,10 +97,8 @@ class Completion(chat.ConversationSource):
         retriever, tokenizer = context.retriever, context.tokenizer
         if retriever is None:
             return list(rows)
-        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
-
         questions = [prompt if isinstance(prompt := _prompt_of(row), str) else "" for row in rows]
-        retrieved, result = find_passages(context, questions), list(rows)
+        retrieved, result = context.find_passages(questions), list(rows)
         for place, (row, question, passages) in enumerate(zip(rows, questions, retrieved, strict=True)):
             if not isinstance(_prompt_of(row), str):
                 continue
@@ -157,8 +155,6 @@ class Rag(Completion):
         self, rows: Sequence[Mapping[str, Any]], *, context: row_source.SampleContext
     ) -> list[Mapping[str, Any]]:
         """Returns rows with a prompt for each passage, and the scores of the passages."""
-        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
-
         retriever = context.retriever
         assert retriever is not None, "as checked"
         questions = [str(_prompt_of(row)) for row in rows]
@@ -168,7 +164,7 @@ class Rag(Completion):
                 "prompts": [retriever.prompt([each.text], question) for each in passages],
                 PASSAGE_SCORES: [each.score for each in passages],
             }
-            for row, question, passages in zip(rows, questions, find_passages(context, questions), strict=True)
+            for row, question, passages in zip(rows, questions, context.find_passages(questions), strict=True)
         ]
 
     def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:

@@ -371,12 +371,10 @@ class Embedding(RowSource):
         """Returns rows with hard negatives that are mined in the store: they are as new roles."""
         if context.retriever is None:
             return list(rows)
-        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
-
         anchors, positives = ([str(row[role]) for row in rows] for role in ("anchor", "positive"))
         return [
             {**row, **{f"mined {place}": each.text for place, each in enumerate(passages)}}
-            for row, passages in zip(rows, find_passages(context, anchors, but=positives), strict=True)
+            for row, passages in zip(rows, context.find_passages(anchors, but=positives), strict=True)
         ]
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:

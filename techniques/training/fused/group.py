@@ -24,7 +24,6 @@ from ringmaster.techniques.models.adapters import own_leaves
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
@@ -36,6 +35,7 @@ from ringmaster.techniques.training.fused.packed_attention import packed_attenti
 from ringmaster.techniques.training.job_state import Root, prepared_data
 from ringmaster.techniques.training.losses import Batch
 from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.parts import change_base
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
 from ringmaster.techniques.training.trainer import StepReport
 from ringmaster.techniques.training.trial import trial
@@ -198,8 +198,7 @@ def open_group(order: GangOrder, ranks: Ranks) -> FusedGroup:
         raise ValueError(f"shared_base: {reason}. To fix: train it alone")
     weights = Path(order.weights_from) if order.weights_from else None
     base = build_model(job.model, data=data, seed=job.seed, weights_from=weights)
-    if job.base_format is not None and job.adapter is not None:
-        quantize_base(base, job.adapter)
+    change_base(order, base, job.adapter)
     own = _own(base, jobs)
     attention = None
     if ranks.mesh is not None and order.config.get("base", "whole") == "sharded":

@@ -9,6 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ringmaster.errors import InputError
+from ringmaster.features.stores.knowledge_store import KnowledgeStore
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import with_stores
 from ringmaster.flows.lineage.home import lineage_home
@@ -19,7 +20,6 @@ from ringmaster.tasks.retraining.promotion import read_decisions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data.row_source import retriever_of
-from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 from tests.integration.retrieval.test_store_commands import call, home
 
 __all__ = ["home"]

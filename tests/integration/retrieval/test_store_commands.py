@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
 from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.stores.knowledge_store import Passage, build_store
 from ringmaster.flows import cli
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.techniques.retrieval.knowledge_store import Passage, build_store
 from tests.integration.lineage.family import in_home
 from tests.unit.retrieval.encoders import save_encoder
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.features.stores.knowledge_store import KnowledgeStore
 from ringmaster.flows.lineage.home import lineage_home
-from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 from tests.integration.lineage.family import in_home
 from tests.integration.workbench import is_bit_equal, weights_in
 from tests.unit.retrieval.encoders import SIZES, WORDS, save_encoder

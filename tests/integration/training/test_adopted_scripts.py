@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.features.external_trainers.child import inspect_script
 from ringmaster.techniques import DataSpec, ModelSpec
-from ringmaster.techniques.external.child import inspect_script
 from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP

@@ -9,13 +9,8 @@ from mlflow.utils import validation
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.batch import load_batch
-from ringmaster.tasks.profiling.profile_store import speed_key
-from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.data import prepare
-from ringmaster.techniques.external import protocol
-from ringmaster.techniques.external.protocol import (
+from ringmaster.features.external_trainers import protocol
+from ringmaster.features.external_trainers.protocol import (
     CommandFinished,
     CommandHeartbeat,
     Report,
@@ -25,6 +20,11 @@ from ringmaster.techniques.external.protocol import (
     parse_event,
     words_of,
 )
+from ringmaster.tasks.batch import load_batch
+from ringmaster.tasks.profiling.profile_store import speed_key
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))

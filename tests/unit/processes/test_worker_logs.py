@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.techniques.command import Command
+from ringmaster.features.external_trainers.technique import Command
 from ringmaster.techniques.processes import worker
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.processes.worker import _Log

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
-from ringmaster.techniques.retrieval.knowledge_store import (
+from ringmaster.features.stores.knowledge_store import (
     IVF,
     KnowledgeStore,
     Passage,
     StoreSettings,
     build_store,
 )
+from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from tests.unit.retrieval.encoders import WORDS, save_encoder
 
 EXACT = StoreSettings(batch_size=16)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.stores.knowledge_store import KnowledgeStore, Passage, build_store
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.row_files import RowErrors
 from ringmaster.techniques.data.row_kind import Retriever
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore, Passage, build_store
 from tests.unit.retrieval.encoders import save_encoder
 
 PASSAGES = [f"city{i} color{i}" for i in range(20)]

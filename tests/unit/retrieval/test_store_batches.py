@@ -7,12 +7,12 @@ import pytest
 from ringmaster.codec import from_json
 from ringmaster.errors import BatchFileError
 from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.stores.passages import ids_and_texts
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.row_kind import retriever_of
-from ringmaster.techniques.data.sources.passages import ids_and_texts
 from ringmaster.techniques.job import DataSpec
 from tests.unit.retrieval.encoders import save_encoder
 

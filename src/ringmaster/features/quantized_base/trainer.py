@@ -7,20 +7,17 @@ from torch import nn
 from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.models.quantization import quantize_base
-from ringmaster.techniques.training.parts import TrainerPart, TrainingState
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.training.parts import TrainerPart
 
 
 class QuantizedBasePart(TrainerPart):
     """Stores the base of an adapter in 4 bits."""
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
-        """Returns whether the job has a base in 4 bits."""
-        return state.job.part(QuantizedBase) is not None
-
-    def change_base(self, model: nn.Module, adapter: Adapter | None) -> None:
+    def change_base(cls, order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
         """Replaces the linear layers in place."""
-        if adapter is not None:
+        if adapter is not None and order.job.part(QuantizedBase) is not None:
             quantize_base(model, adapter)
 
 

@@ -5,9 +5,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.external import protocol
-from ringmaster.techniques.external.protocol import (
+from ringmaster.features.external_trainers import protocol
+from ringmaster.features.external_trainers.protocol import (
     KINDS,
     RUN,
     CheckpointWritten,
@@ -24,6 +23,7 @@ from ringmaster.techniques.external.protocol import (
     StepEvent,
     TrainingStarted,
 )
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter

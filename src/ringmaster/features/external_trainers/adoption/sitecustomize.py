@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 HOOKS = {
-    "transformers.trainer": "ringmaster.techniques.external.adoption.hugging_face",
-    "accelerate.accelerator": "ringmaster.techniques.external.adoption.accelerated",
+    "transformers.trainer": "ringmaster.features.external_trainers.adoption.hugging_face",
+    "accelerate.accelerator": "ringmaster.features.external_trainers.adoption.accelerated",
 }
 """Modules, and for each of them our module whose `patch` changes it after its import."""
 

@@ -31,7 +31,7 @@ class Encode(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Encodes some batches."""
-        from ringmaster.techniques.retrieval.store_builder import run
+        from ringmaster.features.stores.store_builder import run
 
         return run(order, self.rank, reporter)
 

@@ -16,10 +16,18 @@ from numpy.typing import NDArray
 
 from ringmaster.errors import CheckpointError
 from ringmaster.features.stores.job import StoreSettings
+from ringmaster.features.stores.knowledge_store import (
+    Passage,
+    StoreIndex,
+    build_index,
+    encoder_in,
+    write_store,
+)
+from ringmaster.features.stores.passage_encoder import ENCODER_FILES, Vectors
+from ringmaster.features.stores.passages import ids_and_texts
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces, store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
 from ringmaster.techniques.data.arrow_files import TOKENS, open_split, values_of
-from ringmaster.techniques.data.sources.passages import ids_and_texts
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.peft_format import is_adapter
@@ -27,14 +35,6 @@ from ringmaster.techniques.models.sentence_embeddings import local_folder
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.retrieval.knowledge_store import (
-    Passage,
-    StoreIndex,
-    build_index,
-    encoder_in,
-    write_store,
-)
-from ringmaster.techniques.retrieval.passage_encoder import ENCODER_FILES, Vectors
 from ringmaster.techniques.training.job_state import JobTrainingState, Root, prepared_data
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, train_segment
 from ringmaster.techniques.training.trainer import StepReport

@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 from ringmaster.codec import digest, from_json
 from ringmaster.extras import require_extra
 from ringmaster.features.stores.job import FLAT, INDEXES, IVF, StoreSettings
+from ringmaster.features.stores.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
+from ringmaster.features.stores.passages import ids_and_texts
 from ringmaster.files import write_value
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrow_files import ArrowWriter, open_split, read_table, table_of, texts_column
-from ringmaster.techniques.data.row_kind import MANIFEST, SampleContext
-from ringmaster.techniques.data.sources.passages import PASSAGES_FILE, ids_and_texts
+from ringmaster.techniques.data.row_kind import MANIFEST, PASSAGES_FILE, SampleContext
 from ringmaster.techniques.models.model_folders import few
-from ringmaster.techniques.retrieval.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
 
 VECTORS, INDEX, ENCODER = "vectors.npy", "index.faiss", "encoder"
 SPARE = 8

@@ -16,8 +16,8 @@ from ringmaster.compat.transformers import (
     save_model_here,
     set_rows_per_device,
 )
+from ringmaster.features.external_trainers.adoption import TIMEOUT_S, numbers
 from ringmaster.report import INSPECT, REPORTER
-from ringmaster.techniques.external.adoption import TIMEOUT_S, numbers
 
 
 class AdoptedTraining(TrainerCallback):  # type: ignore[misc]

@@ -20,8 +20,8 @@ import torch
 from accelerate import data_loader, optimizer, scheduler
 
 from ringmaster.compat.accelerate import prepared_model
+from ringmaster.features.external_trainers.adoption import TIMEOUT_S, numbers
 from ringmaster.report import INSPECT, REPORTER
-from ringmaster.techniques.external.adoption import TIMEOUT_S, numbers
 
 EPOCHS = "ringmaster_epochs.pt"
 

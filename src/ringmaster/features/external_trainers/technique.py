@@ -36,12 +36,12 @@ class Command(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train until enough steps are measured, then save, evaluate and export once."""
-        from ringmaster.techniques.external.child import profile
+        from ringmaster.features.external_trainers.child import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train the steps of the segment."""
-        from ringmaster.techniques.external.child import run
+        from ringmaster.features.external_trainers.child import run
 
         return run(order, reporter)

@@ -5,14 +5,13 @@ import contextlib
 import ctypes
 import json
 import os
-import selectors
 import shutil
 import signal
 import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, Self
@@ -20,12 +19,9 @@ from typing import Any, NoReturn, Self
 import psutil
 
 from ringmaster.errors import PERMANENT_ERRORS, ChannelClosed
-from ringmaster.report import INSPECT, PREEMPTED_STATUS, PROFILE, REPORTING
-from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.checkpoints.storage import MANIFEST
-from ringmaster.techniques.external import protocol
-from ringmaster.techniques.external.account import START_TIMEOUT_S, CommandProgress
-from ringmaster.techniques.external.protocol import (
+from ringmaster.features.external_trainers import protocol
+from ringmaster.features.external_trainers.account import START_TIMEOUT_S, CommandProgress
+from ringmaster.features.external_trainers.protocol import (
     RUN,
     CommandFailure,
     CommandFinished,
@@ -35,12 +31,15 @@ from ringmaster.techniques.external.protocol import (
     words_of,
     write_order,
 )
+from ringmaster.report import INSPECT, PREEMPTED_STATUS, PROFILE, REPORTING
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.channel import Channel, woken_by
 from ringmaster.techniques.processes.events import JobReady, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.gang import num_out_of_memory_kills
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
-from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, WAITING_TIMEOUT_S, Reporter, wait_for_stop
 from ringmaster.techniques.training.trainer import ENOUGH_S, MIN_STEPS, USUAL_STEPS, WARM_UP_STEPS
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
@@ -293,36 +292,6 @@ def _names_permanent_error(line: str) -> bool:
     return isinstance(error, type) and issubclass(error, PERMANENT_ERRORS)
 
 
-@contextlib.contextmanager
-def woken_by(*sources: Any) -> Iterator[Callable[[], object]]:
-    """Yields a function that waits until one of some sources is readable, or a signal has arrived.
-
-    Which one it was is not said: the waiting code checks all its sources each time.
-    """
-    wake, writer = os.pipe()
-    for end in (wake, writer):
-        os.set_blocking(end, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def wait() -> None:
-        selector.select()
-        with contextlib.suppress(BlockingIOError):
-            os.read(wake, 4096)
-
-    with selectors.DefaultSelector() as selector:
-        for source in (wake, *sources):
-            selector.register(source, selectors.EVENT_READ)
-        try:
-            yield wait
-        finally:
-            signal.set_wakeup_fd(before)
-            os.close(wake)
-            os.close(writer)
-
-
-WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbours
-
-
 def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Runs the command from the newest checkpoint to `order.last_step`.
 
@@ -437,13 +406,6 @@ def inspect_script(job: Job, *, num_devices: int) -> dict[str, int]:
         )
         raise ValueError(f"the script does not say how many steps it trains: {reason}")
     return {name: events["plan"][name] for name in ("num_steps", "global_batch_size")}
-
-
-def wait_for_stop(reporter: Reporter) -> None:
-    """Waits until the rank receives the command to stop."""
-    with woken_by(reporter) as wait:
-        while not reporter.has_command(STOP):
-            wait()
 
 
 def _publish(exported: Path, model_dir: Path, *, checkpoint: Path | None) -> None:

@@ -17,8 +17,6 @@ from ringmaster.techniques.data_source import DataOptions, Row, column
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.models.model_folders import few
 
-PASSAGES_FILE = "passages.arrow"
-"""The file of a store with the columns key, id and text."""
 PASSAGE = "passage"
 """The column of a sample with its id and text as JSON in UTF-8: [bytes]."""
 
