@@ -116,17 +116,23 @@ def fault_of(file: Path, *, contents: str, versions: str = "", writes: bool = Tr
         return f"{file} is damaged, or is no SQLite database ({error}). To fix: put back a copy, or {moved}"
     if not versions or result == []:
         return None
-    package, _, folder = versions.partition(":")
-    spec = find_spec(package)
-    places = (spec.submodule_search_locations or ()) if spec is not None else ()
+    package = versions.partition(":")[0]
     if result is None:
         return f"{file} holds other tables than those of {package}. To fix: choose another place, or {moved}"
-    if any(version in file.name for place in places for file in Path(place, folder).glob("*.py") for version in result):
+    if any(version in file.name for file in migration_files(versions) for version in result):
         return None
     return (
         f"{file} was written by another release of {package}, whose version {', '.join(result)} of the tables is not "
         f"known to the installed one. To fix: install that release, or {moved}"
     )
+
+
+def migration_files(versions: str) -> list[Path]:
+    """Returns the migrations in a folder that is named "PACKAGE:PATH"; none where the package is not installed."""
+    package, _, folder = versions.partition(":")
+    spec = find_spec(package)
+    places = (spec.submodule_search_locations or ()) if spec is not None else ()
+    return sorted(file for place in places for file in Path(place, folder).glob("*.py"))
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 # Numerics as in a gang, set before torch is imported. A single thread's sums do not depend on memory addresses.
 # Several threads would wait for each other in loops on a busy machine: a test would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,3 +38,11 @@ def pytest_addoption(parser):
         metavar="N",
         help="Train the gangs of the integration tests on N GPUs, which ranks share, instead of on cores.",
     )
+
+
+@pytest.fixture
+def databases_made_anew(monkeypatch):
+    """Lets databases of Prefect and MLflow be made by migrations, as by the first process of an installed release."""
+    from ringmaster.model_lineage import database_templates
+
+    monkeypatch.setattr(database_templates, "FOLDER", Path(__file__) / "no folder")

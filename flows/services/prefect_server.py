@@ -8,6 +8,7 @@ runs, is as in `prefect server start`.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from prefect.settings import get_current_settings
 
-from ringmaster.compat.prefect import server_app
+from ringmaster.compat.prefect import MIGRATIONS, create_database, server_app
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.services import serving
+from ringmaster.model_lineage.database_templates import create_from_template
 from ringmaster.model_lineage.sqlite_files import alone_in
 from ringmaster.origins import OwnOrigin
 from ringmaster.text import message_of
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as lock:
         if (file := serving.prefect_database()) is not None:
             lock.enter_context(alone_in(file.parent))
+            if not file.exists() and get_current_settings().server.database.migrate_on_start:
+                create_from_template(file, migrations=MIGRATIONS, make=lambda: asyncio.run(create_database()))
         served = serving.checked(started_alone(app, lock), hosts)
         serving.serve(
             serving.server_of(

@@ -29,6 +29,7 @@ from ringmaster.compat.mlflow import DATABASE_LOGGER, MIGRATION_LOGGERS, MIGRATI
 from ringmaster.errors import LedgerError
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage import sqlite_files
+from ringmaster.model_lineage.database_templates import create_from_template
 from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, OutageRetry, RetryingClient, redacted, tensors_uri
 
 if TYPE_CHECKING:  # they import numpy and MLflow
@@ -305,7 +306,10 @@ def create_database(file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with sqlite_files.alone_in(file.parent):
             if not file.exists() or not file.stat().st_size:
-                _write_database(file)
+                # The default experiment has a place for files, which depends on this process.
+                create_from_template(
+                    file, migrations=MIGRATIONS, make=lambda: _write_database(file), emptied=("experiments",)
+                )
     except (OSError, sqlite3.Error, SQLAlchemyError) as error:
         error = getattr(error, "orig", error)  # without the statement
         raise LedgerError(

@@ -1,35 +1,8 @@
-import shutil
-
 import pytest
 
-from ringmaster.model_lineage.ledger import connection
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, SharedGpuServer, Workbench
-
-MAKE_DATABASE = connection._write_database
-
-
-@pytest.fixture(scope="session", autouse=True)
-def databases_made_once(tmp_path_factory):
-    """Copies one MLflow database for all tests: making it takes dozens of migrations and several seconds."""
-    folder = tmp_path_factory.mktemp("database")
-
-    def make(file):
-        first = folder / "mlflow.db"
-        if not first.exists():
-            MAKE_DATABASE(first)
-        shutil.copy(first, file)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "_write_database", make)
-        yield
-
-
-@pytest.fixture
-def databases_made_anew(monkeypatch):
-    """Restores the function that makes an MLflow database by migrations, as outside of tests."""
-    monkeypatch.setattr(connection, "_write_database", MAKE_DATABASE)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,17 @@ Without it a server that cannot read the file of a later release ends with a tra
 """
 
 
+async def create_database() -> None:
+    """Creates the tables of the database that the settings name, or upgrades them, as Prefect's server does.
+
+    The server does so as it starts, and then adds rows. Without it no copy of the tables alone could be kept, and each
+    new home would wait for its migrations.
+    """
+    from prefect.server.database import provide_database_interface
+
+    await provide_database_interface().create_db()
+
+
 def server_app(*, ephemeral: bool) -> Any:
     """Returns the application that `prefect server start` serves.
 

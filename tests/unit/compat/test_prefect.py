@@ -2,9 +2,12 @@
 
 import asyncio
 import importlib.util
+import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.compat import prefect as compat
+from ringmaster.model_lineage.sqlite_files import migration_files
 
 
 class OwnFlow(Flow):
@@ -47,6 +51,20 @@ def test_the_last_migration_of_the_sqlite_file_has_its_version_in_its_name():
     found = re.search(r'^revision\b[^=]*=\s*"(\w+)"', last.read_text(), re.MULTILINE)
     assert found is not None
     assert found[1] in last.name
+
+
+@pytest.mark.full  # seconds of migrations, which each new server of a release without a template does as well
+def test_a_database_is_created_with_its_tables_at_the_last_version_and_without_rows(tmp_path):
+    file = tmp_path / "prefect.db"
+    program = "import asyncio; from ringmaster.compat.prefect import create_database; asyncio.run(create_database())"
+    environment = {**os.environ, "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{file}"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    with closing(sqlite3.connect(file)) as database:
+        ((version,),) = database.execute("SELECT version_num FROM alembic_version").fetchall()
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = {name: database.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+    assert version in max(migration_files(compat.MIGRATIONS), key=lambda migration: migration.name).name
+    assert "flow_run" in rows and {name for name, count in rows.items() if count} == {"alembic_version"}
 
 
 def test_the_application_serves_prefects_api():

@@ -13,6 +13,7 @@ from ringmaster.model_lineage.records import MetricPoint
 from tests.readers import small_disk
 
 
+@pytest.mark.usefixtures("databases_made_anew")
 @pytest.mark.parametrize("is_there", [True, False])
 def test_shared_memory_without_room_is_not_used(tmp_path, monkeypatch, is_there):
     """A container gives 64 kB to /dev/shm."""
@@ -29,7 +30,12 @@ def test_shared_memory_without_room_is_not_used(tmp_path, monkeypatch, is_there)
     assert [path.name for path in file.parent.iterdir()] == ["mlflow.db"]
 
 
-def test_a_home_without_room_is_one_fault_without_a_statement(tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_template", [True, False])
+def test_a_home_without_room_is_one_fault_without_a_statement(tmp_path, monkeypatch, request, has_template):
+    if has_template:
+        connection.create_database(tmp_path / "mlflow.db")
+    else:
+        request.getfixturevalue("databases_made_anew")
     monkeypatch.setattr(connection, "_MEMORY", tmp_path / "shm")
     with (
         small_disk(tmp_path / "home", size="64k") as home,
