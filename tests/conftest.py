@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.durations"]
+
 # Numerics as in a gang, set before torch is imported. A single thread's sums do not depend on memory addresses.
 # Several threads would wait for each other in loops on a busy machine: a test would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
