@@ -156,9 +156,9 @@ def rank_environment() -> dict[str, str]:
         **own_caches(),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "OMP_NUM_THREADS": "1",
-        # How often a thread of OpenMP looks for work before it sleeps. By default it spins for milliseconds: where other
-        # processes need the cores too, two threads then take up to 25 times as long; with this limit twice as long as
-        # one. On cores of their own both limits are equally fast.
+        # How often a thread of OpenMP looks for work before it sleeps. By default it spins for milliseconds: where
+        # other processes need the cores too, two threads then take up to 25 times as long; with this limit twice as
+        # long as one. On cores of their own both limits are equally fast.
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "5000"),
         # Whoever asks whether there is a GPU, such as transformers at its import, would open a context on one, after
         # which children of this process could use none. By NVML nothing is opened.
