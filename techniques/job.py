@@ -1,7 +1,7 @@
 """Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
@@ -782,6 +782,12 @@ class Job:
     def phases(self) -> tuple[TrainingPhase, ...]:
         """The phases of a job that has changed its batch size, precision or exchanges on the way; none of others."""
         return tuple(phase for part in self.parts for phase in part.phases)
+
+    def with_phases(self, phases: Sequence[TrainingPhase]) -> "Job":
+        """Returns the job, as it was written, with phases."""
+        kind, values = part_kind("phases"), {"phases": tuple(phases)}
+        assert kind is not None, "a built-in feature has the key"
+        return replace(self, num_steps=phases[-1].num_steps).with_parts(kind(**values))
 
     def phase(self, step: int) -> TrainingPhase:
         """Returns the phase of a step (0-based)."""

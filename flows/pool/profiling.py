@@ -18,7 +18,6 @@ from prefect.states import Cancelled, Cancelling
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, NodeUnavailable
-from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.flow_runs import for_prefect, notices
@@ -27,14 +26,14 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.job_table import layout_of
+from ringmaster.tasks.execution.job_rules import usable_options
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.submissions import PROGRESS
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques import Job, Profile
+from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import UNTRUSTED
 
 LOOK_EVERY_S = 1.0
@@ -144,7 +143,7 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     }
     variants = {variant.name: variant for job in jobs.values() for variant in job.variants().values()}
     for name, job in (jobs | variants).items():
-        profiles[name] = verifiable(job, profiles.get(name, ()))
+        profiles[name] = usable_options(job, profiles.get(name, ()))
         if job.is_exact and profiles[name]:  # kernels of another kind of device have other bits
             kind = profiles[name][0].device_type.removesuffix(UNTRUSTED)
             profiles[name] = tuple(p for p in profiles[name] if p.device_type.removesuffix(UNTRUSTED) == kind)
@@ -165,19 +164,6 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
         groups=groups,
         num_trials=sum(profiled.num_trials for profiled in results.values()),
     )
-
-
-def verifiable(job: Job, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
-    """Returns the profiles under which a job may be trained: on untrusted devices where trusted ones can repeat it.
-
-    These are of the same kind and, unless the job is exact, have the same layout.
-    """
-
-    def layout(each: Profile) -> tuple[object, ...]:
-        return each.device_type.removesuffix(UNTRUSTED), None if job.is_exact else layout_of(each)
-
-    trusted = [layout(each) for each in profiles if not each.is_untrusted]
-    return tuple(p for p in profiles if not p.is_untrusted or (job.part(Untrusted) and layout(p) in trusted))
 
 
 def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:

@@ -18,6 +18,7 @@ from itertools import count
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.batch_parts import ExecutionState, batch_parts
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
@@ -26,7 +27,6 @@ from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTa
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import Forecaster, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.tasks.execution.referee import SegmentReferee
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, SegmentRecord
@@ -94,14 +94,15 @@ class Executor:
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
         self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
-        self._referee = SegmentReferee(
-            self.job_table,
-            self._plan_progress,
+        execution = ExecutionState(
+            job_table=self.job_table,
+            plan_progress=self._plan_progress,
             want=lambda why: self._plan_manager.want(why),
             stop=lambda running: self._stop_gangs([running]),
             expel=self._expel,
             is_out=lambda device: device in self._plan_manager.out,
         )
+        self.parts = batch_parts(execution)
         self._starter = Starter(
             self.job_table,
             self._plan_progress,
@@ -111,7 +112,7 @@ class Executor:
             post=self.post,
             notify=self._listeners.notify,
             clock=clock,
-            committed=self._committed,
+            outcome_of=self._outcome_of,
         )
         self._plan_manager = PlanManager(
             cluster=cluster,
@@ -391,12 +392,13 @@ class Executor:
             first_step=what["first_step"],
             first_steps={table.name_of(n, like=record.job): step for n, step in what.get("fellows", {}).items()},
         )
-        self._committed(number, future).add_done_callback(lambda ended: self.post(number, ended))
+        self._outcome_of(number, future).add_done_callback(lambda ended: self.post(number, ended))
 
-    def _committed(self, number: int, future: Future[Outcome]) -> Future[Outcome]:
+    def _outcome_of(self, number: int, outcome: Future[Outcome]) -> Future[Outcome]:
         running = self._plan_progress.running[number]
-        node, job = running.segment.devices[0][0], running.segment.job
-        return self._referee.committed(future, job=job, first_step=running.first_step, node=node)
+        for part in self.parts:
+            outcome = part.outcome_of(running, outcome)
+        return outcome
 
     def _expel(self, node: str, why: str) -> None:
         self.hold(node)
@@ -548,7 +550,8 @@ class Executor:
     def _decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Returns what follows an outcome. One that lacks what it must have fails its jobs alone."""
         try:
-            return self._referee.decide(running, outcome) or self._outcome_policy.decide(running, outcome)
+            decisions = (part.decide(running, outcome) for part in self.parts)
+            return next(filter(None, decisions), None) or self._outcome_policy.decide(running, outcome)
         except SQLAlchemyError:
             raise
         except Exception as error:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.features.target.job import Phases
 from ringmaster.tasks.execution.events import ExecutionEvent
+from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.storage import is_url, join_root
@@ -100,14 +100,6 @@ goes on}.
 PARTED, LEFT, LEADS_AFTER = "parted", "left_group", "leads_after"
 """Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group; on one
 that leads a group after another job, the name of that job within the batch."""
-UNTRUSTED_SEGMENTS, REPEATED = "untrusted_segments", "repeated"
-TRUSTED_ONLY, BACK_TO = "trusted_only", "back_to"
-"""Keys of a job's details, of jobs that untrusted nodes may train (`referee`).
-
-UNTRUSTED_SEGMENTS: what untrusted nodes have made of it (`StateCommitment`), as far as its present state contains that.
-REPEATED: the segment that trusted nodes repeat, its layout, and the repetitions so far. TRUSTED_ONLY: no untrusted node
-may train it any more. BACK_TO: the step to which it is taken back once its gang has ended.
-"""
 LAYOUT = "layout"
 """The key of a job's details with the option under which it first ran, where it must run under no other."""
 
@@ -340,7 +332,7 @@ class JobTable:
         self.after: dict[str, tuple[str, ...]] = {}  # the jobs that each job depends on
         self.attempts: dict[str, int] = {}  # crashes without progress
         self._before_pinned: dict[str, list[Profile]] = {}  # the options of jobs that keep their layout
-        self._before_trusted: dict[str, list[Profile]] = {}  # the options of jobs that are kept to trusted devices
+        self._before_rules: dict[str, list[Profile]] = {}  # the options of jobs of which rules permit a part
         self.groups = GroupTable(self)
 
     def add(self, entries: Iterable[JobState]) -> None:
@@ -376,7 +368,7 @@ class JobTable:
     def renew(self, name: str) -> None:
         """Updates a job from its record: its definition if it was a placeholder, and its goal."""
         entry, details = self.entries[name], self.records[name].details
-        self.profiles[name] = self._before_trusted.pop(name, self.profiles[name])
+        self.profiles[name] = self._before_rules.pop(name, self.profiles[name])
         if SETTLED in details:
             entry = self.entries[name] = self._settled(entry, details)
         if (job := with_phases(entry.job, details)) != entry.job:
@@ -389,13 +381,13 @@ class JobTable:
         if start is not None and self.records[name].step < start.step:
             self.write(name, step=start.step)
         total = entry.job.num_steps or 0
-        repeated = details.get(REPEATED)
-        self.totals[name] = min(
-            details.get(GOAL, total), total, repeated["segment"]["last_step"] if repeated else total
-        )
+        goal = min(details.get(GOAL, total), total)
+        for rule in job_rules():
+            goal = rule.goal(details, goal)
+        self.totals[name] = goal
         self.groups.renew(name)
         self._pin(name)
-        self._keep_to_trusted(name)
+        self._apply_rules(name)
 
     def keep_layout(self, name: str, profile: Profile) -> set[int]:
         """Pins a job to the option under which it starts, if its results depend on the layout.
@@ -418,18 +410,14 @@ class JobTable:
             self._before_pinned[name] = profiles
             self.profiles[name] = kept[:1] * len(profiles)
 
-    def _keep_to_trusted(self, name: str) -> None:
-        """Replaces the options on untrusted devices where a job must not use them.
-
-        A segment is repeated under its own layout: others have the same bits only of exact jobs.
-        """
-        details, profiles = self.records[name].details, self.profiles[name]
-        repeated = details.get(REPEATED)
-        if repeated or details.get(TRUSTED_ONLY):
-            fits = [each for each in profiles if not each.is_untrusted]
-            if repeated and not self.entries[name].job.is_exact:
-                fits = [each for each in fits if layout_of(each) == repeated["layout"]]
-            self._before_trusted[name] = profiles
+    def _apply_rules(self, name: str) -> None:
+        """Replaces the options that rules do not permit now, so that the numbers of the others stay valid."""
+        profiles = self.profiles[name]
+        fits: Sequence[Profile] = profiles
+        for rule in job_rules():
+            fits = rule.options(self.entries[name].job, self.records[name].details, fits)
+        if fits is not profiles:
+            self._before_rules[name] = profiles
             self.profiles[name] = [each if each in fits else fits[0] for each in profiles] if fits else []
 
     def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
@@ -456,7 +444,7 @@ class JobTable:
         for name in list(jobs):
             self.groups.forget(name)
             tables = self.entries, self.records, self.profiles, self.totals, self.after, self.attempts
-            for kept in (*tables, self._before_trusted):
+            for kept in (*tables, self._before_rules):
                 kept.pop(name, None)
 
     def write(self, job: str, **changes: Any) -> JobRecord:
@@ -621,8 +609,7 @@ def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
     """Returns a job with the phases that its details have, if they have any, unless it was defined with some."""
     if job.phases or not details.get(PHASES):
         return job
-    phases = _phases(details[PHASES])
-    return replace(job, num_steps=phases[-1].num_steps).with_parts(Phases(phases=phases))
+    return job.with_phases(_phases(details[PHASES]))
 
 
 def _phases(rows: Sequence[Any]) -> tuple[TrainingPhase, ...]:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import DeviceWait, ExecutionEvent, SegmentStarted
-from ringmaster.tasks.execution.job_table import REPEATED, JobTable, RunPaths
+from ringmaster.tasks.execution.job_rules import job_rules
+from ringmaster.tasks.execution.job_table import JobTable, RunPaths
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
@@ -25,9 +25,6 @@ from ringmaster.techniques.training.fused.group_requirements import steps_taken
 
 MAX_OVERHEAD = 0.02  # the largest share of the time that saving may take
 MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # a device's
-
-SUSPECT_CHECKPOINTS = 20
-"""The checkpoints that are kept of a job that untrusted nodes may train: a lie that is found later takes it back."""
 
 LEASE_RETRY_S = 1.0  # other processes return devices without notice
 
@@ -67,7 +64,7 @@ class Starter:
     post: receives the events of a segment's gang, and at last its outcome, by the segment's number.
     notify: receives execution events.
     held_nodes, vacated: nodes and devices on which no segment starts.
-    committed: adds to the outcome of a running segment, by its number, what its gang is committed to.
+    outcome_of: adds to the outcome of a running segment, by its number, what features need.
     """
 
     def __init__(
@@ -81,9 +78,9 @@ class Starter:
         post: Callable[[int, Event | Future[Outcome]], None],
         notify: Callable[[ExecutionEvent], None],
         clock: Callable[[], float],
-        committed: Callable[[int, Future[Outcome]], Future[Outcome]],
+        outcome_of: Callable[[int, Future[Outcome]], Future[Outcome]],
     ) -> None:
-        self.committed = committed
+        self._outcome_of = outcome_of
         self._job_table, self._plan_progress, self._leases, self._holder = job_table, plan_progress, leases, holder
         self._engine, self._post, self._notify, self._clock = engine, post, notify, clock
         self.held_nodes: set[str] = set()
@@ -112,7 +109,7 @@ class Starter:
             are_taken = self._leases.take_each(gangs, holder=self._holder)
             attempts = list(zip(startable, gangs, are_taken, strict=True))
             for call in self._begin([(s, names) for s, names, is_taken in attempts if is_taken], cluster):
-                future = self.committed(call.number, self._engine.start(call))
+                future = self._outcome_of(call.number, self._engine.start(call))
                 future.add_done_callback(partial(self._post, call.number))
             if missing := {name for _, names, is_taken in attempts if not is_taken for name in names}:
                 held = self._leases.held()
@@ -126,18 +123,18 @@ class Starter:
         return again_s
 
     def _move_apart(self, startable: Sequence[PlannedSegment], cluster: Cluster, *, out: Collection[DeviceId]) -> bool:
-        """Plans second repetitions of segments for other trusted nodes than the first; returns whether it has."""
+        """Plans segments for others than the nodes on which their jobs must not run; returns whether it has."""
         has_changed = False
         for segment in startable:
             details = self._job_table.records[segment.job].details
-            first = next(iter((details.get(REPEATED) or {}).get("repetitions", ())), None)
-            if first is None or segment.devices[0][0] != first["node"]:
+            barred = {node for rule in job_rules() for node in rule.barred_nodes(details)}
+            if segment.devices[0][0] not in barred:
                 continue
             like = cluster.device(*segment.devices[0]).device_kind()
             for node in cluster.nodes:
                 devices = [(node.name, k) for k, each in enumerate(node.devices) if each.device_kind() == like]
                 usable = [each for each in devices if each not in out and node.name not in self.held_nodes]
-                if node.name != first["node"] and len(usable) >= len(segment.devices):
+                if node.name not in barred and len(usable) >= len(segment.devices):
                     self._plan_progress.exchange(dict(zip(segment.devices, usable, strict=False)))
                     has_changed = True
                     break
@@ -189,17 +186,17 @@ class Starter:
         first_steps: Mapping[str, int] | None = None,
     ) -> None:
         """Adds a segment to the running ones."""
-        untrusted = self._job_table.entries[segment.job].job.part(Untrusted)
+        ordered_step = segment.last_step
+        for rule in job_rules():
+            job = self._job_table.entries[segment.job].job
+            ordered_step = rule.last_step(job, profile, first_step=first_step, last_step=ordered_step)
         self._plan_progress.running[number] = RunningSegment(
             segment,
             profile,
             names,
             first_step,
             number=number,
-            # On an untrusted node, a gang ends after a few steps.
-            ordered_step=min(segment.last_step, first_step + untrusted.verify_steps)
-            if profile.is_untrusted and untrusted is not None
-            else segment.last_step,
+            ordered_step=ordered_step,
             step=first_step,
             first_steps=first_steps or {},
         )
@@ -348,11 +345,8 @@ class Starter:
                 below={entries[each].local_job.name for parent in parents for each in self._below(parent)},
             )
             record = self._job_table.records[job]
-            if entries[job].job.part(Untrusted) is not None:
-                repeated = record.details.get(REPEATED)
-                steps = tuple(repeated["segment"]["steps"]) if repeated else ()
-                keep = max(order.keep_checkpoints, SUSPECT_CHECKPOINTS)
-                order = replace(order, digested_steps=steps, keep_checkpoints=keep)
+            for rule in job_rules():
+                order = rule.order(entries[job].job, record.details, order)
             return replace(order, known_step=record.step)
 
         order = order_of(segment.job, self._plan_progress.running[number].ordered_step)

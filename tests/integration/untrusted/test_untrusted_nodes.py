@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import from_json
+from ringmaster.features.untrusted.execute import UNTRUSTED_SEGMENTS, StateCommitment
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import UNTRUSTED_SEGMENTS, JobTable
-from ringmaster.tasks.execution.referee import StateCommitment
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.node_agent import NodeAgent
@@ -64,7 +64,8 @@ class LocalPool:
             replanner=replanner,
         )
         left = list(draws)
-        self.executor._referee._draw = lambda: left.pop(0) if left else 1.0
+        (referee,) = self.executor.parts
+        referee.draw = lambda: left.pop(0) if left else 1.0
 
     def _listen(self, event):
         self.events.append(event)

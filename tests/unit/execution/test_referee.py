@@ -4,12 +4,11 @@ from functools import partial
 
 import pytest
 
+from ringmaster.features.untrusted import execute
+from ringmaster.features.untrusted.execute import REPEATED, TRUSTED_ONLY, StateCommitment
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution import referee
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.job_table import REPEATED, TRUSTED_ONLY
-from ringmaster.tasks.execution.referee import StateCommitment
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.techniques import Profile
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
@@ -54,7 +53,7 @@ def made(tmp_path, monkeypatch):
             node=node, first_step=first_step, last_step=last_step, steps=(last_step,), digests=(value,), final=value
         )
 
-    monkeypatch.setattr(referee, "commitment_of", commitment)
+    monkeypatch.setattr(execute, "commitment_of", commitment)
 
     def make(*, script=None, draw=1.0, liars=(), names=("a",)):
         lies.update(liars)
@@ -72,7 +71,8 @@ def made(tmp_path, monkeypatch):
         bench.cluster = Cluster(nodes=(nodes[0], Cluster(nodes=nodes[1:]).untrusted().nodes[0]))
         bench.executor._plan_manager.cluster = bench.cluster
         monkeypatch.setattr("ringmaster.tasks.cluster.Device.device_kind", kind_of)
-        bench.executor._referee._draw = lambda: draw
+        (referee,) = bench.executor.parts
+        referee.draw = lambda: draw
         return bench
 
     return make

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.execution.referee import (
+from ringmaster.features.untrusted.execute import (
     StateCommitment,
     VerificationResult,
     first_difference,

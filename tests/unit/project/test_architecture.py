@@ -252,10 +252,6 @@ NAMING_FEATURES = {
     "flows/batch/local_run.py",
     "flows/lineage/reproducing.py",
     "flows/lineage/undoing.py",
-    "flows/pool/profiling.py",
-    "tasks/execution/job_table.py",
-    "tasks/execution/referee.py",
-    "tasks/execution/starter.py",
     "tasks/execution/target_scheduler.py",
     "tasks/control/request_handler.py",
 }

@@ -5,8 +5,8 @@ import pytest
 from ringmaster.errors import InputError
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.flows.pool import own_node
-from ringmaster.flows.pool.profiling import verifiable
 from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.job_rules import usable_options
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database, file_url
@@ -65,7 +65,7 @@ def test_a_job_is_trained_by_untrusted_nodes_only_where_trusted_ones_can_repeat_
     single, volunteered = known("single", "cpu"), known("single", "cpu" + UNTRUSTED)
     alone, other_kind = known("fsdp", "cpu" + UNTRUSTED), known("single", "gpu" + UNTRUSTED)
     every = [single, volunteered, alone, other_kind]
-    assert verifiable(job("a"), every) == (single,)
+    assert usable_options(job("a"), every) == (single,)
     parts = (Untrusted(allow_untrusted=True),)
-    assert verifiable(job("a", parts=parts), every) == (single, volunteered)
-    assert verifiable(job("a", parts=parts, exact=True), every) == (single, volunteered, alone)
+    assert usable_options(job("a", parts=parts), every) == (single, volunteered)
+    assert usable_options(job("a", parts=parts, exact=True), every) == (single, volunteered, alone)

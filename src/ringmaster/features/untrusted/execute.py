@@ -1,4 +1,4 @@
-"""The referee of an executor: has work of untrusted nodes repeated, names liars, and takes jobs back to good states.
+"""The verification of untrusted nodes: has their work repeated, names liars, and takes jobs back to good states.
 
 An untrusted node (a volunteer of Learning@home: Ryabinin and Gusev, arXiv:2002.04013) trains segments of jobs that
 allow it. At the end of a segment its gang is committed to digests of the state after some steps, and of the last
@@ -22,32 +22,93 @@ the job's record (`job_table`), so that the next executor goes on with it.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import SystemRandom
+from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.background_worker import in_a_thread
-from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.job_table import (
-    BACK_TO,
-    REPEATED,
-    TRUSTED_ONLY,
-    UNTRUSTED_SEGMENTS,
-    JobTable,
-    layout_of,
-)
-from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.execution.batch_parts import BatchPart, ExecutionState
+from ringmaster.tasks.execution.job_rules import JobRule
+from ringmaster.tasks.execution.job_table import layout_of
+from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
+from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.profiles import UNTRUSTED
+
+UNTRUSTED_SEGMENTS, REPEATED = "untrusted_segments", "repeated"
+TRUSTED_ONLY, BACK_TO = "trusted_only", "back_to"
+"""Keys of the details of jobs that untrusted nodes may train.
+
+UNTRUSTED_SEGMENTS: what untrusted nodes have made of it (`StateCommitment`), as far as its present state contains that.
+REPEATED: the segment that trusted nodes repeat, its layout, and the repetitions so far. TRUSTED_ONLY: no untrusted node
+may train it any more. BACK_TO: the step to which it is taken back once its gang has ended.
+"""
+SUSPECT_CHECKPOINTS = 20
+"""The checkpoints that are kept of a job that untrusted nodes may train: a lie that is found later takes it back."""
+
+
+class UntrustedRule(JobRule):
+    """A segment of an untrusted node is short, and can be repeated on a trusted one."""
+
+    def usable(self, job: Job, profiles: Sequence[Profile]) -> Sequence[Profile]:
+        """Returns the options: those on untrusted devices where trusted ones can repeat them.
+
+        These are of the same kind and, unless the job is exact, have the same layout.
+        """
+
+        def layout(each: Profile) -> tuple[object, ...]:
+            return each.device_type.removesuffix(UNTRUSTED), None if job.is_exact else layout_of(each)
+
+        trusted = [layout(each) for each in profiles if not each.is_untrusted]
+        allows = job.part(Untrusted) is not None
+        return tuple(p for p in profiles if not p.is_untrusted or (allows and layout(p) in trusted))
+
+    def options(self, job: Job, details: Mapping[str, Any], profiles: Sequence[Profile]) -> Sequence[Profile]:
+        """Returns the options on trusted devices where a job must use no others.
+
+        A segment is repeated under its own layout: others have the same bits only of exact jobs.
+        """
+        repeated = details.get(REPEATED)
+        if not repeated and not details.get(TRUSTED_ONLY):
+            return profiles
+        fits = [each for each in profiles if not each.is_untrusted]
+        if repeated and not job.is_exact:
+            fits = [each for each in fits if layout_of(each) == repeated["layout"]]
+        return fits
+
+    def goal(self, details: Mapping[str, Any], goal: int) -> int:
+        """Returns the end of the segment that is repeated, if one is."""
+        repeated = details.get(REPEATED)
+        return min(goal, repeated["segment"]["last_step"]) if repeated else goal
+
+    def barred_nodes(self, details: Mapping[str, Any]) -> Collection[str]:
+        """Returns the trusted node that has made the first of two repetitions."""
+        return [each["node"] for each in (details.get(REPEATED) or {}).get("repetitions", ())[:1]]
+
+    def last_step(self, job: Job, profile: Profile, *, first_step: int, last_step: int) -> int:
+        """Returns a step after which a gang on an untrusted node ends."""
+        part = job.part(Untrusted)
+        return last_step if part is None or not profile.is_untrusted else min(last_step, first_step + part.verify_steps)
+
+    def order(self, job: Job, details: Mapping[str, Any], order: GangOrder) -> GangOrder:
+        """Returns the order with the steps after which digests of the state are taken, in a repetition."""
+        if job.part(Untrusted) is None:
+            return order
+        repeated = details.get(REPEATED)
+        steps = tuple(repeated["segment"]["steps"]) if repeated else ()
+        return replace(order, digested_steps=steps, keep_checkpoints=max(order.keep_checkpoints, SUSPECT_CHECKPOINTS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,46 +206,34 @@ COMMITMENT = "commitment"
 """The key of an outcome's result with the `StateCommitment` of its gang."""
 
 
-class SegmentReferee:
-    """Decides for one executor, on whose thread all methods but the waiting of `committed` are called.
+class SegmentReferee(BatchPart):
+    """Decides which segments are repeated, and what follows from repetitions.
 
-    want: requests a new plan, with the reason.
-    stop: stops the gang of a running segment.
-    expel: gives a node no work any more, with the reason.
-    is_out: returns whether a device must not be used, as its node is expelled, or it is faulty.
     draw: returns a number in [0, 1) that no node can know before.
     """
 
-    def __init__(
-        self,
-        job_table: JobTable,
-        plan_progress: PlanProgress,
-        *,
-        want: Callable[[str], None],
-        stop: Callable[[RunningSegment], None],
-        expel: Callable[[str, str], None],
-        is_out: Callable[[DeviceId], bool],
-        draw: Callable[[], float] = SystemRandom().random,
-    ) -> None:
-        self._job_table, self._plan_progress = job_table, plan_progress
-        self._want, self._stop, self._expel, self._is_out, self._draw = want, stop, expel, is_out, draw
+    def __init__(self, execution: ExecutionState, *, draw: Callable[[], float] = SystemRandom().random) -> None:
+        super().__init__(execution)
+        self._job_table, self._plan_progress = execution.job_table, execution.plan_progress
+        self.draw = draw
 
-    def committed(self, future: Future[Outcome], *, job: str, first_step: int, node: str) -> Future[Outcome]:
-        """Returns the future of a segment's outcome, with what its gang has made, where the job may be verified."""
+    def outcome_of(self, running: RunningSegment, outcome: Future[Outcome]) -> Future[Outcome]:
+        """Returns the outcome of a segment with what its gang has made, where the job may be verified."""
+        node, job, first_step = running.segment.devices[0][0], running.segment.job, running.first_step
         entry = self._job_table.entries[job]
         if entry.job.part(Untrusted) is None:
-            return future
+            return outcome
         if (repeated := self._job_table.records[job].details.get(REPEATED)) is not None:
             first_step = repeated["segment"]["first_step"]
         root = entry.place.checkpoint_dir(entry.local_job)
 
         def wait() -> Outcome:
-            outcome = future.result()
-            last_step = outcome.result.get("step", 0)
-            if outcome.status not in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED) or last_step <= first_step:
-                return outcome
+            made = outcome.result()
+            last_step = made.result.get("step", 0)
+            if made.status not in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED) or last_step <= first_step:
+                return made
             value = commitment_of(root, node=node, first_step=first_step, last_step=last_step)
-            return replace(outcome, result={**outcome.result, COMMITMENT: to_json(value)})
+            return replace(made, result={**made.result, COMMITMENT: to_json(value)})
 
         return in_a_thread("commitment", wait)
 
@@ -207,7 +256,7 @@ class SegmentReferee:
 
     def _after_untrusted(self, running: RunningSegment, outcome: Outcome, made: StateCommitment | None) -> str | None:
         job, node = running.segment.job, running.segment.devices[0][0]
-        if any(map(self._is_out, running.segment.devices)):
+        if any(map(self._execution.is_out, running.segment.devices)):
             return self._go_back(job, running.first_step, why=f"node {node} must not be used, where {job} trained")
         is_in_order = outcome.status in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED)
         if made is None and is_in_order:
@@ -220,7 +269,7 @@ class SegmentReferee:
         self._job_table.write(job, details={UNTRUSTED_SEGMENTS: to_json(segments)})
         untrusted = self._job_table.entries[job].job.part(Untrusted)
         assert untrusted is not None, "other jobs get trusted nodes"
-        if self._draw() >= untrusted.verify_share and made.final and made.steps:
+        if self.draw() >= untrusted.verify_share and made.final and made.steps:
             return None
         repeated = {"segment": to_json(made), "layout": layout_of(running.profile), "repetitions": []}
         self._job_table.write(job, details={REPEATED: repeated})
@@ -239,14 +288,14 @@ class SegmentReferee:
         details = {UNTRUSTED_SEGMENTS: to_json(segments), REPEATED: None}
         self._job_table.write(job, details=details if is_fixed else {**details, TRUSTED_ONLY: True})
         self._job_table.renew(job)
-        self._want(f"steps {segment.first_step} to {segment.last_step} of {job} were verified")
+        self._execution.want(f"steps {segment.first_step} to {segment.last_step} of {job} were verified")
         if verdict.result == VerificationResult.EQUAL:
             return None
         why = _sentence(job, segment, repetitions, verdict)
         logger.error("%s", why)
         if verdict.result != VerificationResult.LIE:
             return None
-        self._expel(segment.node, why)
+        self._execution.expel(segment.node, why)
         suspects = self._take_back(segment.node)
         return why if job in suspects else None
 
@@ -265,7 +314,7 @@ class SegmentReferee:
             if gangs:
                 self._job_table.write(job, details={BACK_TO: step})
                 for each in gangs:
-                    self._stop(each)
+                    self._execution.stop(each)
             else:
                 self._go_back(job, step, why=f"the work of node {node} is repeated")
         return result
@@ -289,7 +338,7 @@ class SegmentReferee:
         self._job_table.write(job, status=status, step=left, details=details)
         self._job_table.renew(job)
         self._plan_progress.drop(job)
-        self._want(why)
+        self._execution.want(why)
         return f"again from step {left}: {why}"
 
     def _segments(self, job: str) -> list[StateCommitment]:
@@ -321,3 +370,7 @@ def commitment_of(root: str, *, node: str, first_step: int, last_step: int) -> S
     return StateCommitment(
         node=node, first_step=first_step, last_step=last_step, steps=steps, digests=digests, final=final
     )
+
+
+JOB_RULES = (UntrustedRule(),)
+BATCH_PARTS = (SegmentReferee,)

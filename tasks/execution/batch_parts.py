@@ -1,0 +1,56 @@
+"""What optional features do in an executor.
+
+The module `execute` of a feature lists its parts in `BATCH_PARTS`, and in `STEERING` the policies by which it decides
+how far jobs train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ringmaster.features import modules
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.techniques.processes.events import Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionState:
+    """What parts see of an executor, and may ask of it.
+
+    want: requests a new plan, with the reason.
+    stop: stops the gang of a running segment.
+    expel: gives a node no work any more, with the reason.
+    is_out: returns whether a device must not be used, as its node is expelled, or it is faulty.
+    """
+
+    job_table: JobTable
+    plan_progress: PlanProgress
+    want: Callable[[str], None]
+    stop: Callable[[RunningSegment], None]
+    expel: Callable[[str, str], None]
+    is_out: Callable[[DeviceId], bool]
+
+
+class BatchPart:
+    """The part of a feature in an executor, on whose thread all methods are called. By default they do nothing."""
+
+    def __init__(self, execution: ExecutionState) -> None:
+        self._execution = execution
+
+    def outcome_of(self, running: RunningSegment, outcome: Future[Outcome]) -> Future[Outcome]:
+        """Returns the outcome of a segment that has begun, with what the part adds to it."""
+        return outcome
+
+    def decide(self, running: RunningSegment, outcome: Outcome) -> str | None:
+        """Acts on an outcome. Returns what follows; None where the outcome stands, and others decide."""
+        return None
+
+
+def batch_parts(execution: ExecutionState) -> tuple[BatchPart, ...]:
+    """Returns the parts of all features for an executor, in the order in which they are called."""
+    parts = (part for module in modules("execute") for part in getattr(module, "BATCH_PARTS", ()))
+    return tuple(part(execution) for part in parts)

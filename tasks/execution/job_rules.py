@@ -1,0 +1,53 @@
+"""What optional features add to what a job may do next, while its batch is executed.
+
+The module `execute` of a feature lists its rules in `JOB_RULES`. A rule knows of a job only what its record says, so
+that it holds in each process that reads the record.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from ringmaster.features import modules
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.processes.order import GangOrder
+
+
+class JobRule:
+    """A rule of a feature. By default it changes nothing. details: of the job's record."""
+
+    def usable(self, job: Job, profiles: Sequence[Profile]) -> Sequence[Profile]:
+        """Returns the options, of those that were measured or predicted, under which the job may be trained."""
+        return profiles
+
+    def options(self, job: Job, details: Mapping[str, Any], profiles: Sequence[Profile]) -> Sequence[Profile]:
+        """Returns the options under which the job may be trained now."""
+        return profiles
+
+    def goal(self, details: Mapping[str, Any], goal: int) -> int:
+        """Returns the step up to which the job may be trained now."""
+        return goal
+
+    def barred_nodes(self, details: Mapping[str, Any]) -> Collection[str]:
+        """Returns the nodes on which the job's next segment must not run."""
+        return ()
+
+    def last_step(self, job: Job, profile: Profile, *, first_step: int, last_step: int) -> int:
+        """Returns the step up to which a gang is ordered to train under an option, in a segment up to `last_step`."""
+        return last_step
+
+    def order(self, job: Job, details: Mapping[str, Any], order: GangOrder) -> GangOrder:
+        """Returns the order of a gang that trains the job."""
+        return order
+
+
+def usable_options(job: Job, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+    """Returns the options, of those that were measured or predicted, under which a job may be trained."""
+    for rule in job_rules():
+        profiles = rule.usable(job, profiles)
+    return tuple(profiles)
+
+
+def job_rules() -> Iterator[JobRule]:
+    """Yields the rules of all features, in the order in which they are applied."""
+    for module in modules("execute"):
+        yield from getattr(module, "JOB_RULES", ())
