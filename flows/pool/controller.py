@@ -61,6 +61,7 @@ from ringmaster.tasks.pool.engines import WORKERS, build_engine
 from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.loans import SilenceMonitor
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
+from ringmaster.tasks.pool.pool_clock import PoolClock
 from ringmaster.tasks.pool.submissions import CANCELLED, MEASURING, BatchMeasurement, Submissions, measurements, name_of
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
@@ -71,7 +72,7 @@ from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
-SEGMENTS_EVERY_S = BATCHES_EVERY_S = 1.0  # intervals of the watchers' checks
+SEGMENTS_EVERY_S = BATCHES_EVERY_S = CLOCK_EVERY_S = 1.0  # intervals of the watchers' checks
 ALARMS_EVERY_S = CRASHES_EVERY_S = 10.0
 ANSWERS_EVERY_S = 30.0
 
@@ -159,6 +160,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> Iterator[Executor]:
     """Yields a pool's executor in the state that the former controller has left, with its engine and watchers."""
     with ExitStack() as stack:
+        pool_clock = PoolClock(database)
         segment_runs = SegmentRuns(database)  # first, so that it misses no event of what follows
         failure: Future[None] = Future()  # of the engine; it may fail before there is a controller to end
         node_runs, on_failure = PrefectNodeRuns(), partial(failure.set_result, None)
@@ -179,7 +181,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             cluster=Cluster(nodes=()),
             leases=PoolLeases(database),
             holder=HOLDER_OF_SEGMENTS,
-            job_table=JobTable(Journal(database, batch=None)),
+            job_table=JobTable(Journal(database, batch=None, clock=pool_clock)),
             engine=engine,
             listeners=[controller.listen, _log],
             replanner=replanner,
@@ -195,6 +197,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             "crashed-runs": (partial(OpenClient().call, partial(revive_crashed_runs, database)), CRASHES_EVERY_S),
             "batch-runs": (batch_runs.look, BATCHES_EVERY_S),
             "alarms": (PoolAlarms(database).look, ALARMS_EVERY_S),
+            "clock": (pool_clock.look, CLOCK_EVERY_S),
             "late-answers": (partial(OpenClient().call, answer_late_runs), ANSWERS_EVERY_S),
         }
         for name, (look, every_s) in watchers.items():

@@ -115,7 +115,7 @@ def reopen(run: PoolRun, submission: Submission) -> LogPosition:
     if again:
         for key in (FIRST_PREDICTION, NEWEST_PREDICTION):
             run.journal.remove(key)
-        run.journal.put_all({"since_s": time.time(), "is_recorded": False, IS_OVER: False})
+        run.journal.put_all({"since_s": run.journal.clock(), "is_recorded": False, IS_OVER: False})
         run.submissions.reopen(run.id)
     return last
 
@@ -312,7 +312,8 @@ class BatchFollower:
             self._looked_s = time.monotonic()
             _, prediction = predictions_in({NEWEST_PREDICTION: self._journal.get(NEWEST_PREDICTION)})
             if prediction is not None:
-                self._listeners.notify(PredictionUpdate(batch="", prediction=prediction))
+                age_s = self._journal.clock() - prediction.since_s - prediction.made_s
+                self._listeners.notify(PredictionUpdate(batch="", prediction=prediction, age_s=age_s))
 
 
 def _attach(scheduler: SweepScheduler | TargetScheduler, run: PoolRun, submission: Submission) -> None:
@@ -325,7 +326,8 @@ def _attach(scheduler: SweepScheduler | TargetScheduler, run: PoolRun, submissio
     if isinstance(scheduler, SweepScheduler):
         scheduler.begin(run.journal, submission.jobs, num_slots=num_devices(run))
         ask(scheduler.pending_request())
-    scheduler.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
+    elapsed_s = run.journal.clock() - float(run.journal.get("started_s"))
+    scheduler.attach(ask, later=lambda act: act(), elapsed_s=elapsed_s)
 
 
 def num_devices(run: PoolRun) -> int:

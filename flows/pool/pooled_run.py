@@ -236,7 +236,7 @@ class PooledRun:
         )
         self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()
-        since_s, began_s = time.time(), time.monotonic()
+        since_s, began_s = journal.clock(), time.monotonic()
         journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
         checkpoint_root = run_folder.checkpoint_root_of(journal, resume=False)
         batch, weights = run_folder.with_models(batch, ledger, journal, settings.home())

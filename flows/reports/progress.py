@@ -14,7 +14,6 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
-from ringmaster.clock import SteadyClock
 from ringmaster.flows.interrupts import answers_shown_by
 from ringmaster.flows.output import announced_by, fitting_columns, print_lines, styled
 from ringmaster.tasks.background_worker import running
@@ -84,15 +83,14 @@ class RunningJob:
 class BatchProgress:
     """The present activity of a batch and its running jobs, by its notices and an executor's events.
 
-    clock: monotonic seconds. wall_clock: seconds since the epoch; by default a clock that is never corrected.
+    clock: monotonic seconds.
     rows: the running jobs, by the number of the segment and the name.
     """
 
-    def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] | None = None
-    ) -> None:
-        self.now_s, self._wall_clock = clock, wall_clock or SteadyClock()
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now_s = clock
         self._prediction: events.Prediction | None = None
+        self._since_s = 0.0  # the begin from which the prediction counts
         self.rows: dict[tuple[int, str], RunningJob] = {}
         self._activity, self._activity_s = "starting", clock()
         self._planned_s: float | None = None  # when training began
@@ -110,6 +108,7 @@ class BatchProgress:
         match event:
             case events.PredictionUpdate():
                 self._prediction = event.prediction
+                self._since_s = now_s - event.age_s - event.prediction.made_s
             case events.PlanUpdate():
                 planned = sum(1 + len(job.members) for job in event.problem.jobs)
                 self._num_jobs = max(self._num_jobs, self._num_done + planned)
@@ -166,7 +165,7 @@ class BatchProgress:
         """Returns the range of the seconds that are left; empty where nothing is predicted, or the time is over."""
         if self._prediction is None or end is None:
             return ""
-        elapsed_s = self._wall_clock() - self._prediction.since_s
+        elapsed_s = self.now_s() - self._since_s
         return "" if end.high_s <= elapsed_s else range_text(end.low_s - elapsed_s, end.high_s - elapsed_s)
 
     def lines(self) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+AHEAD_S = "ahead_s"  # in a record: how far the clock is ahead of the machine's wall clock
 
 
 def boot_s() -> float:
@@ -40,8 +41,18 @@ class SteadyClock:
         return {"boot_id": BOOT_ID.read_text().strip(), "epoch_s": self._epoch_s}
 
 
+def is_of_this_boot(record: Mapping[str, Any]) -> bool:
+    """Returns whether a clock was recorded on this machine, since its boot."""
+    return bool(record["boot_id"] == BOOT_ID.read_text().strip())
+
+
 def clock_of_record(record: Mapping[str, Any] | None) -> Callable[[], float]:
-    """Returns the clock that another process has recorded; the wall clock where it did not, or on another machine."""
-    if record is None or record["boot_id"] != BOOT_ID.read_text().strip():
+    """Returns the clock that another process has recorded; the wall clock where none has.
+
+    On another machine or since another boot, it is the wall clock, put forward as far as the record says.
+    """
+    if record is None:
         return time.time
+    if not is_of_this_boot(record):
+        return lambda: time.time() + float(record.get(AHEAD_S, 0.0))
     return SteadyClock(wall_clock=lambda: record["epoch_s"] + boot_s())

@@ -207,10 +207,15 @@ class DeviceWait:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionUpdate:
-    """The ends of a batch and its jobs were predicted again. batch: empty for a batch that runs alone."""
+    """The ends of a batch and its jobs were predicted again.
+
+    batch: empty for a batch that runs alone.
+    age_s: the seconds since then.
+    """
 
     batch: str
     prediction: Prediction
+    age_s: float = 0.0
 
 
 ExecutionEvent = PlanUpdate | SegmentStarted | GangReport | SegmentEnded | JobEnded | DeviceWait | PredictionUpdate

@@ -146,7 +146,7 @@ class Executor:
             steering.attach(
                 self.direct,
                 later=lambda action: self.call(partial(perform, action)),
-                started_s=float(self._journal.get("started_s", 0.0)),
+                elapsed_s=self._journal.clock() - float(self._journal.get("started_s", self._journal.clock())),
             )
         if self._first_plan is not None:
             self._plan_manager.begin(self._first_plan)

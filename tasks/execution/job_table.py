@@ -162,11 +162,11 @@ class SteeringPolicy(Protocol):
         act: Callable[[SteeringRequest], None],
         *,
         later: Callable[[Callable[[], None]], None],
-        started_s: float,
+        elapsed_s: float,
     ) -> None:
         """Sends requests to `act` from now on, on the thread on which `later` has a function called.
 
-        started_s: when the batch was first started, in seconds since the epoch.
+        elapsed_s: the seconds since the batch was first started.
         """
 
     def listen(self, event: ExecutionEvent) -> None:

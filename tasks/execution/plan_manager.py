@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from ringmaster.clock import SteadyClock
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserQuotas, in_steps
 from ringmaster.tasks.execution.events import (
@@ -228,8 +227,7 @@ class Forecaster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan_manager, self._job_table, self._database = plan_manager, job_table, job_table.journal.database
-        self._notify, self._clock, self._wall_clock = notify, clock, job_table.journal.clock
-        self._now_s = SteadyClock(wall_clock=self._wall_clock, clock=clock)  # of begins and ends, which are compared
+        self._notify, self._clock, self._now_s = notify, clock, job_table.journal.clock
         self._since_s: dict[str, float] = {}  # by batch, when it began
         self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
         self._facts = Journal(self._database, batch="")  # of a pool's controllers, one after another
@@ -290,8 +288,7 @@ class Forecaster:
             facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
         since_s = self._since_s[batch]
         prediction = predict_batch(first_spread=self._first_spread[batch], since_s=since_s, made_s=now_s - since_s)
-        # Whoever shows it counts by the wall clock, which may have been corrected.
-        published = replace(self._calibrated(prediction), since_s=self._wall_clock() - prediction.made_s)
+        published = self._calibrated(prediction)
         journal.put_later({**facts, NEWEST_PREDICTION: published.to_json()})
         self._notify(PredictionUpdate(batch=batch, prediction=published))
         return prediction

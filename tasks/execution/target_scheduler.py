@@ -248,7 +248,7 @@ class TargetScheduler:
         act: Callable[[SteeringRequest], None],
         *,
         later: Callable[[Callable[[], None]], None],
-        started_s: float,
+        elapsed_s: float,
     ) -> None:
         """Sends requests to `act` from now on; first those of an earlier process, which may not have been received."""
         self._act, self._later = act, later

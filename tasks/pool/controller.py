@@ -105,7 +105,7 @@ class PoolController:
     database: the database with the leader's guarded write access.
     elasticity: the limits of the nodes that the engine lends; None where it lends none.
     clock: monotonic seconds.
-    wall_clock: seconds since the epoch, in which batches count their deadlines.
+    wall_clock: seconds since the epoch, in which nodes say when they end.
     on_objective: a callback for changes of the objective of the plan; may be set by the owner.
     on_speed: a callback for the speeds that gangs reported to a former controller; may be set by the owner.
     """
@@ -142,7 +142,7 @@ class PoolController:
 
     def add_terms(self, problem: Problem) -> Problem:
         """Returns the problem under the combined terms of all batches, as `combined_terms` defines them."""
-        return self._terms.on(problem, elapsed_s=self._wall_clock())
+        return self._terms.on(problem, elapsed_s=self._executor.job_table.journal.clock())
 
     def make_plan(self, problem: Problem) -> Plan:
         """Returns a plan for the current objective, checked by the verifier. May be called from any thread."""

@@ -24,6 +24,7 @@ from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, SilenceClock, is
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage import schema
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import recorded_clock
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +176,7 @@ class StateReader:
         return dict(result)
 
     def _ends(self, connection: Connection) -> dict[tuple[str, str, str], float]:
+        ahead_s = recorded_clock(connection)() - time.time()
         query = select(schema.FACTS.c.batch, schema.FACTS.c.value).where(schema.FACTS.c.key == NEWEST_PREDICTION)
         result: dict[tuple[str, str, str], float] = {}
         for batch, value in connection.execute(query.where(schema.FACTS.c.batch.in_(list(self._batches)))):
@@ -182,8 +184,9 @@ class StateReader:
             if prediction is None:
                 continue
             for job, end in prediction.jobs.items():
-                earliest_s, latest_s = end.later(prediction.since_s).bounds_s
-                ends_s = {"earliest": earliest_s, "median": prediction.since_s + end.end_s, "latest": latest_s}
+                since_s = prediction.since_s - ahead_s
+                earliest_s, latest_s = end.later(since_s).bounds_s
+                ends_s = {"earliest": earliest_s, "median": since_s + end.end_s, "latest": latest_s}
                 result |= {(self._batches[batch][0], job, which): at_s for which, at_s in ends_s.items()}
         return result
 

@@ -6,7 +6,6 @@ measures a batch says so in a fact of the pool. Each of them can be cancelled: w
 jobs are profiled, the batch is submitted, to be included in the pool's plan.
 """
 
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -27,7 +26,7 @@ from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal, recorded_clock
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, REQUESTS, json_field
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
@@ -123,7 +122,7 @@ class Submissions:
             if connection.execute(select(BATCHES.c.id).where(BATCHES.c.id == submission.id)).first():
                 return
             row = {"id": submission.id, "content": to_json(submission), "status": BatchStatus.SUBMITTED, "message": ""}
-            connection.execute(insert(BATCHES).values(**row, submitted_s=time.time()))
+            connection.execute(insert(BATCHES).values(**row, submitted_s=recorded_clock(connection)()))
             rows = [
                 {
                     "batch": submission.id,

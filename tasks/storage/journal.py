@@ -1,12 +1,11 @@
 """The journal of a batch: records each event before it is acted on, so that the batch can be resumed after any crash.
 
 A batch on this machine has its own SQLite file; a pool has one database for all its batches. Times are seconds since
-the epoch.
+the epoch by the clock of the process that runs the batch or leads the pool, which has recorded that clock.
 """
 
 import json
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, bindparam, case, delete, insert, select, tuple_, update
 
-from ringmaster.clock import SteadyClock
+from ringmaster.clock import SteadyClock, clock_of_record
 from ringmaster.errors import DatabaseFileError
 from ringmaster.model_lineage.sqlite_files import fault_of, read_only
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
@@ -25,7 +24,7 @@ from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
 CLOCK = "clock"
-"""The fact of the clock of the process that runs a batch alone, by which other processes read its times."""
+"""The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
 LEADER = "leader"
 """Key of a job's details: the lead job whose gang trained it, if one did."""
 
@@ -85,14 +84,15 @@ class SegmentRecord:
 class Journal:
     """The record of one batch or, if `batch` is None, of all batches of a pool, with jobs named "BATCH/JOB".
 
-    clock: seconds since the epoch. However it is corrected, a segment that starts and ends in one process has its
-        duration.
+    clock: seconds since the epoch; by default the clock that is recorded in the database. However it is corrected, a
+        segment that starts and ends in one process has its duration.
 
     Safe to use from several threads.
     """
 
-    def __init__(self, database: Database, *, batch: str | None, clock: Callable[[], float] = time.time) -> None:
-        self.database, self._batch, self.clock = database, batch, clock
+    def __init__(self, database: Database, *, batch: str | None, clock: Callable[[], float] | None = None) -> None:
+        self.database, self._batch = database, batch
+        self.clock = clock or (lambda: database.read(recorded_clock)())
         self._clocks: dict[int, SteadyClock] = {}  # of the segments that run
 
     @classmethod
@@ -117,14 +117,7 @@ class Journal:
         self.database.write_later(self._write_of(facts))
 
     def _write_of(self, facts: Mapping[str, Any]) -> Callable[[Connection], None]:
-        batch = self._batch or ""
-
-        def act(connection: Connection) -> None:
-            for key, value in facts.items():
-                connection.execute(delete(FACTS).where(FACTS.c.batch == batch, FACTS.c.key == key))
-                connection.execute(insert(FACTS).values(batch=batch, key=key, value=[_plain(value)]))
-
-        return act
+        return lambda connection: put_facts(connection, facts, batch=self._batch or "")
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a fact of the whole batch."""
@@ -244,6 +237,24 @@ class Journal:
 
     def _name(self, batch: str, job: str) -> str:
         return job if self._batch is not None else f"{batch}/{job}"
+
+
+def put_facts(connection: Connection, facts: Mapping[str, Any], *, batch: str) -> None:
+    """Stores facts (JSON values) of a batch, as part of a transaction. batch: empty for those of a whole pool."""
+    for key, value in facts.items():
+        connection.execute(delete(FACTS).where(FACTS.c.batch == batch, FACTS.c.key == key))
+        connection.execute(insert(FACTS).values(batch=batch, key=key, value=[_plain(value)]))
+
+
+def clock_record(connection: Connection) -> dict[str, Any] | None:
+    """Returns the record of the clock in a database of one batch or of a pool; None if there is none."""
+    value = connection.execute(select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key == CLOCK)).scalar()
+    return value[0] if isinstance(value, list) and value else None
+
+
+def recorded_clock(connection: Connection) -> Callable[[], float]:
+    """Returns the clock that is recorded in a database of one batch or of a pool; the wall clock where none is."""
+    return clock_of_record(clock_record(connection))
 
 
 def jobs_of_file(file: Path) -> list[JobRecord]:

@@ -7,11 +7,11 @@ sweep continues from the journal and repeats the same requests, which changes no
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ringmaster.clock import boot_s
 from ringmaster.codec import to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import CLONED, GOAL, LIKE, SETTLED, SteeringRequest
@@ -33,13 +33,14 @@ Later = Callable[[Callable[[], None]], None]
 class SweepScheduler:
     """The scheduler of one run of a sweep.
 
-    Call `begin` once the jobs are known, then `attach`, and register `listen` as the executor's listener. clock:
-    returns seconds since the epoch.
+    Call `begin` once the jobs are known, then `attach`, and register `listen` as the executor's listener.
+
+    clock: seconds that no correction of the system's clock moves.
     """
 
     PURPOSE = "the scheduler of the sweep"
 
-    def __init__(self, spec: SweepSpec, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, spec: SweepSpec, *, clock: Callable[[], float] = boot_s) -> None:
         self.spec, self._clock = spec, clock
         self.values: dict[str, Values] = {}
         self.reports: dict[str, dict[int, dict[str, float]]] = {}
@@ -97,11 +98,11 @@ class SweepScheduler:
             goals={name: goal for name, goal in self._goals.items() if name in left},
         )
 
-    def attach(self, act: Act, *, later: Later, started_s: float) -> None:
-        """Sends requests to `act` from now on. started_s: the sweep's start in seconds since the epoch."""
-        self._act, self._later, self._started_s = act, later, started_s
+    def attach(self, act: Act, *, later: Later, elapsed_s: float) -> None:
+        """Sends requests to `act` from now on. elapsed_s: the seconds since the sweep was first started."""
+        self._act, self._later, self._started_s = act, later, self._clock() - elapsed_s
         if self.spec.deadline_s is not None:
-            left_s = max(0.0, started_s + self.spec.deadline_s - self._clock())
+            left_s = max(0.0, self.spec.deadline_s - elapsed_s)
             self._timer = threading.Timer(left_s, later, [self.decide])
             self._timer.daemon = True
             self._timer.start()

@@ -11,13 +11,12 @@ from typing import Any
 
 from sqlalchemy import Select, func, or_, select
 
-from ringmaster.clock import clock_of_record
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.events import NEWEST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import CLOCK, ENDED, Journal, SegmentRecord, segment_record
+from ringmaster.tasks.storage.journal import ENDED, Journal, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, GANG_EVENTS, JOBS, NODES, PLANS, SEGMENTS
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, TimelineSpan
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_or_refusal
@@ -35,16 +34,16 @@ class PlanHeader:
 class Archive:
     """Reads a batch that runs alone, or a whole pool, whose jobs are named "BATCH/JOB". Times are since the epoch.
 
-    clock: returns the current time; None for the clock of the process that runs the batch.
+    clock: returns the current time; None for the clock that is recorded in the database.
     """
 
     def __init__(self, database: Database, *, is_pool: bool, clock: Callable[[], float] | None = None) -> None:
-        self.database, self.is_pool, self._clock = database, is_pool, clock
-        self.journal = Journal(database, batch=None if is_pool else "")
+        self.database, self.is_pool = database, is_pool
+        self.journal = Journal(database, batch=None if is_pool else "", clock=clock)
 
     def clock(self) -> float:
         """Returns the current time, which is comparable with those in the database."""
-        return (self._clock or clock_of_record(self.journal.get(CLOCK)))()
+        return self.journal.clock()
 
     def signature(self) -> tuple[str, ...]:
         """Returns a value that changes whenever something has happened."""

@@ -39,7 +39,7 @@ class TimelineReader:
 
     name: the timeline's name.
     archive: what the timeline is read from.
-    clock: seconds since the epoch, as in the database; None for the clock of the process that runs the batch.
+    clock: seconds since the epoch, as in the database; None for the clock that is recorded there.
     """
 
     def __init__(

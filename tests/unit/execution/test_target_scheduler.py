@@ -239,7 +239,7 @@ def test_noise_that_is_heard_late_is_waited_for(tmp_path):
     jobs, place = [*SEARCHED.searches(), SEARCHED], RunPaths(folder=tmp_path, cache_dir=tmp_path)
     begin(journal, jobs, faults={})
     scheduler = TargetScheduler(journal, jobs, {"a": (profile(),)}, place=place, is_replayed=True)
-    scheduler.attach(asked.append, later=lambda act: act(), started_s=0.0)
+    scheduler.attach(asked.append, later=lambda act: act(), elapsed_s=0.0)
     for search in SEARCHED.searches():
         metrics = {"metrics": {"loss": 1 - 100 * search.optimizer.lr}}
         journal.write_job(search.name, step=50, details={RESTED: 50, EVALUATED: metrics})

@@ -148,7 +148,7 @@ def test_all_jobs_of_a_gang_have_lines_and_share_its_phases(clock):
 
 
 def test_the_predicted_end_is_shown_instead_of_the_present_speed(clock):
-    progress = BatchProgress(clock=clock, wall_clock=lambda: 1000.0 + clock())
+    progress = BatchProgress(clock=clock)
     progress.hear(started())
     for event in (JobReady(), steps(0), steps(4)):
         progress.hear(said(event))
@@ -157,7 +157,7 @@ def test_the_predicted_end_is_shown_instead_of_the_present_speed(clock):
         makespan_s=300.0, low_s=200.0, high_s=500.0, load=1.0, spread=0.1, num_earlier=0, jobs=ends, since_s=1000.0
     )
     clock.now_s = 20.0
-    progress.hear(PredictionUpdate(batch="", prediction=found))
+    progress.hear(PredictionUpdate(batch="", prediction=found, age_s=20.0))
     assert progress.lines()[0].endswith("ends in 3.0 to 6.3 min")
     assert progress.headline().endswith("ends in 3.0 to 8.0 min")
     clock.now_s = 450.0  # the job should have ended: its present speed is shown

@@ -107,11 +107,14 @@ class PoolBench:
     led: the database through which this executor writes, by default `database`.
     engine: a fake engine instead of that of process workers.
     elasticity: the limits of the nodes that the engine lends.
+    batch_clock: the clock by which the times of batches are counted, by default one that follows `clock`.
     """
 
-    def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row, engine=None, elasticity=None):
+    def __init__(
+        self, database, clock, *, led=None, make_plan=plan_in_a_row, engine=None, elasticity=None, batch_clock=None
+    ):
         self.database, self.clock = database, clock
-        led = BatchingDatabase(led or database)
+        led, wall_clock = BatchingDatabase(led or database), lambda: EPOCH_S + clock() - 100.0
         self.plans = []
         self.engine = engine or PoolEngine(led, timeouts=Timeouts(), clock=clock)
         self.controller = PoolController(
@@ -120,7 +123,7 @@ class PoolBench:
             timeouts=Timeouts(),
             elasticity=elasticity,
             clock=clock,
-            wall_clock=lambda: EPOCH_S + clock() - 100.0,
+            wall_clock=wall_clock,
         )
 
         def plan(problem):
@@ -141,7 +144,7 @@ class PoolBench:
             cluster=Cluster(nodes=()),
             leases=PoolLeases(led),
             holder=HOLDER_OF_SEGMENTS,
-            job_table=JobTable(Journal(led, batch=None)),
+            job_table=JobTable(Journal(led, batch=None, clock=batch_clock or wall_clock)),
             engine=self.engine,
             listeners=[self.controller.listen],
             replanner=replanner,

@@ -76,7 +76,7 @@ def test_a_thread_reads_what_it_has_written(batching):
 
 
 def test_a_write_with_a_result_takes_those_that_wait_along(counted, batching):
-    journal, store = Journal(batching, batch="b"), MessageStore(batching)
+    journal, store = Journal(batching, batch="b", clock=Clock()), MessageStore(batching)
     with batching.batched():
         store.command(1, "before")
         (first, second) = journal.start_segments([("a", {}), ("b", {})])

@@ -12,7 +12,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from tests.unit.execution.fakes import profile
-from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
+from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
 from tests.unit.sweeping.sweeps import loss, spec
 
@@ -48,7 +48,7 @@ class Flow:
                 Requests(self.database).ask(RequestKind.DIRECT, {"batch": "b1", **steering.to_json()})
 
         ask(self.sweep_scheduler.pending_request())
-        self.sweep_scheduler.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
+        self.sweep_scheduler.attach(ask, later=lambda act: act(), elapsed_s=0.0)
 
     def hear(self):
         for entry in self.reader.read():

@@ -85,26 +85,10 @@ def running_batch(folder, *, factors, num_steps=100, step_s=1.0, before=lambda b
     profiles = {name: (replace(fake_profile(step_s=step_s), source=PREDICTED),) for name in "abcd"}
     bench = bench_of(folder, profiles, factors, num_steps=num_steps, make_plan=in_a_row)
     forecaster = bench.executor._forecaster
-    forecaster._wall_clock = forecaster._now_s = lambda: 1e9 + bench.runner.now_s
+    forecaster._now_s = lambda: 1e9 + bench.runner.now_s
     before(bench)
     assert bench.run()
     return bench, [event.prediction for event in bench.told(PredictionUpdate)]
-
-
-@pytest.mark.parametrize("step_s", [86400.0, -86400.0])
-def test_a_clock_that_is_corrected_while_jobs_train_spoils_no_later_prediction(tmp_path, step_s):
-    def correct_clock(bench):
-        forecaster = bench.executor._forecaster
-        begun_s = bench.runner.now_s
-        forecaster._now_s = lambda: 1e9 + bench.runner.now_s
-        forecaster._wall_clock = lambda: 1e9 + bench.runner.now_s + (step_s if bench.runner.now_s > begun_s + 50 else 0)
-
-    bench, predictions = running_batch(tmp_path, factors=dict.fromkeys("abcd", 1.0), before=correct_clock)
-    scores = bench.executor._forecaster._of_jobs.rows
-    assert scores
-    assert max(abs(score) for *_, score in scores) < 1.0
-    assert all(0 <= prediction.made_s <= 400 for prediction in predictions)
-    assert predictions[-1].since_s == pytest.approx(1e9 + step_s)  # by the clock of whoever shows it
 
 
 def test_predictions_follow_what_running_segments_measure(tmp_path):
