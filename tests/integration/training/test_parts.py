@@ -103,7 +103,7 @@ def test_hooks_are_called_in_the_order_in_which_they_are_declared(trainer_with):
     declared = list(vars(TrainerPart))
     called = list(dict.fromkeys(Recorder.called))
     assert called == sorted(called, key=declared.index)
-    assert {"change_base", "change_model", "after_layout", "observe_gradients", "after_step"} <= {*called}
+    assert {"change_model", "after_layout", "observe_gradients", "after_step"} <= {*called}
 
 
 def test_a_job_has_one_update_rule(trainer_with):
