@@ -4,16 +4,8 @@ The package imports no transformers either.
 """
 
 from ringmaster.techniques.data_source import DataSource
-from ringmaster.techniques.job import (
-    AdaptationSpec,
-    Adapter,
-    DataSpec,
-    EvaluationSpec,
-    Job,
-    ModelSpec,
-    OptimizerSpec,
-    ScheduleSpec,
-)
+from ringmaster.techniques.job import AdaptationSpec, Job
+from ringmaster.techniques.job_specs import Adapter, DataSpec, EvaluationSpec, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.metric import Metric
 from ringmaster.techniques.profiles import Profile
 from ringmaster.techniques.registry import register

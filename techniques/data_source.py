@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.registry import Registry, find
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 if TYPE_CHECKING:
     import torch

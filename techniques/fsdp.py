@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.job import COMPOSED, DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
+from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, Job
+from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS
 from ringmaster.techniques.technique import (
     RECOMPUTE,
     TURN,

@@ -1,7 +1,8 @@
 """Optional parts of a job, which features bring: their values, their keys in files, rules, and what they change.
 
-A part is a frozen dataclass. The annotations of its fields say what values files may give, and a batch file's sections
-are built from them. Its JSON form lies beside the job's other fields: under its `key`, or field by field.
+A part is a frozen dataclass. The annotations of its fields say what values files may give, as those of the job's own
+fields do, and a batch file's sections are built from them: fields without `Description`, `Choices` or `Format` are no
+keys. Its JSON form lies beside the job's other fields: under its `key`, or field by field.
 """
 
 import re
@@ -22,7 +23,7 @@ MAX_AT_ONCE = 2**24
 
 @dataclass(frozen=True)
 class Description:
-    """What a key of a file may have: the text completes the sentence "To fix: give ...". Fields without are no keys."""
+    """What a key of a file may have: the text completes the sentence "To fix: give ..."."""
 
     text: str
 
@@ -46,20 +47,22 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class Distinct:
-    """The values of a list differ. at_most: their largest number."""
+    """The values of a list differ. at_least, at_most: their smallest and largest number."""
 
+    at_least: int | None = None
     at_most: int | None = None
 
 
 @dataclass(frozen=True)
 class Format:
-    """The name of a check of values, such as "folder": see `tasks.batch.part_sections`."""
+    """The name of the type of values in files, such as "folder": see `tasks.batch.sections`."""
 
     name: str
 
 
 Whole = Annotated[int, Limits(ge=1, le=MAX_WHOLE)]
 Positive = Annotated[float, Limits(gt=0)]
+ModuleName = Annotated[str, Format("module")]
 
 
 class Effect(Flag):

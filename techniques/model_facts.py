@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ringmaster.codec import SINCE_LATER
-from ringmaster.techniques.job import Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import ModelSpec
 
 # Our names, and those of transformers.
 IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "flex": "flex_attention"}

@@ -14,7 +14,8 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, VIRTUAL_TOKENS, Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS, VIRTUAL_TOKENS
 
 if TYPE_CHECKING:
     import torch

@@ -44,7 +44,7 @@ CHILD = """
 import json, os, resource, sys, time
 from pathlib import Path
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import (DataSpec)
 said = json.loads(sys.argv[1])
 start_s, start_cpu_s = time.perf_counter(), time.process_time()
 spec, tokenizer = DataSpec(seq_len=512, vocab_size=8192, **said["spec"]), None

@@ -44,7 +44,8 @@ from ringmaster.techniques.data.arrow_files import Array, Table, open_split, val
 from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.data_source import PreparedData, data_source_of
-from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec
 
 PROBED_TOKENS = 256  # that must be equal after a gap
 

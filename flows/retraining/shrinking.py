@@ -17,7 +17,8 @@ from ringmaster.model_lineage.graph import Graph
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy
-from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZED, STRUCTURED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZED, STRUCTURED, AdaptationSpec, Job
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.metric import metric_named, ranked
 from ringmaster.techniques.metrics.latency import FAMILY
 from ringmaster.techniques.models.architectures import LAYERS, OF_LOADING, WIDTHS, kept_layers

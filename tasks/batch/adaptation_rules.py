@@ -13,22 +13,18 @@ from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findin
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
-    ADAPTERS,
-    CONTINUE,
     DISTILLED,
-    MERGE,
     MERGED,
     PRUNED,
     QUANTIZED,
     REWRITING,
     STRUCTURED,
-    VIRTUAL_TOKENS,
     AdaptationSpec,
-    Adapter,
     Job,
     is_rewriting,
 )
 from ringmaster.techniques.job_parts import Effect, JobPart, part_kinds, product_of
+from ringmaster.techniques.job_specs import ADAPTERS, CONTINUE, MERGE, VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.models.architectures import architecture_in, with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved

@@ -24,8 +24,9 @@ from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data import inference
 from ringmaster.techniques.data.row_files import has_tokenizer
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_parts import is_name
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ringmaster.codec import from_json
 from ringmaster.features import modules
 from ringmaster.findings import Finding, Place, Raw
-from ringmaster.tasks.batch.part_sections import Section
+from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_parts import file_keys
 

@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 
 from ringmaster.files import MAX_BYTES
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.schema import BatchEntry, json_schema
+from ringmaster.tasks.batch.sections import Section
 from ringmaster.text import MAX_FAULTS
 
 INTRODUCTION = f"""# Batch files
@@ -35,6 +35,12 @@ TITLES = {
     "GridEntry": "A grid, in `grid`",
     "DatasetVersion": "Dataset version",
 }
+LINKS = {
+    "EvaluationSection": "[metrics](evaluation.md#metrics)",
+    "OptimizerSection": "[formulas](optimizers.md#optimizers)",
+    "ScheduleSection": "[formulas](optimizers.md#schedules)",
+}
+"""What a section's description refers to."""
 OPTIONAL = r", or leave (the key|it) out(: .*)?$"
 REDUNDANT = r"(,? such as [^\s,;]+|, else (true|false))$"
 
@@ -81,7 +87,8 @@ def _described(section: type[Section]) -> str:
     if grouped:
         names = ", ".join(f"`{name}`" for name in grouped)
         rows.append(f"| {names} |  | names of columns, by [kind](data.md#kinds) |")
-    description = " ".join((section.__doc__ or "").split())
+    link = LINKS.get(section.__name__)
+    description = " ".join([*(section.__doc__ or "").split(), *([f"See {link}."] if link else [])])
     return "\n".join(
         [f"## {_title(section)}\n", f"{description}\n", "| key | default | give |", "|---|---|---|", *rows, ""]
     )

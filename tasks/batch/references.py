@@ -34,8 +34,8 @@ from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
-from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.job_parts import MAX_WHOLE, NAME_PATTERN
+from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY

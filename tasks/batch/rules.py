@@ -13,23 +13,21 @@ from typing import Any
 from ringmaster.findings import Finding, Place, Raw, are_counts, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
 from ringmaster.tasks.batch.file_parts import PlacedJob, file_parts
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, misspelt
+from ringmaster.tasks.batch.schema import Data, JobEntry, misspelt
+from ringmaster.tasks.batch.sections import Section, section_of
 from ringmaster.techniques.data.file_rows import moment
-from ringmaster.techniques.job import (
+from ringmaster.techniques.job import PRUNED, Job, is_rewriting
+from ringmaster.techniques.job_parts import has_command, part_kinds, product_of
+from ringmaster.techniques.job_specs import (
     ATTENTIONS,
     DECAY_RATIO,
     OPTIMIZER_OPTIONS,
-    PRUNED,
     SCHEDULES,
-    Job,
     ModelSpec,
     OptimizerSpec,
     ScheduleSpec,
-    is_rewriting,
 )
-from ringmaster.techniques.job_parts import has_command, part_kinds, product_of
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 
 SIZES = frozenset(
@@ -88,7 +86,7 @@ def _sources(job: Raw) -> Iterator[Finding]:
     """
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
     models = ("architecture",) if model.get("from_pretrained") is None else ()
-    yield from _one_of(job, "model", (*models, "from_pretrained", "factory", "command"), section=ModelSection)
+    yield from _one_of(job, "model", (*models, "from_pretrained", "factory", "command"), section=section_of(ModelSpec))
     names = ("name",) if data.get("path") is None else ()
     yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *names), section=Data, unless="kind")
 

@@ -1,52 +1,37 @@
 """Pydantic models of the batch file: the keys and the type of each value.
 
-The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them; those of
-optional features are built from the features' dataclasses (`part_sections`). A field's description completes the
-sentence "To fix: give ..."; editors show it too.
+The sections of what a job has are built from the annotations of its dataclasses, which also have the defaults
+(`sections`). A key's description completes the sentence "To fix: give ..."; editors show it too.
 """
 
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, WithJsonSchema, create_model, model_validator
+from pydantic import Field, create_model
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.findings import Place
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.part_sections import SECTIONS, Section, keys_of
 from ringmaster.tasks.batch.references import (
-    MAX_EPOCHS,
-    Adopt,
-    Command,
-    DataKind,
     Devices,
     Distinct,
-    EvaluationMetric,
-    Factory,
     FileFormat,
-    Folder,
-    FreezePattern,
     Kwargs,
-    Loss,
-    ModuleName,
     Name,
     Objective,
     OneOf,
-    Parent,
-    Pattern,
     Positive,
-    Technique,
     Whole,
 )
+from ringmaster.tasks.batch.sections import TYPES, Section, fields_of, keys_of
 from ringmaster.tasks.planning.objectives import objective_names
-from ringmaster.techniques import job
-from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
-from ringmaster.techniques.job_parts import MAX_AT_ONCE, MAX_WHOLE, file_keys, part_kinds
-from ringmaster.techniques.loss import loss_names
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_parts import file_keys, part_kinds
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
@@ -74,67 +59,32 @@ class RetrieverSection(Section):
     )
 
 
-class Data(Section):
+if TYPE_CHECKING:
+    DataKeys = Section
+
+    class JobKeys(Section):
+        """What is read of a job's own keys."""
+
+        name: str
+        evaluation: Any
+
+else:
+    TYPES["window"] = Window
+    DataKeys = create_model("DataKeys", __base__=Section, **fields_of(DataSpec))
+
+
+class Data(DataKeys):
     """The source of the samples: exactly one of source, path, dataset, factory, and the name of a data set.
 
     A kind of data that brings its own rows needs none of them.
     """
 
-    source: Annotated[str, OneOf(tuple(SOURCES))] | None = Field(
-        default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
-    )
-    # Before the paths, whose validation reads it.
-    format: FileFormat | None = Field(default=None, description=f"one of {', '.join(FORMATS)}")
-    path: Annotated[str, AfterValidator(references.files)] | None = Field(
-        default=None,
-        description='text, JSONL, CSV or Parquet files, relative to the batch file, such as "data/*.jsonl"',
-    )
-    dataset: Folder | None = Field(default=None, description="a Hugging Face datasets name or folder, such as wikitext")
-    factory: Factory | None = Field(
-        default=None,
-        description='"package.module:function", which returns (training, held_out), such as my_data:load',
-    )
-    kind: DataKind | None = Field(
-        default=None, description="what makes samples of the rows, such as text, or leave the key out"
-    )
-    kwargs: Kwargs = Field(
-        default={}, description="the arguments of the factory, of load_dataset, or of the kind, such as {name: en}"
-    )
-    seq_len: Annotated[int, Field(ge=2, le=MAX_AT_ONCE)] | None = Field(
-        default=None, description="the number of tokens of a text sample, such as 128"
-    )
-    vocab_size: Annotated[int, Field(ge=257, le=MAX_AT_ONCE)] = Field(
-        default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
-    )
-    tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
     text_column: str = Field(default="text", description="the column that holds the text, such as text")
-    split: str = Field(default=job.DataSpec.split, description="the split of the data set to train on, such as train")
-    held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")
-    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=job.DataSpec.held_out, description="the share held out for evaluation, such as 0.1"
-    )
-    name: str | None = Field(default=None, description="the name of a data set under `datasets:`, such as reviews")
-    version: int | str | None = Field(default=None, description="a version of the data set, such as 3, or latest")
-    held_out_path: Annotated[str, AfterValidator(references.files)] | None = Field(
-        default=None, description='files to evaluate on, such as "data/test/*.jsonl"'
-    )
-    window: Window | None = Field(default=None, description="the rows to read, such as {last_days: 30}")
-    time_column: str | None = Field(default=None, description="the column with a row's time, such as at")
     labels: Annotated[list[str], Distinct] = Field(
         default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
     )
     ignored_columns: list[str] = Field(
         default=[], description="columns that rows may have, and that are not to be read, such as [score]"
-    )
-    padding: Annotated[str, OneOf(job.PADDINGS)] = Field(
-        default=job.DataSpec.padding, description=f"one of {', '.join(job.PADDINGS)}"
-    )
-    sampling: Annotated[str, OneOf(job.SAMPLINGS)] = Field(
-        default=job.DataSpec.sampling, description=f"one of {', '.join(job.SAMPLINGS)}"
-    )
-    packing: bool = Field(
-        default=job.DataSpec.packing,
-        description="whether several samples share a row of seq_len tokens, which global_batch_size then counts",
     )
     text_pair_column: str | None = Field(
         default=None, description="the column that holds the second text of a pair, such as question2"
@@ -191,6 +141,9 @@ class Data(Section):
     )
 
 
+TYPES["data"] = Data
+
+
 class DatasetVersion(Section):
     """The files of a version: either path or splits."""
 
@@ -225,232 +178,15 @@ STORE = "store"
 """The `kind` of a job that makes a knowledge store."""
 PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
-MAX_DEVICES = 2**16
-"""The most devices of a gang."""
 
 
-class ModelSection(Section):
-    """The source of a model: architecture, from_pretrained or both, a factory, or a command."""
-
-    architecture: Annotated[str, AfterValidator(references.architecture)] | None = Field(
-        default=None,
-        description="a Hugging Face class, such as LlamaForCausalLM; with from_pretrained, the class that gets the "
-        "weights, with a fresh head where they have none",
-    )
-    config: Kwargs = Field(
-        default={},
-        description="the fields of its Hugging Face config, such as {hidden_size: 256}; without a width, those of "
-        "`base`",
-    )
-    from_pretrained: Annotated[str, AfterValidator(references.pretrained)] | None = Field(
-        default=None,
-        description="a folder with config.json and safetensors weights, or the name of a model on the hub",
-    )
-    factory: Factory | None = Field(
-        default=None,
-        description='"package.module:function", which returns a torch module, such as my_models:build',
-    )
-    kwargs: Kwargs = Field(default={}, description="the arguments of the factory, such as {width: 64}")
-    attention: Annotated[str, OneOf(job.ATTENTIONS)] = Field(
-        default=job.ModelSpec.attention, description=f"one of {', '.join(job.ATTENTIONS)}"
-    )
-    command: Command | None = Field(
-        default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
-    )
-    configs: Annotated[list[Kwargs], Distinct] = Field(
-        default=[], description="configs for the command, such as [{micro_batch: 8}]"
-    )
-    adopt: Adopt = Field(default=None, description="true for an unedited script of Trainer, TRL or Accelerate")
+if not TYPE_CHECKING:
+    JobKeys = create_model("JobKeys", __base__=Section, **fields_of(Job))
 
 
-SECTIONS[job.ModelSpec] = ModelSection
-
-
-class ParameterGroupSection(Section):
-    """Settings of the parameters whose names match a pattern; a later group overrides an earlier one."""
-
-    match: Pattern = Field(description='a glob pattern of parameter names, such as "*.bias" or "classifier.*"')
-    lr: Positive | None = Field(default=None, description="the learning rate of these parameters, such as 1e-3")
-    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="the weight decay of these parameters, such as 0.0"
-    )
-
-
-class Optimizer(Section):
-    """The optimizer that updates the weights: [formulas](optimizers.md#optimizers)."""
-
-    name: Annotated[str, OneOf(job.OPTIMIZERS)] = Field(
-        default=job.OptimizerSpec.name, description=f"one of {', '.join(job.OPTIMIZERS)}"
-    )
-    lr: Positive = Field(default=job.OptimizerSpec.lr, description="a learning rate such as 3e-4")
-    options: Kwargs = Field(default={}, description="further arguments of the optimizer, such as {weight_decay: 0.1}")
-    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="the factor of the learning rate from each layer to the one below it, such as 0.9"
-    )
-    groups: list[ParameterGroupSection] = Field(
-        default=[], description='a list of settings by parameter name, such as [{match: "*.bias", weight_decay: 0.0}]'
-    )
-    decay_norms_and_biases: bool = Field(
-        default=job.OptimizerSpec.decay_norms_and_biases,
-        description="false for no weight decay of parameters with fewer than two dimensions, else true",
-    )
-
-
-class Schedule(Section):
-    """The learning rate over the steps: [formulas](optimizers.md#schedules)."""
-
-    name: Annotated[str, OneOf(job.SCHEDULES)] = Field(
-        default=job.ScheduleSpec.name, description=f"one of {', '.join(job.SCHEDULES)}"
-    )
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(
-        default=job.ScheduleSpec.warmup_steps, description="the steps of the linear warm-up, such as 10"
-    )
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="the warm-up's share of the steps in place of warmup_steps, such as 0.1"
-    )
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=job.ScheduleSpec.min_lr_ratio,
-        description="the share of the learning rate at which the decay ends, such as 0.1",
-    )
-    num_steps: Whole | None = Field(
-        default=None, description="the steps of the schedule where the job is a part of them, or leave it out"
-    )
-    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description=f"the share of the steps in which wsd decays, such as {job.DECAY_RATIO}"
-    )
-
-
-class Evaluation(Section):
-    """The evaluation on held-out data by [metrics](evaluation.md#metrics)."""
-
-    every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
-    at_steps: Annotated[list[Whole], Distinct] = Field(
-        default=[], description="further steps after which to evaluate, such as [10, 100]"
-    )
-    metrics: Annotated[list[EvaluationMetric], Field(min_length=1), Distinct] = Field(
-        default=list(job.EvaluationSpec.metrics),
-        description="a list of metrics, such as [loss, accuracy]",
-    )
-    max_rows: Whole = Field(
-        default=job.EvaluationSpec.max_rows, description="the most held-out rows of one evaluation, such as 1024"
-    )
-    max_batches: Whole | None = Field(
-        default=None,
-        description="max_rows in batches of the file's own global_batch_size, whatever a sweep tries, such as 16",
-    )
-    max_new_tokens: Whole = Field(
-        default=job.EvaluationSpec.max_new_tokens,
-        description="the most tokens that a model writes for a metric generated_*, such as 64",
-    )
-
-
-class AdapterSection(Section):
-    """The adapter that is trained in place of the model's own weights."""
-
-    kind: Annotated[str, OneOf(job.ADAPTERS)] = Field(
-        default=job.Adapter.kind, description=f"one of {', '.join(job.ADAPTERS)}"
-    )
-    rank: Whole = Field(default=job.Adapter.rank, description="the rank of a lora, such as 8")
-    alpha: Positive = Field(
-        default=job.Adapter.alpha, description="the scale of a lora before the division by its rank, such as 16"
-    )
-    rank_stabilised: bool = Field(
-        default=job.Adapter.rank_stabilised, description="true to scale by the root of the rank, else false"
-    )
-    targets: Annotated[list[ModuleName], Distinct] = Field(
-        default=[], description="a list of names of linear modules, such as [q_proj, v_proj], or leave the key out"
-    )
-    feedforward: Annotated[list[ModuleName], Distinct] = Field(
-        default=[], description="those of the targets whose inputs an ia3 scales, such as [down_proj]"
-    )
-    num_virtual_tokens: Whole = Field(
-        default=job.Adapter.num_virtual_tokens, description="the length of a prefix or a prompt, such as 20"
-    )
-    modules_to_save: Annotated[list[ModuleName], Distinct] = Field(
-        default=[], description="a list of names of modules that are trained as they are, such as [classifier]"
-    )
-    from_pretrained: Annotated[str, AfterValidator(references.adapter)] | None = Field(
-        default=None, description="a folder with an adapter that peft or a job has saved"
-    )
-    dora: bool = Field(default=job.Adapter.dora, description="true for a DoRA, else false")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=job.Adapter.dropout, description="the share of a lora's inputs to drop in training, such as 0.05"
-    )
-    initialization: Annotated[str, OneOf(job.INITIALIZATIONS)] = Field(
-        default=job.Adapter.initialization, description=f"of a lora, one of {', '.join(job.INITIALIZATIONS)}"
-    )
-    base_adapter: Annotated[str, OneOf(job.BASE_ADAPTERS)] | None = Field(
-        default=None, description="continue, to train the adapter of the base further, or merge, to build on it"
-    )
-
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
-        """Checks that the settings agree with those of the folder that the adapter continues from."""
-        references.agreeing(job.Adapter(**{key: _frozen(value) for key, value in self.model_dump().items()}))
-        return self
-
-
-class JobEntry(Section):
+class JobEntry(JobKeys):
     """One model to train."""
 
-    name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
-    model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
-    base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
-    adapter: AdapterSection | None = Field(
-        default=None,
-        description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
-    )
-    freeze: Annotated[list[FreezePattern], Distinct] = Field(
-        default=[],
-        description='glob patterns of parameters that are not trained, such as ["*", "!classifier.*"]: "!" takes out '
-        "again, and the last match decides",
-    )
-    data: Data = Field(description="the data, such as {source: python-stdlib, seq_len: 128}")
-    loss: Loss | None = Field(
-        default=None,
-        description=f"one of {', '.join(loss_names())}, also with options, such as {{name: dpo, beta: 0.1}}; or "
-        '"package.module:function", which returns (sum, count), such as my_losses:focal',
-    )
-    precision: Annotated[str, OneOf(job.PRECISIONS)] = Field(
-        default=job.Job.precision, description=f"one of {', '.join(job.PRECISIONS)}"
-    )
-    communication: Annotated[str, OneOf(job.COMMUNICATIONS)] = Field(
-        default=job.Job.communication, description=f"one of {', '.join(job.COMMUNICATIONS)}"
-    )
-    compile: bool = Field(default=job.Job.compile, description="true to compile the model's layers, else false")
-    optimizer: Optimizer = Field(
-        default_factory=Optimizer, description="the optimizer, such as {name: adamw, lr: 3e-4}"
-    )
-    schedule: Schedule = Field(
-        default_factory=Schedule, description="the schedule, such as {name: cosine, warmup_steps: 10}"
-    )
-    clip_grad_norm: Positive | None = Field(default=None, description="the largest norm of the gradient, such as 1.0")
-    global_batch_size: Annotated[int, Field(ge=1, le=MAX_AT_ONCE)] = Field(
-        default=job.Job.global_batch_size,
-        description="the samples of one step on whatever devices, such as 16",
-    )
-    # The minimum depends on the adaptation: see `rules`.
-    num_steps: Annotated[int, Field(le=MAX_WHOLE), WithJsonSchema({"type": "integer", "minimum": 0})] | None = Field(
-        default=None, description="the number of optimizer steps, such as 60"
-    )
-    num_epochs: Annotated[float, Field(gt=0, le=MAX_EPOCHS)] | None = Field(
-        default=None, description="the passes over the training data, such as 3"
-    )
-    evaluation: Evaluation = Field(default_factory=Evaluation, description="the evaluation, such as {every_steps: 30}")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=job.Job.seed, description="a seed such as 0")
-    techniques: Annotated[list[Technique], Field(min_length=1), Distinct] | None = Field(
-        default=None,
-        description="a list of techniques to choose from, such as [single, fsdp], or leave the key out",
-    )
-    num_devices: Annotated[list[Annotated[int, Field(ge=1, le=MAX_DEVICES)]], Field(min_length=1), Distinct] | None = (
-        Field(default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out")
-    )
-    exact: bool = Field(
-        default=job.Job.exact, description="true for the same bits on any number of devices, else false"
-    )
-    exact_chunk: Whole | None = Field(
-        default=None, description="the samples of one forward and backward of an exact job, such as 4"
-    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )
@@ -553,12 +289,8 @@ def misspelt(raw: Mapping[str, Any], section: type[Section]) -> set[str]:
     return {key for name in set(raw) - set(keys) for key in get_close_matches(name, keys, n=1)}
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _inner(annotation: Any) -> Any:
-    """Returns the item type of an optional or a list annotation."""
+    """Returns the item type of an optional, a list or a checked annotation."""
     if get_origin(annotation) in (Union, UnionType):
         return _inner(next(a for a in get_args(annotation) if a is not type(None)))
-    return _inner(get_args(annotation)[0]) if get_origin(annotation) is list else annotation
+    return _inner(get_args(annotation)[0]) if get_origin(annotation) in (list, Annotated) else annotation

@@ -11,9 +11,9 @@ from ringmaster.files import text_of
 from ringmaster.findings import Finding, Place, got
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.document import Fault, FileKind, place_text
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import BatchEntry, misspelt, section_at
+from ringmaster.tasks.batch.sections import Section
 
 Entry = TypeVar("Entry", bound=Section)
 

@@ -28,7 +28,7 @@ from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.file_rows import SplitRows, moment
 from ringmaster.techniques.data.row_files import FileText, format_of, read_rows
 from ringmaster.techniques.data_source import data_source_of
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 MAX_REMEMBERED = 256
 

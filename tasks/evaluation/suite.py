@@ -15,8 +15,8 @@ from ringmaster.files import is_file
 from ringmaster.findings import Finding, Place, findings_where
 from ringmaster.tasks.batch import references, yaml_sections
 from ringmaster.tasks.batch.document import FileKind
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import Factory, Name, Whole
+from ringmaster.tasks.batch.sections import Section
 
 MINIMUM, INVARIANCE, DIRECTION = KINDS = ("minimum", "invariance", "direction")
 UP, DOWN, NOT_UP, NOT_DOWN = MOVES = ("up", "down", "not_up", "not_down")

@@ -22,7 +22,7 @@ from ringmaster.techniques.data.arrow_files import fingerprint
 from ringmaster.techniques.data.encoded_rows import MANIFEST, RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import data_source_of
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import loss_function_of, options_of
 from ringmaster.techniques.processes.events import DeviceTelemetry, EvaluationReported, Event, Steps
 from ringmaster.techniques.training.noise_scale import noise_blocks

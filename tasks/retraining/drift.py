@@ -23,8 +23,8 @@ import numpy.typing as npt
 from pydantic import Field
 
 from ringmaster.codec import stored_as
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import Positive, Whole
+from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.evaluation.model_assertions import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.retraining.policy import Probability

@@ -13,8 +13,8 @@ from ringmaster.files import is_file
 from ringmaster.findings import Finding, Place
 from ringmaster.tasks.batch import yaml_sections
 from ringmaster.tasks.batch.document import FileKind
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import Distinct, Metric, Name, Positive, Whole, wrong
+from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.techniques.metric import metric_named

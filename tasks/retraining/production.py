@@ -25,8 +25,8 @@ from ringmaster.findings import Finding, Place, as_list, findings_where
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
+from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices

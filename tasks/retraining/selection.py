@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import Field
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import Positive
+from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining.drift import Drift, DriftEntry

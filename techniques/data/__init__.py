@@ -10,7 +10,7 @@ from ringmaster.techniques.data.arrow_files import Indices
 from ringmaster.techniques.data.samples import LENGTH_GROUPED, fetch, num_tokens_of, sampler_of, width_of
 from ringmaster.techniques.data.stored_source import DESCRIPTION
 from ringmaster.techniques.data_source import SOURCES, Dataset, DataSource, PreparedData, check_same, data_source_of
-from ringmaster.techniques.job import SAMPLINGS, DataSpec
+from ringmaster.techniques.job_specs import SAMPLINGS, DataSpec
 
 __all__ = [
     "SOURCES",

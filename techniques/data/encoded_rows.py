@@ -39,7 +39,7 @@ from ringmaster.techniques.data.file_rows import (
 )
 from ringmaster.techniques.data.row_files import RowError, RowErrors, content_hash, format_of, hash_and_position
 from ringmaster.techniques.data_source import Row
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 PART_BYTES = 1 << 25
 SAMPLES, ROWS = "samples.arrow", "rows.arrow"

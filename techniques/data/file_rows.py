@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ringmaster.techniques.data import row_files
 from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, matching
 from ringmaster.techniques.data_source import DataSource, PreparedData, Row
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 TEXT_KINDS = (None, "language-modeling", "text")
 """The kinds of data that make one stream of tokens of all rows."""

@@ -12,7 +12,8 @@ from ringmaster.techniques.data.sources.image_classification import HOW, ImageOp
 from ringmaster.techniques.data.sources.text_rows import NEGATIVE
 from ringmaster.techniques.data.tokens import LABEL_COLUMNS, TextOptions, tokenized_source
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named, data_source_of
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.loss import class_of, options_of
 from ringmaster.techniques.model_facts import CAUSAL
 from ringmaster.techniques.models.model_folders import LOSS, read_json

@@ -38,7 +38,7 @@ from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of
 from ringmaster.techniques.data.stored_source import TextProgress, described, note_on_unread
 from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
 from ringmaster.techniques.data_source import PreparedData, Row, shown
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.model_folders import config_in

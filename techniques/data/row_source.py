@@ -32,7 +32,7 @@ from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.sources.builtin import class_names, load_splits, rows_of_splits, with_facts_of_splits
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 __all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of", "text_of"]
 

@@ -27,7 +27,7 @@ from ringmaster.techniques.data import arrow_files
 from ringmaster.techniques.data.file_patterns import folder_state, local_copies, matching
 from ringmaster.techniques.data.file_rows import check_not_empty, data_files, files_of, with_leaks
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import Any
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer, has_tokenizer
 from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data.text_encoder import GPT2, in_pieces
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 TOKENIZER, END_OF_TEXT = "tokenizer.json", "<|endoftext|>"
 # Merges hardly change beyond this much text, and training time grows with it. The document in which it is reached is

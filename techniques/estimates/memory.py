@@ -25,7 +25,8 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
-from ringmaster.techniques.job import COMPOSED, PRUNED, AdaptationSpec, EvaluationSpec, Job, ScheduleSpec
+from ringmaster.techniques.job import COMPOSED, PRUNED, AdaptationSpec, Job
+from ringmaster.techniques.job_specs import EvaluationSpec, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import FP32_BYTES, model_facts

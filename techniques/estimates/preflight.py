@@ -19,7 +19,8 @@ from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.device_rates import start_gpu_children
 from ringmaster.techniques.estimates.memory import copies_reference
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, STRUCTURED, VIRTUAL_TOKENS, DataSpec, Job
+from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, STRUCTURED, Job
+from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, DataSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention

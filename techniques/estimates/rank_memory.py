@@ -42,7 +42,8 @@ from ringmaster.compat.transformers import replacements_without_values
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
-from ringmaster.techniques.job import Adapter, Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from ringmaster.techniques.job import VIRTUAL_TOKENS, Adapter
+from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.models import adapter_modules
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.model_folders import few, misfits

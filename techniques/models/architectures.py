@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.model_facts import (
     CAUSAL,
     POSITIONS_AFTER_PADDING,

@@ -14,7 +14,7 @@ from ringmaster.compat.transformers import set_attention
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.model_facts import IMPLEMENTATIONS, check_attention
 from ringmaster.techniques.models.architectures import (
     architecture,

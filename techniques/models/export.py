@@ -20,7 +20,8 @@ from ringmaster.techniques.checkpoints.storage import LocalPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 from ringmaster.techniques.data.chat_template import turn_end_of
 from ringmaster.techniques.data_source import PreparedData, data_source_of
-from ringmaster.techniques.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import Adapter, ModelSpec
 from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models import model_folders, peft_format
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets

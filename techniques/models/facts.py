@@ -9,7 +9,7 @@ from torch import nn
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.job_specs import Adapter, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.adapters import attach, own_leaves
 from ringmaster.techniques.models.build import skeleton

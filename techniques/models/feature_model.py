@@ -22,7 +22,7 @@ from ringmaster.techniques.data.sources.feature_rows import (
     num_outputs,
     tensor_names,
 )
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.models.model_folders import FACTORY, WEIGHTS
 
 FACTORY_NAME = f"{__name__}:build_feature_model"

@@ -10,7 +10,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ringmaster.techniques.job import Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

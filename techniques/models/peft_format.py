@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.job import VIRTUAL_TOKENS, Adapter
+from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models.model_folders import LOSS, REFERENCE, has_weights, metadata_of, read_json
 

@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from ringmaster.compat.torch import int_mm
 from ringmaster.extras import require_extra
-from ringmaster.techniques.job import NF4, AdaptationSpec, Adapter
+from ringmaster.techniques.job import AdaptationSpec
+from ringmaster.techniques.job_specs import NF4, Adapter
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.model_folders import WEIGHTS
 

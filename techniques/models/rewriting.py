@@ -20,18 +20,8 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.data.inference import with_loss_of
-from ringmaster.techniques.job import (
-    CONTINUE,
-    EXTRACTED,
-    MERGED,
-    PRUNED,
-    QUANTIZED,
-    STRUCTURED,
-    AdaptationSpec,
-    Adapter,
-    Job,
-    ModelSpec,
-)
+from ringmaster.techniques.job import EXTRACTED, MERGED, PRUNED, QUANTIZED, STRUCTURED, AdaptationSpec, Job
+from ringmaster.techniques.job_specs import CONTINUE, Adapter, ModelSpec
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config
 from ringmaster.techniques.models.export import export_model, export_quantized

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.job import Adapter, EvaluationSpec, ModelSpec
+from ringmaster.techniques.job_specs import Adapter, EvaluationSpec, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, metrics_named, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites

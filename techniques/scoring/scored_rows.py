@@ -14,7 +14,8 @@ import numpy as np
 
 from ringmaster.codec import from_json
 from ringmaster.registry import resolve
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.peft_format import base_name, base_of, is_adapter, quantized_base, read_adapter

@@ -18,7 +18,8 @@ import numpy as np
 
 from ringmaster.codec import from_json
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.metric import scored_metrics, why_generating
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json

@@ -32,7 +32,7 @@ from ringmaster.codec import digest
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd
 from ringmaster.techniques.data.sources.completion import PROMPT, ROW
-from ringmaster.techniques.job import EvaluationSpec
+from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
 from ringmaster.techniques.metrics.token_sequences import answer_of

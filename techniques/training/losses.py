@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ringmaster.registry import resolve
 from ringmaster.techniques import loss as kinds
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import (
     ADVANTAGES,
     CAUSAL,

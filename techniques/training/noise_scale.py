@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ringmaster.techniques.job import LEARNING_RATE_RULES
+from ringmaster.techniques.job_specs import LEARNING_RATE_RULES
 
 PROBE_SHARE, MIN_PROBE_STEPS = 0.1, 20
 """Of a job's steps, in which the noise scale is measured in each step before a batch size is chosen."""

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from ringmaster.compat.torch import foreach_add_, foreach_mul, foreach_mul_, foreach_sign_
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
     from ringmaster.techniques.checkpoints.state import Reader
     from ringmaster.techniques.data_source import PreparedData
-    from ringmaster.techniques.job import Adapter, Job
+    from ringmaster.techniques.job import Job
+    from ringmaster.techniques.job_specs import Adapter
     from ringmaster.techniques.processes.events import JobEvent
     from ringmaster.techniques.processes.order import GangOrder
     from ringmaster.techniques.processes.ranks import Ranks

@@ -39,7 +39,7 @@ from ringmaster.techniques.data.tokens import (
     tokenized_source,
     write_text,
 )
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
 LEFT_OUT = frozenset(

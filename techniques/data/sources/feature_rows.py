@@ -27,7 +27,7 @@ from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_samples import DEFAULT_MAX_LENGTH
 from ringmaster.techniques.data.samples import ArraySamples
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.models.model_folders import FACTORY, read_json
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ringmaster.techniques.data.arrow_files import LABELS, MASK, POSITIONS, TOKE
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data.tokens import LOSS_MASKS, NOT_LEARNT, OTHER_LABEL_COLUMNS
 from ringmaster.techniques.data_source import DataOptions, column
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
 SEGMENTS = "token_type_ids"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.models.adapters import AdaptedLinear, is_norm
 from ringmaster.techniques.models.peft_format import PREFIX
 from ringmaster.techniques.training.fused.packed_attention import BatchShare

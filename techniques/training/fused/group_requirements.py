@@ -11,7 +11,8 @@ from dataclasses import replace
 from heapq import heapreplace
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, DataSpec, Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS, DataSpec
 from ringmaster.techniques.loss import class_of
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.technique import batch_is_divisible

@@ -10,7 +10,7 @@ import torch
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import ParameterGroup
+from ringmaster.techniques.job_specs import ParameterGroup
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.training.fused.group import FusedGroup

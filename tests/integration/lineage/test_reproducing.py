@@ -24,7 +24,7 @@ from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
-from ringmaster.techniques.job import ScheduleSpec
+from ringmaster.techniques.job_specs import ScheduleSpec
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, Layout

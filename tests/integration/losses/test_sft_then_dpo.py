@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import CONTINUE, MERGE
+from ringmaster.techniques.job_specs import CONTINUE, MERGE
 from ringmaster.techniques.models.peft_format import base_of
 from ringmaster.techniques.models.rewriting import EvaluationOrder
 from tests.integration.evaluating import evaluate_model

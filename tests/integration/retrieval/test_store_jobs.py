@@ -10,7 +10,8 @@ import pytest
 
 from ringmaster.features.stores.job import IVF, StoreSettings
 from ringmaster.features.stores.knowledge_store import KnowledgeStore, Passage, build_store
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.processes.events import Steps, TrialMeasured
 from tests.integration.workbench import Layout
 from tests.unit.retrieval.encoders import SIZES, WORDS, save_encoder

@@ -14,9 +14,8 @@ MAX_BYTES = 800 * MEGABYTE
 CHILD = """
 import json, resource, sys
 from pathlib import Path
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import (DataSpec)
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.data import prepare
 said = json.loads(sys.argv[1])
 prepared = prepare(DataSpec(seq_len=256, **said["spec"]), cache_dir=Path(said["cache"]))

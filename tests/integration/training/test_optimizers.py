@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.techniques import OptimizerSpec, registry
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, ParameterGroup
+from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS, ParameterGroup
 from ringmaster.techniques.technique import why_no_optimizer
 from tests.integration.techniques.test_conformance import (
     MODEL_PARALLEL,

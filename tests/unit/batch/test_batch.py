@@ -12,21 +12,18 @@ import yaml
 from ringmaster.errors import BatchFileError
 from ringmaster.features.target.job import Target, Variables
 from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
+from ringmaster.tasks.batch.sections import section_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
-from ringmaster.techniques.job import OPTIMIZERS
 from ringmaster.techniques.job_parts import file_keys, part_kinds
+from ringmaster.techniques.job_specs import OPTIMIZERS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
     schema.JobEntry: Job,
-    schema.ModelSection: ModelSpec,
     schema.Data: DataSpec,
-    schema.Optimizer: OptimizerSpec,
-    schema.Schedule: ScheduleSpec,
-    schema.Evaluation: EvaluationSpec,
-    schema.AdapterSection: Adapter,
+    **{section_of(kind): kind for kind in (ModelSpec, OptimizerSpec, ScheduleSpec, EvaluationSpec, Adapter)},
 }
 
 
@@ -351,7 +348,7 @@ def test_the_json_schema_names_every_key_and_choice():
     job = described["$defs"]["JobEntry"]
     assert set(job["properties"]) == set(schema.JobEntry.model_fields)
     assert job["additionalProperties"] is False
-    assert described["$defs"]["Optimizer"]["properties"]["name"]["enum"] == list(OPTIMIZERS)
+    assert described["$defs"]["OptimizerSection"]["properties"]["name"]["enum"] == list(OPTIMIZERS)
     template = described["$defs"]["GridEntry"]["properties"]["template"]
     assert template["properties"] == job["properties"]
     assert template["required"] == ["name"]

@@ -10,7 +10,8 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.recording.rows import dataset_inputs
 from ringmaster.techniques.data import PreparedData, prepare
-from ringmaster.techniques.job import COMPOSED, EXTRACTED, DataSpec
+from ringmaster.techniques.job import COMPOSED, EXTRACTED
+from ringmaster.techniques.job_specs import DataSpec
 
 SHARED = {"encoder": {"jobs": {"a": "bert", "b": "bert"}, "weights": {"b": 0.5}}}
 

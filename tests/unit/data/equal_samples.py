@@ -10,7 +10,7 @@ import pyarrow.parquet
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 PROSE = (
     "the model learns a token from each row it's we'll don't 12 345 x=y; (a+b) naïve 日本語 Ωμέγα end. 'quoted' "

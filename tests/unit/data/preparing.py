@@ -1,7 +1,7 @@
 """An action for a child process of a test. It imports no torch, so that the child starts quickly."""
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 def prepare_here(folder, barrier, results):

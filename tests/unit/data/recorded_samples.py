@@ -16,7 +16,8 @@ from PIL import Image
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from tests.unit.data.conftest import saved_tokenizer
 from tests.unit.data.equal_samples import _csv, _jsonl, _parquet, _tokenizer, prose
 

@@ -17,7 +17,7 @@ from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import CHATML, RowTokenizer
 from ringmaster.techniques.data.sources.chat import Chat, chat_reference, messages_of, without_nulls
 from ringmaster.techniques.data.sources.completion import Prompt, PromptOptions
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
 LOOP, END = "{% for m in messages %}", "{% endfor %}{% if add_generation_prompt %}%s{% endif %}"

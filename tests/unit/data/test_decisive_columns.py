@@ -14,7 +14,8 @@ from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sources.completion import Completion, CompletionOptions, Preference
 from ringmaster.techniques.data.sources.text_rows import Embedding
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from tests.unit.data.conftest import saved_tokenizer
 
 PAIR = {"sentence1": "one two", "sentence2": "three"}

@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.row_files import read_rows
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 GOOD = json.dumps({"text": "many words, one after another " * 20})
 

@@ -4,7 +4,7 @@ from PIL import Image
 
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.sources.builtin import load_splits
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ringmaster.techniques.data.image_processors import PROCESSOR
 from ringmaster.techniques.data.inference import with_processor_of
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data_source import data_source_named
-from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.scoring.scored_rows import read_alike, read_by
 
 KIND = "image-classification"

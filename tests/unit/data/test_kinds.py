@@ -15,7 +15,8 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from ringmaster.codec import from_json
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.data.inference import infer_kind
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.metric import IGNORED
 
 NUM_ROWS = 40

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
 MARKED = (

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 ORIENTATIONS = range(1, 9)
 ORIENTATION = 0x0112

@@ -12,7 +12,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.file_patterns import matching, opened
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.data.row_files import read_rows
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 HUGE = "9" * 400
 

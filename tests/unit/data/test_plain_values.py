@@ -11,7 +11,7 @@ from PIL import Image
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.class_labels import read_number
 from ringmaster.techniques.data.images import read_image
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
 

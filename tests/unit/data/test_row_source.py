@@ -22,7 +22,7 @@ from ringmaster.techniques.data_source import (
     data_source_names,
     data_source_of,
 )
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom" / "my_data_source.py"

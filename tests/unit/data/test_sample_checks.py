@@ -10,7 +10,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sample_checks import compared_places
 from ringmaster.techniques.data.sources.text_rows import TextClassification
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from tests.unit.data.conftest import CHAT_TEMPLATE, saved_tokenizer
 
 

@@ -11,7 +11,7 @@ import torch
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.stored_source import prepare_once
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from tests.unit.data.preparing import prepare_here
 
 USERS = """

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data.tokenizer_folders import _training_pieces
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 def spec_of(path, **fields):

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.inference import infer_kind
-from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 
 NONE = -100
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 def jsonl(path, rows):

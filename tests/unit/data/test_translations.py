@@ -11,7 +11,7 @@ from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sources.text_rows import Seq2Seq, Seq2SeqOptions
 from ringmaster.techniques.data.tokenizer_folders import load_tokenizer
-from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.models.build import build_model
 
 PIECES = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "c", "d", "▁a", "▁b", "▁c", "▁d"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 pytest.importorskip("trl", reason="whose tokens these are")
 pytestmark = pytest.mark.full

@@ -10,7 +10,7 @@ from ringmaster.tasks.recording.rows import dataset_inputs, rows_text
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_files import content_hash
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 TEXT = "a row that says something about the number {}, again and again and again"
 

@@ -18,7 +18,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from ringmaster.techniques.job import EvaluationSpec
+from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.metric import Outputs, metric_named, why_generating
 from ringmaster.techniques.metrics.token_sequences import answer_of
 from ringmaster.techniques.training.generation import AnswerWriter, answer_writer_of, end_tokens_of

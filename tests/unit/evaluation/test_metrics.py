@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ringmaster.techniques import Metric
-from ringmaster.techniques.job import EvaluationSpec
+from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.metric import (
     Outputs,
     default_metrics,

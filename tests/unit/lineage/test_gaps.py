@@ -10,7 +10,8 @@ from ringmaster.flows.lineage.undoing import _first_step_with, gaps_between, sam
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import open_data, prepare, sampler_of
 from ringmaster.techniques.data.arrow_files import column_of, table_of
-from ringmaster.techniques.job import Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import ModelSpec
 
 
 def tokens_in(gaps):

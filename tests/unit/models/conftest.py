@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 
 USERS = '''
 import torch

@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from ringmaster.techniques.data_source import SampleTensor
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import check_attention, why_no_attention
 from ringmaster.techniques.models.architectures import fresh_config, known_architectures
 from ringmaster.techniques.models.build import build_model

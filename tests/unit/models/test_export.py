@@ -9,7 +9,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from tests.unit.data.test_chat_templates import ENDS, saved

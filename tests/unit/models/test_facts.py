@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from torch import nn
 
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.layers import layer_names

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.models.architectures import note_on_classes, pretrained_config
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.metrics import MetricTotals

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ringmaster.techniques import loss as registry
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import CLASSIFIER, PASSAGE_SCORES, LossFunction, Values, option
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.models.build import build_model, check_weights
 from ringmaster.techniques.models.export import export_model
 from tests.unit.models.conftest import FOUR, LLAMA, TOKENS

@@ -7,7 +7,7 @@ import pytest
 from ringmaster.features.stores.job import StoreSettings
 from ringmaster.features.target.job import Phases
 from ringmaster.tasks.control.job_changes import clone_faults, with_settings
-from ringmaster.techniques.job import ScheduleSpec
+from ringmaster.techniques.job_specs import ScheduleSpec
 from tests.unit.execution.fakes import job
 
 SMOOTH = replace(job("a", num_steps=20), loss="cross-entropy", loss_options={"label_smoothing": 0.1})

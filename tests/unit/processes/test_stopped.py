@@ -10,7 +10,8 @@ import time
 import psutil
 import pytest
 
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import RankStarted, event_to_json
 from ringmaster.techniques.processes.gang import Gang

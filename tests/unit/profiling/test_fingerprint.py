@@ -25,8 +25,9 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import SAME, Composition, ParameterGroup
+from ringmaster.techniques.job import SAME, Composition
 from ringmaster.techniques.job_parts import Effect
+from ringmaster.techniques.job_specs import ParameterGroup
 
 JOB = Job(
     name="a",

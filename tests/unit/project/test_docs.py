@@ -13,8 +13,8 @@ import ringmaster
 from ringmaster.flows import cli
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.batch import reference as reference_page
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.reference import reference
+from ringmaster.tasks.batch.sections import Section
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("src/ringmaster", "flows", "tasks", "techniques", "model_lineage", "tests", "examples", "benchmarks")

@@ -33,7 +33,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile

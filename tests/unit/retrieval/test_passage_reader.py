@@ -12,7 +12,7 @@ from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.row_files import RowErrors
 from ringmaster.techniques.data.row_kind import Retriever
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from tests.unit.retrieval.encoders import save_encoder
 
 PASSAGES = [f"city{i} color{i}" for i in range(20)]

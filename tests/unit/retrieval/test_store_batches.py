@@ -13,7 +13,7 @@ from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.row_kind import retriever_of
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from tests.unit.retrieval.encoders import save_encoder
 
 FILE = """

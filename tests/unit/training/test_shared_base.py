@@ -10,7 +10,8 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import PreflightOrder

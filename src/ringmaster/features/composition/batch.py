@@ -13,19 +13,10 @@ from ringmaster.codec import to_json
 from ringmaster.features.composition.job import Components
 from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.file_parts import FilePart, PlacedJob
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.techniques.job import (
-    COMPOSED,
-    EXTRACTED,
-    AdaptationSpec,
-    Composition,
-    DataSpec,
-    Job,
-    ModelSpec,
-    OptimizerSpec,
-    ScheduleSpec,
-)
+from ringmaster.tasks.batch.sections import Section
+from ringmaster.techniques.job import COMPOSED, EXTRACTED, AdaptationSpec, Composition, Job
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 
 FACTORY = "ringmaster.techniques.models.composite_model:composite_model"

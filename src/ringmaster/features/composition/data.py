@@ -19,7 +19,8 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.data.samples import PaddedDataset, Sampler
 from ringmaster.techniques.data_source import DataSource, sample_tensors
-from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_specs import DataSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.models.layers import check_components
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.training.parts import TrainerPart

@@ -10,10 +10,11 @@ from ringmaster.features.negatives.job import Negatives
 from ringmaster.findings import Finding, Raw, are_counts, as_mapping, findings_where
 from ringmaster.tasks.batch.file_parts import FilePart, job_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
-from ringmaster.tasks.batch.part_sections import Section
 from ringmaster.tasks.batch.references import loss_parts
-from ringmaster.techniques.job import RETRIEVER, Job
+from ringmaster.tasks.batch.sections import Section
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_parts import part_kinds
+from ringmaster.techniques.job_specs import RETRIEVER
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job import NF4
 from ringmaster.techniques.job_parts import Choices, Description, Effect, JobPart
+from ringmaster.techniques.job_specs import NF4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ringmaster.features.quantized_base.job import QuantizedBase
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.training.parts import TrainerPart

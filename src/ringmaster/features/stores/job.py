@@ -6,7 +6,6 @@ from typing import Annotated
 
 from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
-from ringmaster.techniques.job import RETRIEVER
 from ringmaster.techniques.job_parts import (
     MAX_AT_ONCE,
     MAX_WHOLE,
@@ -18,6 +17,7 @@ from ringmaster.techniques.job_parts import (
     Limits,
     Whole,
 )
+from ringmaster.techniques.job_specs import RETRIEVER
 
 FLAT, IVF = "flat", "ivf"
 INDEXES = (FLAT, IVF)

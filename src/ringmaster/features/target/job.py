@@ -8,16 +8,7 @@ from typing import Annotated, Any
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.findings import Finding, Raw, are_counts, as_list, as_mapping, findings_where
-from ringmaster.techniques.job import (
-    LEARNING_RATE_RULES,
-    EvaluationSpec,
-    Job,
-    OptimizerSpec,
-    TrainingPhase,
-    Variant,
-    exchanging,
-    is_rewriting,
-)
+from ringmaster.techniques.job import Job, TrainingPhase, Variant, exchanging, is_rewriting
 from ringmaster.techniques.job_parts import (
     MAX_AT_ONCE,
     Choices,
@@ -31,6 +22,7 @@ from ringmaster.techniques.job_parts import (
     Whole,
     has_command,
 )
+from ringmaster.techniques.job_specs import LEARNING_RATE_RULES, EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.processes.events import REACHED
 
 MEASURED_OPTIMIZERS = ("adamw", "sgd")

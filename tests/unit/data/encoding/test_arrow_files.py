@@ -21,7 +21,7 @@ from ringmaster.techniques.data.arrow_files import (
 )
 from ringmaster.techniques.data.tokens import write_text
 from ringmaster.techniques.data_source import Row
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 LENGTHS = np.array([2, 0, 3])
 READ = """

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from tests.unit.data.encoding.drawn_tokenizers import (
     CHAT,

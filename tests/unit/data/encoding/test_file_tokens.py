@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.techniques.data import encoded_rows, file_patterns, prepare, tokens
 from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ringmaster.techniques.data.class_labels import ClassLabels
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data_source import data_source_named
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from tests.unit.data.encoding.tokenizers_of_sorts import BASES, SORTS, saved
 

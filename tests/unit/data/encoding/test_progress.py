@@ -3,7 +3,7 @@
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data import stored_source as progress_module
 from ringmaster.techniques.data.stored_source import INTERVAL_S, TextProgress, progress_to
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 def test_a_line_says_texts_megabytes_and_speed_and_comes_once_an_interval():

@@ -12,7 +12,7 @@ from ringmaster.techniques.data import encoded_rows, prepare
 from ringmaster.techniques.data.encoded_rows import known_files
 from ringmaster.techniques.data.file_rows import DataFile
 from ringmaster.techniques.data.row_files import content_hash, rows_and_errors, to_json_text
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 def rows_in_parts(path):

@@ -21,7 +21,7 @@ from ringmaster.techniques import Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data_source import DATA_SOURCES
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.probing.probe import source_states
 
 TEXTS = DataSpec(kind="text-classification", seq_len=16, vocab_size=300)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringmaster.techniques.data.inference import infer_kind
-from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 
 
 @pytest.mark.parametrize("split", [None, "train"])

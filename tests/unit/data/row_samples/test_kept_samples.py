@@ -18,7 +18,7 @@ from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.data_source import DataOptions, column, data_source_of
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
 

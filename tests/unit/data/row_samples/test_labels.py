@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from tests.unit.data.test_kinds import jsonl
 

@@ -15,7 +15,8 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.samples import first_fit
 from ringmaster.techniques.data.samples import packed as packed_rows
-from ringmaster.techniques.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import AdaptationSpec, Job
+from ringmaster.techniques.job_specs import Adapter, DataSpec, ModelSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts

@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 def fault_of(tmp_path, **spec):

@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 NUM_ROWS = 200
 

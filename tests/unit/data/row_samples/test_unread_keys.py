@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job_specs import DataSpec
 
 
 @pytest.mark.parametrize(

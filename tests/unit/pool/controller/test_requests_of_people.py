@@ -13,7 +13,7 @@ from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.job import ScheduleSpec
+from ringmaster.techniques.job_specs import ScheduleSpec
 from tests.unit.pool.bench import Gangs, PoolBench, run, submission
 from tests.unit.pool.workers import Worker
 
