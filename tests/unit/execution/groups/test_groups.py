@@ -237,7 +237,7 @@ class TwoRequests:
     def __init__(self):
         self._open, self._is_steered = {"a", "b", "c"}, False
 
-    def attach(self, act, *, later, started_s):
+    def attach(self, act, *, later, elapsed_s):
         self._act, self._later = act, later
 
     def listen(self, event):
