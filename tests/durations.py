@@ -84,8 +84,8 @@ class Sampler(threading.Thread):
         """Samples until `stop`."""
         last_s = time.monotonic()
         while not self._end.wait(INTERVAL_S):
-            frame, now_s = sys._current_frames().get(self._main), time.monotonic()
-            kind = kind_of(frame)
+            # No frame is kept until the next look: it would keep the test's objects alive.
+            kind, now_s = kind_of(sys._current_frames().get(self._main)), time.monotonic()
             if kind == FORK_SERVERS and any(map(_children, _children("self"))):
                 kind = TRAINING
             self.seconds[kind] += now_s - last_s
