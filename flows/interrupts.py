@@ -153,6 +153,7 @@ class Interrupts:
         """Handles a signal in the main thread; the answering thread handles the second one."""
         is_first = self.first_signal is None
         self.first_signal = self.first_signal or number
+        replace_closed_streams()  # here too: this thread may print before the answering thread gets to it
         if self._stop is None:
             raise SystemExit(self.exit_code)  # no KeyboardInterrupt, as some libraries catch it
         if is_first:
