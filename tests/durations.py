@@ -1,7 +1,7 @@
 """A pytest plugin that says what the tests cost: the longest files and cases, and the share of each kind of cost.
 
-Seconds are those of the clock, beside which stand the CPU seconds of the process and of its children that ended
-meanwhile: beside other work, these alone can be compared. The kinds are drawn from samples of the main thread's stack:
+Seconds are those of the clock, beside which stand the CPU seconds of the process and of its descendants: beside other
+work, these alone can be compared. The kinds are drawn from samples of the main thread's stack:
 a sample counts for the innermost frame that one of `KINDS` names. `pytest --durations-file FILE` writes all numbers as
 JSON.
 """
@@ -11,10 +11,10 @@ import os
 import resource
 import sys
 import threading
-import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, process_time  # bound here: tests replace the clocks of module time
 
 import pytest
 
@@ -38,7 +38,7 @@ OTHER = "other"
 def cpu_s():
     """Returns the CPU seconds of this process and of its descendants, those that have ended included."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(_cpu_of_child_s, _children("self")))
+    return process_time() + ended.ru_utime + ended.ru_stime + sum(map(_cpu_of_child_s, _children("self")))
 
 
 def _children(pid):
@@ -82,10 +82,10 @@ class Sampler(threading.Thread):
 
     def run(self):
         """Samples until `stop`."""
-        last_s = time.monotonic()
+        last_s = monotonic()
         while not self._end.wait(INTERVAL_S):
             # No frame is kept until the next look: it would keep the test's objects alive.
-            kind, now_s = kind_of(sys._current_frames().get(self._main)), time.monotonic()
+            kind, now_s = kind_of(sys._current_frames().get(self._main)), monotonic()
             if kind == FORK_SERVERS and any(map(_children, _children("self"))):
                 kind = TRAINING
             self.seconds[kind] += now_s - last_s
@@ -103,13 +103,13 @@ class Worker:
 
     def __init__(self):
         self._sampler = Sampler()
-        self._collected = (time.monotonic(), cpu_s())
+        self._collected = (monotonic(), cpu_s())
         self._sampler.start()
 
     @pytest.hookimpl
     def pytest_collection_finish(self):
         began_s, began_cpu_s = self._collected
-        self._collecting = (time.monotonic() - began_s, cpu_s() - began_cpu_s)
+        self._collecting = (monotonic() - began_s, cpu_s() - began_cpu_s)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self):
@@ -128,7 +128,8 @@ class Worker:
         try:
             return (yield)
         finally:
-            self._cpu_s = cpu_s() - began_cpu_s
+            # What a killed fork server's orphans took before is known no longer.
+            self._cpu_s = max(cpu_s() - began_cpu_s, 0.0)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self):
