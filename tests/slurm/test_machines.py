@@ -10,11 +10,10 @@ from tests.cluster.waiting import until
 
 # Ends in order: it says so, and takes a moment.
 SERVE = """
-import signal, sys, threading
-stopping = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 print("serving", flush=True)
-stopping.wait()
+signal.sigwait({signal.SIGTERM})
 print("left in order", flush=True)
 """
 
