@@ -6,6 +6,7 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows.reports.technique_report import look_ahead, print_technique_report
+from ringmaster.techniques.estimates.memory import CUBLAS_BYTES
 
 MODEL = """
 model:
@@ -28,14 +29,15 @@ def file(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_what_fits_and_what_does_not_for_devices_that_are_not_there(file, capsys):
-    found = look_ahead(file, job=None, num_devices=2, memory="1.9MiB", num_nodes=1)
+    limit_bytes = CUBLAS_BYTES + int(1.9 * 2**20)
+    found = look_ahead(file, job=None, num_devices=2, memory=f"{limit_bytes / 2**20}MiB", num_nodes=1)
     assert not found.faults
     (job,) = json.loads(json.dumps(found.to_json()))["jobs"]
     assert job["name"] == "small"
     assert {c["technique"] for c in job["candidates"]} == {"fsdp"}
     for candidate in job["candidates"]:
         assert candidate["forecast"]["source"] == "rehearsed"
-        assert candidate["forecast"]["device_bytes"] <= 1.9 * 2**20
+        assert candidate["forecast"]["device_bytes"] <= limit_bytes
     reasons = {(r["technique"], r["config"] is None): r["reason"] for r in job["refused"]}
     assert reasons["single", True] == "one process drives one GPU"
     assert "GiB" in reasons["ddp", True]
