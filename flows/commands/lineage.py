@@ -414,7 +414,7 @@ def _sentence(culprit: dict[str, Any]) -> str:
     return text
 
 
-class Format(StrEnum):
+class GraphFormat(StrEnum):
     """What `export` writes."""
 
     json = "json"
@@ -502,8 +502,8 @@ def export(
         str | None, typer.Argument(help="Model to write, with its ancestors and descendants; default: all.")
     ] = None,
     kind: Annotated[
-        Format, typer.Option("--format", help="JSON, GraphML, Hugging Face model cards, or a picture.")
-    ] = Format.json,
+        GraphFormat, typer.Option("--format", help="JSON, GraphML, Hugging Face model cards, or a picture.")
+    ] = GraphFormat.json,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write, or for cards a folder; default: stdout.")
     ] = None,
@@ -521,18 +521,18 @@ def export(
             ids = frozenset([node.id, *snapshot.ancestors(node.id), *snapshot.reached_from([node.id])])
         files: dict[Path | None, str]
         match kind:
-            case Format.cards if output is not None:
+            case GraphFormat.cards if output is not None:
                 files = {output / each.label / "README.md": card_of(snapshot, each) for each in nodes}
-            case Format.cards:
+            case GraphFormat.cards:
                 if len(nodes) != 1:
                     raise InputError([f"there are {len(nodes)} cards. To fix: name a model, or a folder by --output"])
                 files = {None: card_of(snapshot, nodes[0])}
-            case Format.svg:
+            case GraphFormat.svg:
                 with input_errors():
                     files = {output: drawing(snapshot, ids, focus=model and nodes[0].id)}
-            case Format.graphml:
+            case GraphFormat.graphml:
                 files = {output: graphml(snapshot, ids)}
-            case Format.json:
+            case GraphFormat.json:
                 files = {output: json.dumps(graph_json(snapshot, ids)) + "\n"}
     for file, text in files.items():
         if file is None:

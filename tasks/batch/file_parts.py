@@ -18,7 +18,7 @@ PlacedJob = tuple[Callable[[Place], Place], Any]
 """A job's plain values, and a function that maps a place in the job to its place in the batch."""
 
 
-class FilePart:
+class BatchFilePart:
     """What a feature does with batch files. By default a hook changes nothing, and finds nothing.
 
     file_key: the key of a job's entry whose value may be a whole file, which is then a batch of one job.
@@ -55,7 +55,7 @@ class FilePart:
         return jobs
 
 
-def file_parts() -> Iterator[FilePart]:
+def file_parts() -> Iterator[BatchFilePart]:
     """Yields the parts of all features, in the order in which their hooks are called."""
     for module in modules("batch"):
         yield from module.PARTS

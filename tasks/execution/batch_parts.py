@@ -1,7 +1,6 @@
 """What optional features do in an executor.
 
-The module `execute` of a feature lists its parts in `BATCH_PARTS`, and in `STEERING` the policies by which it decides
-how far jobs train.
+The module `execute` of a feature lists its parts in `BATCH_PARTS`.
 """
 
 from __future__ import annotations

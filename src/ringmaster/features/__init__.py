@@ -6,10 +6,9 @@ A feature's package has any of these modules, and the core imports those of the 
     trainer     its parts in training (`ringmaster.techniques.training.parts`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
                 (`ringmaster.tasks.batch.file_parts`)
-    plan        candidates, estimates, limits of the planning problem
-    execute     its part in the execution of a batch
-    commands    its commands
-    pages       its rows on pages
+    execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), and parts of an executor
+                (`ringmaster.tasks.execution.batch_parts`)
+    commands    its commands, which join the command line
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.

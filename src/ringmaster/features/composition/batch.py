@@ -12,7 +12,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.features.composition.job import Components
 from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
-from ringmaster.tasks.batch.file_parts import FilePart, PlacedJob
+from ringmaster.tasks.batch.file_parts import BatchFilePart, PlacedJob
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import COMPOSED, EXTRACTED, AdaptationSpec, Composition, Job
@@ -39,7 +39,7 @@ DEFAULTS = {
 }
 
 
-class SharedComponentsInFiles(FilePart):
+class SharedComponentsInFiles(BatchFilePart):
     """The key `shared_components` of a batch."""
 
     def batch_findings(self, batch: Raw, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:

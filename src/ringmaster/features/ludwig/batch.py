@@ -12,7 +12,7 @@ from ringmaster.features.ludwig.job import LudwigKey
 from ringmaster.files import path_in, text_of
 from ringmaster.findings import Finding, Place, as_list, as_mapping, got
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.file_parts import FilePart
+from ringmaster.tasks.batch.file_parts import BatchFilePart
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
 
 FACTORY = "ringmaster.techniques.models.feature_model:build_feature_model"
@@ -78,7 +78,7 @@ CLIPPED_NORM = 0.5
 """Ludwig's default of `trainer.gradient_clipping.clipglobalnorm`."""
 
 
-class LudwigFiles(FilePart):
+class LudwigFiles(BatchFilePart):
     """Entries of jobs, or whole files, that are Ludwig configurations."""
 
     file_key = KEY

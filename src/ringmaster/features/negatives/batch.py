@@ -8,7 +8,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.features.negatives.job import Negatives
 from ringmaster.findings import Finding, Raw, are_counts, as_mapping, findings_where
-from ringmaster.tasks.batch.file_parts import FilePart, job_of
+from ringmaster.tasks.batch.file_parts import BatchFilePart, job_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.references import loss_parts
 from ringmaster.tasks.batch.sections import Section
@@ -18,7 +18,7 @@ from ringmaster.techniques.job_specs import RETRIEVER
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
 
-class NegativesInFiles(FilePart):
+class NegativesInFiles(BatchFilePart):
     """Retrievers whose negatives are mined on the way."""
 
     def job_findings(self, job: Raw) -> Iterator[Finding]:

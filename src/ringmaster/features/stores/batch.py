@@ -3,13 +3,13 @@
 from typing import Any
 
 from ringmaster.features.stores.job import StoreSettings
-from ringmaster.tasks.batch.file_parts import FilePart
+from ringmaster.tasks.batch.file_parts import BatchFilePart
 
 STEP_PASSAGES = 1024
 """The passages of a step of a knowledge store."""
 
 
-class StoresInFiles(FilePart):
+class StoresInFiles(BatchFilePart):
     """A store has its kind of data, one pass over it, and large steps."""
 
     def job_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
