@@ -89,7 +89,7 @@ test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chr
 	$(BIN)/python -m pytest -m 'browser and not full' --session-timeout 3000 $(TESTS)
 
 # What a resolver may choose between pyproject.toml's bounds, without constraints.txt. torch comes as the build that TORCH
-# names. numba keeps its compiled kernels in the environment, as another numba cannot read those beside the sources.
+# names. numba keeps its compiled kernels in the environment, as another numba cannot read those next to the sources.
 test-lowest: .venv-lowest/.ready  ## Run the unit tests with the lowest versions that pyproject.toml allows
 	$(call unit-tests,.venv-lowest)
 
@@ -163,7 +163,7 @@ bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wron
 	$(BIN)/python -m benchmarks.simulation $(BENCH)
 
 # About 20 minutes on two quiet cores; BENCH="--draws 2 --families paper-txt-12x8" for less.
-bench-learning: $(READY)  ## Measure plans by predictions that are corrected while training, beside trying every option
+bench-learning: $(READY)  ## Measure plans by predictions that are corrected while training, compared with trying every option
 	$(BIN)/python -m benchmarks.learning $(BENCH)
 
 # About 15 minutes on two quiet cores; BENCH="--only bert vit" for some of its jobs.
@@ -175,7 +175,7 @@ bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong pr
 	$(BIN)/python -m benchmarks.execution $(BENCH)
 
 # About 20 minutes on two quiet cores; BENCH="--rounds 1 --only one" for less.
-bench-start: $(READY)  ## Measure the first minute: whole commands beside scripts of transformers' Trainer
+bench-start: $(READY)  ## Measure the first minute: whole commands compared with scripts of transformers' Trainer
 	$(BIN)/python -m benchmarks.start $(BENCH)
 
 # About 20 minutes on two quiet cores; BENCH=--quick for two, BENCH="--rounds 1" for a third.

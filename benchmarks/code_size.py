@@ -1,4 +1,4 @@
-"""Counts of the shipped code and of the documentation: how much there is to read, and how well names tell things apart.
+"""Counts of the shipped code and of the documentation: how much there is to read, and how distinct names are.
 
     python -m benchmarks.code_size
 

@@ -1,4 +1,4 @@
-"""The metric `latency` beside a load generator that knows nothing of it: is p99 what a client sees?
+"""The metric `latency` compared with an independent load generator: is p99 what a client sees?
 
     python benchmarks/latency.py [--rounds 5] [--device cuda]
 

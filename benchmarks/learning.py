@@ -1,10 +1,10 @@
-"""Plans on predictions that are corrected while training, beside trying every option first: simulated makespans.
+"""Plans on predictions that are corrected while training, compared with trying every option first: simulated makespans.
 
 usage: python -m benchmarks.learning [--draws N] [--families FAMILY ...] [--errors JOB,OPTION ...] [--lengths ...]
 
 A job's true runtimes are the predicted ones times a factor of the job and a factor of each option. Measures the
 makespan over that of a clairvoyant, which plans with the true runtimes, of runs that begin with a plan by the
-predictions, learn from what runs, try options in short segments where that pays, and plan anew. Trying first adds the
+predictions, learn from what runs, try options in short segments where that pays, and re-plan. Trying first adds the
 time of a trial of every option on its gang, with the devices always full, to the clairvoyant's makespan. Two processes
 share the draws. A whole run writes benchmarks/results/learning.json and the table between the markers in
 docs/benchmarks.md; a partial run prints.

@@ -1,4 +1,4 @@
-"""Predicted seconds of a step, and beside the steps, compared with measured ones: real models, no trial before.
+"""Predicted seconds of a step, and outside the steps, compared with measured ones: real models, no trial before.
 
     python -m benchmarks.predictions [--only NAME ...] [--options 2] [--record FILE] [--replay FILE]
 
@@ -6,7 +6,7 @@ For each job, all candidates are predicted by a preflight in a new home. Some of
 trained for some steps on two CPU slots of this machine: the one that is predicted to be the quickest, and others drawn
 at random. Other programs are taken out: of a step's seconds, those count for which the rank did not wait for a core,
 and of all steps the least ratio of these to the processor time. `--record` stores what was measured, job by job;
-`--replay` reads it, and only predicts anew, so that two versions of the predictions are compared on the same
+`--replay` reads it, and only repeats the predictions, so that two versions of the predictions are compared on the same
 measurements. Writes benchmarks/results/predicted_steps.json and the section of docs/benchmarks.md between the markers
 `<!-- predicted-steps -->`; not after `--only`.
 """
@@ -166,7 +166,7 @@ def compare(
 
 
 def measured(job: Job, data: Mapping[str, Any], candidate: Candidate, environment: TrialEnvironment) -> Row | None:
-    """Trains some steps under an option; returns the seconds of one, and beside the steps, without other load."""
+    """Trains some steps under an option; returns the seconds of one, and outside the steps, without other load."""
     with TemporaryDirectory() as folder:
         order = GangOrder(
             purpose=TRIAL,
@@ -198,7 +198,7 @@ def waited_s() -> float:
 
 
 def of_rank(order: GangOrder, rank: int, num_ranks: int) -> Row:
-    """Trains as one rank of a gang; returns the seconds of each step, and beside them."""
+    """Trains as one rank of a gang; returns the seconds of each step, and outside them."""
     technique = registry.load(order.technique)
     shape = GangShape(kind="cpu", num_devices=len(order.slots), memory_bytes=0)
     busy_s = time.process_time
@@ -213,7 +213,7 @@ def of_rank(order: GangOrder, rank: int, num_ranks: int) -> Row:
         wall_s.append(time.perf_counter() - started_s - (waited_s() - waited_from_s))
         cpu_s.append(busy_s() - busy_from_s)
     seconds: dict[str, float] = {}
-    if len(order.slots) > 1:  # beside the steps, techniques cost alike
+    if len(order.slots) > 1:  # outside the steps, techniques cost alike
         return {"wall_s": wall_s, "cpu_s": cpu_s}
     folder, begun_s = Path(order.folder), busy_s()
     trainer.save(folder / "checkpoints")
@@ -285,7 +285,7 @@ def summary(logs: Sequence[float]) -> str:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Returns tables of the errors by technique, by job, and of the seconds beside the steps."""
+    """Returns tables of the errors by technique, by job, and of the seconds outside the steps."""
     techniques: dict[str, list[Row]] = {}
     of_job: dict[str, list[Row]] = {}
     for row in rows:
@@ -304,7 +304,7 @@ def report(rows: Sequence[Row]) -> str:
     lines += [
         f"| {name} | {summary(errors(group))} | {group[0]['inspected_s']:.1f} |" for name, group in of_job.items()
     ]
-    lines += ["", f"| beside the steps | {head}", "|---|---|---|---|---|"]
+    lines += ["", f"| outside the steps | {head}", "|---|---|---|---|---|"]
     lines += [f"| {key} | {summary(errors(rows, key))} |" for key in BESIDE]
     return "\n".join(lines) + "\n"
 

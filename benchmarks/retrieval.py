@@ -1,4 +1,4 @@
-"""Knowledge stores: encoding beside a plain loop of transformers, indexes, and an update of 1 %.
+"""Knowledge stores: encoding compared with a plain loop of transformers, indexes, and an update of 1 %.
 
     python -m benchmarks.retrieval [--passages 100000] [--layers 2] [--hidden 128]
 

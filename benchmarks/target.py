@@ -1,11 +1,11 @@
-"""Batch sizes that are chosen on the way to a target, beside those that an exhaustive search would choose.
+"""Batch sizes that are chosen on the way to a target, compared with those that an exhaustive search would choose.
 
 usage: python -m benchmarks.target [--tasks TASK ...] [--seeds N] [--replay]
 
 Three tasks: an MLP on digits (with SGD and AdamW), a Llama on bytes of text, and a BERT that classifies made-up
 sequences. A run with batches of 16 sets the target: what it reaches after its steps. Runs with each other batch size,
-and the learning rate that the noise scale of the first run's probe calls for, tell how many steps each takes; and a run
-that changes its batch size after the probe, by the code that changes it in a batch, what the choice is worth.
+and the learning rate that the noise scale of the first run's probe calls for, determine how many steps each takes; and
+a run that changes its batch size after the probe, by the code that changes it in a batch, what the choice is worth.
 
 Seconds are those of a model, a + c B a step, whose figures are fitted to the processor time of steps: another process
 on the machine makes no difference. Each row is written to benchmarks/results/target.json, with the noise that was

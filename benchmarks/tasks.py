@@ -1,4 +1,4 @@
-"""Fine-tuning beside Hugging Face's Trainer and TRL: the same weights, rows and steps, in alternation.
+"""Fine-tuning compared with Hugging Face's Trainer and TRL: the same weights, rows and steps, in alternation.
 
     python benchmarks/tasks.py [--rounds 5] [--steps 20]
 
@@ -224,8 +224,8 @@ def record(rows):
     RESULTS.write_text(json.dumps(said, indent=1) + "\n")
     cores = "one core" if said["cores"] == 1 else f"{said['cores']} cores"
     table = [
-        f"`single` beside other trainers, {said['date']}, {cores}: the same weights and rows, fp32, fused AdamW, no",
-        f"dropout, {BATCH_SIZE} rows a step, in alternation in one process. *Losses*: the largest difference in the",
+        f"`single` against other trainers, {said['date']}, {cores}: the same weights and rows, fp32, fused AdamW,",
+        f"no dropout, {BATCH_SIZE} rows a step, in alternation in one process. *Losses*: the largest difference in the",
         f"first steps (goal {GOAL:.0e}). Times are medians of whole steps; above 1, ours is quicker (goal 1.0).",
         "",
         "| task | trainer | parameters | losses | ours | theirs | theirs / ours | over the rounds |",

@@ -180,8 +180,8 @@ def record(rows):
     said = stamped(rows)
     RESULTS.write_text(json.dumps(said, indent=1) + "\n")
     table = [
-        f"`single` beside Hugging Face's Trainer on {said['cores']} cores, {said['date']}: medians of whole steps of a",
-        "Llama in fp32 with AdamW, in alternation in one process. Above 1, ours is quicker.",
+        f"`single` compared with Hugging Face's Trainer on {said['cores']} cores, {said['date']}: medians of whole",
+        "steps of a Llama in fp32 with AdamW, in alternation in one process. Above 1, ours is quicker.",
         "",
         "| parameters | rows x tokens | ours | Trainer | Trainer / ours | over the rounds |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

@@ -1,6 +1,6 @@
-"""Hooks of mkdocs: pages of the site for files of the repository that lie outside of docs/.
+"""Hooks of mkdocs: pages of the site for files of the repository outside of docs/.
 
-Documents link to files beside them, as readers of the repository need. On the site, CONTRIBUTING.md and its like are
+Documents link to neighboring files, as readers of the repository need. On the site, CONTRIBUTING.md and its like are
 pages of `project/`, and each other file or folder that a page links to is a page of `source/` which shows it.
 """
 
@@ -21,7 +21,7 @@ from mkdocs.structure.pages import Page
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 DOCUMENTS = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
-README = "README.md"  # of the repository: on the site, index.md stands in its place
+README = "README.md"  # of the repository: on the site, index.md replaces it
 LANGUAGES = {".json": "json", ".py": "python", ".sh": "bash", ".toml": "toml", ".yaml": "yaml"}
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(?=[)#\s])")
 

@@ -59,7 +59,7 @@ def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
 
     notify: target of the notifications; by default the environment's.
 
-    Without a target, missing automations are made without an action, and existing ones stay as people have set them in
+    Without a target, missing automations are made without an action, and existing ones stay as users have set them in
     Prefect's pages. Raises InputError if the notification block does not exist.
     """
     value = notify or os.environ.get(NOTIFY)
@@ -77,7 +77,7 @@ def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
             threshold=1,
             within=timedelta(0),
         )
-        text = f"{subject}. Made by `ringmaster up`; {NOTIFY} says where it is sent."
+        text = f"{subject}. Made by `ringmaster up`; {NOTIFY} defines the recipient."
         _make(client, AutomationCore(name=name, description=text, trigger=trigger, actions=[action]))
 
 
@@ -107,7 +107,7 @@ def _block(client: SyncPrefectClient, target: str) -> UUID:
         raise InputError([f"{NOTIFY}: Prefect has no block {target!r}. To fix: {remedy}"]) from error
 
 
-# Deployments of earlier releases: those that stood among those for people, and those that `control-jobs` replaces.
+# Deployments of earlier releases: those that were listed among those for users, and those that `control-jobs` replaces.
 FORMER = (
     *("segment/segment", "profile-node/profile-node", "cancel-jobs/cancel-jobs", "pause-jobs/pause-jobs"),
     *("resume-jobs/resume-jobs", "set-priority/set-priority"),
@@ -157,7 +157,7 @@ def make_automation(client: SyncPrefectClient) -> None:
 
 
 def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], None]) -> None:
-    """Runs `deploy`, then restores the retraining deployment's file and schedules as people have set them.
+    """Runs `deploy`, then restores the retraining deployment's file and schedules as users have set them.
 
     `deploy` resets both to those in prefect.yaml, which is an example without an active schedule.
     """
@@ -214,7 +214,7 @@ def deploy(client: SyncPrefectClient) -> None:
 def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> None:
     """Makes or updates the deployment whose flow runs serve lent nodes.
 
-    The work pool is made where it is missing. Its base job template stays as people have edited it, unless another one
+    The work pool is made where it is missing. Its base job template stays as users have edited it, unless another one
     is given.
     """
     template = json.loads(nodes.template) if nodes.template else None
@@ -241,7 +241,7 @@ def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> No
 
 
 def _template_of(work_pool_type: str) -> dict[str, Any]:
-    # Types of work pools come from installed packages, Ringmaster's among them. They are loaded when one is asked for.
+    # Types of work pools come from installed packages, Ringmaster's among them. They are loaded when one is requested.
     worker = BaseWorker.get_worker_class_from_type(work_pool_type)
     if worker is None:
         known = ", ".join(sorted(BaseWorker.get_all_available_worker_types()))

@@ -145,7 +145,7 @@ class Interrupts:
         return signal_handler(self._act, SIGNALS[:-1] if is_ignored else SIGNALS)
 
     def check(self) -> None:
-        """Ends the command if a signal asked for that and other code has swallowed the exception."""
+        """Ends the command if a signal requested that and other code has swallowed the exception."""
         if self.first_signal is not None:
             raise SystemExit(self.exit_code)
 

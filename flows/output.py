@@ -1,11 +1,11 @@
 """Output of the commands and logs of the long-lived processes: a result goes to stdout, everything else to stderr.
 
 Everything that a command prints leaves through this module, which prints text as text: names and messages come from
-jobs, files and servers. There is no markup; a style is given beside a text, by `style=` or by `styled`.
+jobs, files and servers. There is no markup; a style is given in addition to a text, by `style=` or by `styled`.
 
 Logs are text or, with RINGMASTER_LOG_FORMAT=json, one JSON object a line. In the text format, only the loggers of
-`ringmaster` write to stderr as we say; other libraries configure their own. In the JSON format, one handler writes the
-records of all loggers.
+`ringmaster` write to stderr as configured here; other libraries configure their own. In the JSON format, one handler
+writes the records of all loggers.
 """
 
 import io
@@ -78,12 +78,12 @@ class TextConsole(Console):
 
 
 def error_console() -> TextConsole:
-    """Returns the console on stderr for text that people read. Its width is the terminal's, or FILE_WIDTH in a file."""
+    """Returns the console on stderr for text that users read. Its width is the terminal's, or FILE_WIDTH in a file."""
     return TextConsole(stderr=True, width=None if sys.stderr.isatty() else FILE_WIDTH)
 
 
 def output_console() -> TextConsole:
-    """Returns the console on stdout for results that people read, with the width of `error_console`."""
+    """Returns the console on stdout for results that users read, with the width of `error_console`."""
     return TextConsole(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
@@ -177,7 +177,7 @@ def message(text: str) -> Text:
 
 
 def announce(text: str) -> None:
-    """Says what is about to happen, before an operation that takes seconds without any output. From any thread.
+    """Announces a slow operation that prints nothing itself. From any thread.
 
     It is shown by what shows the present activity, if there is such a thing, and else printed.
     """
@@ -189,7 +189,7 @@ def announce(text: str) -> None:
 
 @contextmanager
 def announced_by(show: Callable[[str], None]) -> Iterator[None]:
-    """Lets `show` show what is announced while the context is open: lines beside it would destroy a live display."""
+    """Lets `show` show what is announced while the context is open: other lines would destroy a live display."""
     _activity_views.append(show)
     try:
         yield
@@ -365,7 +365,7 @@ def is_json() -> bool:
 
 
 def notice(text: str) -> None:
-    """Tells people what this process does: as a line of text, or as a record of a JSON log."""
+    """Reports what this process does: as a line of text, or as a record of a JSON log."""
     if is_json():
         logging.getLogger(OURS).info("%s", text)
     else:
@@ -373,7 +373,7 @@ def notice(text: str) -> None:
 
 
 def report_faults(faults: Sequence[object]) -> None:
-    """Tells people why this process ends, a line for each fault: as text, or as a record of a JSON log."""
+    """Reports why this process ends, a line for each error: as text, or as a record of a JSON log."""
     if is_json():
         logging.getLogger(OURS).error("%s", listed(faults))
     else:

@@ -19,7 +19,7 @@ from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.settings import located
 from ringmaster.model_lineage import MetricPoint
 from ringmaster.tasks.alarms import retraining_failed
-from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.production import load_production
@@ -59,7 +59,7 @@ def retrain_daily(
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
     message = f"{answer['status']}: {', '.join(failed) or answer['report'].splitlines()[-1]}"
     if answer["status"] == RetrainingStatus.FAILED and not answer.get("was_over"):
-        sound(retraining_failed(answer["name"], run_date=answer["night"], message=message))
+        emit_alarm(retraining_failed(answer["name"], run_date=answer["night"], message=message))
     return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 

@@ -36,9 +36,9 @@ def runs_below(folder: Path, pattern: str = "*") -> list[Path]:
 
 
 def stamped_folder(parent: Path) -> Path:
-    """Makes a folder in `parent`, which is the newest of those there and in the folders beside `parent`.
+    """Makes a folder in `parent`, which is the newest of those there and in the sibling folders of `parent`.
 
-    It is so also after the clock was set back, and beside folders of earlier releases, which had the local time.
+    It is so also after the clock was set back, and where folders of earlier releases had the local time.
     """
     parent.mkdir(parents=True, exist_ok=True)
     stamp, first = datetime.now(UTC).strftime(STAMP), 1

@@ -59,7 +59,7 @@ def open_directly(request: urllib.request.Request | str, *, timeout_s: float) ->
 
 
 def report_bypass() -> None:
-    """Exempts loopback from the proxies, and tells people which of them were removed."""
+    """Exempts loopback from the proxies, and reports which of them were removed."""
     if removed := bypass_proxies():
         report_faults(removed)
 
@@ -336,7 +336,7 @@ def pool_lacks() -> list[str]:
 def pool() -> PoolAddress | None:
     """Returns the pool that this machine belongs to, unless it is known that it does not run; else None.
 
-    It tells people, once a process, why the pool that the home names is not used, and what one lacks that runs without
+    It reports, once a process, why the pool that the home names is not used, and what is missing without
     its supervisor.
 
     Raises InputError where a part of the address is missing, and where the pool has ended and its records are not in
@@ -365,7 +365,7 @@ def _processes_to_check() -> PoolProcesses | None:
 
 @cache
 def _warn(text: str) -> None:
-    """Tells people once."""
+    """Reports it once."""
     notice(text)
 
 
@@ -471,7 +471,7 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
     processes = processes_behind(uri, folder)
     if processes is not None and waiting is None and (fault := processes.service_fault(MLFLOW)):
         remedy = "try again in a minute, or see by `ringmaster status` what the pool lacks"
-        raise LedgerError(f"the pool's MLflow cannot be asked: {fault}. To fix: {remedy}", code="AWAY", may_pass=True)
+        raise LedgerError(f"the pool's MLflow does not answer: {fault}. To fix: {remedy}", code="AWAY", may_pass=True)
     return Ledger(
         uri,
         artifact_root=artifacts(folder),
@@ -501,7 +501,8 @@ def tensors(folder: Path) -> Path:
 
 
 def num_plain_runs() -> int | None:
-    """Returns how many of the newest runs of a batch keep plain weights in their folders, beside the tensor store.
+    """Returns how many of the newest runs of a batch keep plain weights in their folders, in addition to the tensor
+    store.
 
     This is RINGMASTER_PLAIN_RUNS, by default None: all of them. Raises InputError where that is no number.
     """
@@ -556,7 +557,8 @@ def check_folders(folder: Path) -> None:
 
 
 PREFECT_FILES = (".env", "prefect.toml", "pyproject.toml")
-"""The files in the working folder from which Prefect takes settings, beside the environment and its profiles."""
+"""The files in the working folder from which Prefect takes settings, in addition to the environment and its
+profiles."""
 
 
 def _prefect_places() -> list[str]:
@@ -601,7 +603,7 @@ def embed(folder: Path) -> None:
         # Prefect's UI shows a run's log; the terminal shows our own progress view.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # Prefect must not start a server that asks for no password
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # Prefect must not start a server without a password
         # Prefect's server starts in the working folder too, and must not import the modules that lie there.
         "PYTHONSAFEPATH": "1",
         **QUIET_ENVIRONMENT,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJso
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
-from ringmaster.findings import Place, as_mapping, got
+from ringmaster.findings import Location, as_mapping, got
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -119,7 +119,7 @@ class Parameter(FormSection, title="Parameter"):
         """Returns the parameter in the form that samplers use."""
         if self.values is not None:
             return CategoricalRange(key=self.key, values=tuple(self.values))
-        assert self.low is not None and self.high is not None, "its fault is told first"
+        assert self.low is not None and self.high is not None, "its error is reported first"
         return Range(
             key=self.key, low=self.low, high=self.high, is_log=self.log, step=self.step, is_integer=self.integer
         )
@@ -171,7 +171,7 @@ class DeviceChoice(FormSection, title="Devices"):
         if self.kind == "auto" and self.count is not None:
             raise ValueError("a number goes with gpu or cpu, not with auto")
         if self.kind == "cpu" and self.count is None:
-            raise ValueError("say how many cpu slots, or choose auto")
+            raise ValueError("give the number of cpu slots, or choose auto")
         return self
 
     def in_batch_file(self) -> Any:
@@ -360,7 +360,7 @@ def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
         key = max(keys, key=len)
         rest = fault.place.removeprefix(f"space.{key}").lstrip(".")
         is_plain = space is not None and isinstance(space[key], list)
-        place: Place = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
+        place: Location = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
         text = f"{name}.{key}" + (rest.removeprefix("values") if is_plain else f".{rest}" if rest else "")
         return replace(fault, place=text, line=read.line(place), file=file)
     place = parsed_place(fault.place)

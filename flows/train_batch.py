@@ -28,7 +28,7 @@ from ringmaster.flows.pool.pooled_run import PooledRun, open_pooled_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.tasks.alarms import batch_failed
-from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
@@ -143,7 +143,7 @@ def evaluate(run: BatchRun, plan: Any) -> BatchResult:
     for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
     for_prefect(lambda: show_cost(run.batch, result))
     if result.status == "failed":
-        sound(batch_failed(run.batch.name, message=result.summary()))
+        emit_alarm(batch_failed(run.batch.name, message=result.summary()))
     return result
 
 

@@ -59,7 +59,7 @@ def inspect(folder: Path) -> ModelFiles:
     """Returns the files of a model's folder that are imported. Writes nothing.
 
     Other files are left out: weights in formats that can hold code, such as pytorch_model.bin, and modules. What a
-    config says of code (`auto_map`) is kept, and never run.
+    config names as code (`auto_map`) is kept, and never run.
 
     Raises ValueError, with all faults, where the folder holds no model, or what none may hold.
     """
@@ -126,7 +126,7 @@ def base_fault(base: str) -> str:
 
 
 def _collisions(folder: Path, files: Collection[str]) -> Iterator[str]:
-    """Yields a fault for each two files that are one on disks that do not tell upper case from lower case."""
+    """Yields a fault for each two files that are one on case-insensitive file systems."""
     seen: dict[str, str] = {}
     for name in files:
         other = seen.setdefault(name.casefold(), name)
@@ -273,14 +273,14 @@ def import_model(
 _WORD = r"(models?|checkpoints?|ckpts?|weights?|final|best|last|latest|saved?|export(ed)?|out(puts?)?|results?|hf"
 _WORD += r"|pytorch|runs?|steps?|epochs?|snapshots?|artifacts?|v?\d[\d._:T-]*|[0-9a-f]{12,64})"
 GENERIC = re.compile(rf"{_WORD}([-_.]?{_WORD})*", re.IGNORECASE)
-"""The names of folders that say nothing of the model in them, such as `model`, `checkpoint-500`, dates and hashes."""
+"""The names of folders that do not describe the model in them, such as `model`, `checkpoint-500`, dates and hashes."""
 
 
 def registered_name(source: str, *, taken: Callable[[str], bool] = lambda _: False) -> str:
-    """Returns the registry name of an imported model, by which people recognize it.
+    """Returns the registry name of an imported model, by which users recognize it.
 
     A hub name is written with "--" for its slash, also where the folder lies in the hub's cache. A folder has its own
-    name, from the last part of the path that says something: /runs/mood/model is "mood", and /runs/mood/checkpoint-500
+    name, from the last descriptive part of the path: /runs/mood/model is "mood", and /runs/mood/checkpoint-500
     is "mood-checkpoint-500".
 
     taken: whether a name is that of another model. Then more of the path is added, and at last a digest of it.
@@ -502,13 +502,13 @@ def _known(
         return next(iter(of_place), None)
     if same := [node for node in newest if _has_files(node, stored, store)]:
         return same[0]
-    # A node without tensors may be recorded only in part; the status of its run says whether it is.
+    # A node without tensors may be recorded only in part; the status of its run shows whether it is.
     lines = ((node, node.record.run_id) for node in of_place if node.record.tensors_id is None)
     return next((node for node, run in lines if run is not None and ledger.is_finished(run)), None)
 
 
 def _has_files(node: LineageNode, stored: StoredModel, store: TensorStore) -> bool:
-    """Whether a node has the files of a stored model; a model that a job has written may have others beside them."""
+    """Whether a node has the files of a stored model; a model that a job has written may have other files too."""
     id = node.record.tensors_id
     if id is None or id == stored.id:
         return id is not None

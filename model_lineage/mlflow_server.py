@@ -28,7 +28,7 @@ OWN, OWN_OPEN = (f"ringmaster.model_lineage.mlflow_server:{factory}" for factory
 
 
 class PasswordForAll:
-    """An ASGI application that answers requests for `OPEN_TO_ALL` only with the credentials that `CLOSED` asks for."""
+    """An ASGI application that answers requests for `OPEN_TO_ALL` only with the credentials that `CLOSED` requires."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -54,7 +54,7 @@ class PasswordForAll:
 
 
 def create_app() -> ASGIApp:
-    """Returns MLflow's application with basic authentication, and the password asked for everywhere."""
+    """Returns MLflow's application with basic authentication, and a password required everywhere."""
     return OwnOrigin(PasswordForAll(authenticating_app()))
 
 

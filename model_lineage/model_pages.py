@@ -1,6 +1,6 @@
 """The pages of a model in MLflow and on Hugging Face's hub, and the picture of its family.
 
-A page in MLflow is markdown whose names are links, so that people can browse the lineage. MLflow's UI routes behind
+A page in MLflow is markdown whose names are links, so that users can browse the lineage. MLflow's UI routes behind
 "#", so a link without a host works on whatever address the server has. Without `workflowType` the page would open in
 the layout for language-model applications, where runs are hard to find.
 
@@ -317,7 +317,7 @@ def _with_line(description: str, start: str, text: str) -> str:
 def with_children(description: str, children: Sequence[str]) -> str:
     """Returns `description` with a last section that lists as many `children` (markdown) as fit in DESCRIPTION_LIMIT.
 
-    The text above that section stays, so that people may edit it. Children left out are counted.
+    The text above that section stays, so that users may edit it. Children left out are counted.
     """
     text = description.partition(_CHILDREN)[0]
     if not children:
@@ -435,7 +435,7 @@ _SWEEPS = 4  # passes of the ordering, alternately down and up
 class Relative:
     """A box of the drawing.
 
-    title: a model's name and version. detail: shown beside its kind, such as its aliases.
+    title: a model's name and version. detail: shown next to its kind, such as its aliases.
     metric: its main metric on held-out rows. data: what it was trained on. states: see `records.states_of`.
     is_culprit: whether a bisection found that a fault began with it.
     """

@@ -31,11 +31,11 @@ def rebase(home: Path, *, ledger: Path, artifacts: Path) -> tuple[Path, ...]:
     try:
         with closing(sqlite3.connect(ledger, timeout=sqlite_files.TIMEOUT_S)) as connection:
             earlier = tuple(_earlier_homes(connection, home, artifacts=artifacts))
-    except sqlite3.Error:  # whoever opens a damaged database next says what is wrong with it
+    except sqlite3.Error:  # the next command that opens a damaged database reports what is wrong with it
         return ()
     try:
         for before in earlier:
-            # The ledger last: it tells that the home has moved, also to whoever goes on after a kill.
+            # The ledger last: it shows that the home has moved, also when this continues after a kill.
             for file in _databases(home):
                 _rebase_texts(file, before, home)
             _rebase_ledger(ledger, before, home)

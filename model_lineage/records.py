@@ -27,7 +27,7 @@ CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 PROMOTED, KEPT, ROLLED_BACK, WAITING = "promoted", "kept", "rolled back", "waiting"
 """The outcomes of decisions about a version. `KEPT`: its champion stays."""
 REJECTED, UNDONE, FAILED = "rejected", "undone", "failed"
-"""States of a model beside its aliases and `ROLLED_BACK`. `FAILED`: it was never completed."""
+"""States of a model other than its aliases and `ROLLED_BACK`. `FAILED`: it was never completed."""
 COMPONENT = "component"
 """The kind of a node for a part that several models share, such as a tower, an embedding or a frozen stem."""
 
@@ -84,7 +84,7 @@ class DatasetInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """How a model was made, beside its parents and its data, as far as that is known.
+    """How a model was made, apart from its parents and its data, as far as that is known.
 
     job: the job's name in its batch.
     batch_run_id: the MLflow run of the batch.
@@ -98,7 +98,7 @@ class Origin:
     seed: the seed of the job.
     quantized_base: the format of the base, such as "nf4", where an adapter was trained on a base in 4 bits.
     source: the folder or hub name that an imported model came from.
-    started_from: the parent that the first weights are from, where the model's kind says something else: the base of a
+    started_from: the parent that the first weights are from, where the model's kind implies another one: the base of a
         student that another model teaches. In a record, it is a model id.
     relation: the relation of an imported model to its base, as its card states it ("finetune", ...).
     retraining: the name of the file of models whose retraining run made the model.

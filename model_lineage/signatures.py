@@ -99,7 +99,7 @@ class SigningKeys:
 
 
 def _hint(public_key: Path) -> str:
-    """Returns what a signature says about its key: the digest of the public key."""
+    """Returns the digest of the public key that a signature names."""
     from cryptography.hazmat.primitives import serialization
 
     try:
@@ -123,7 +123,7 @@ def sign(
     """Signs the files of a model. Returns the contents of the two files to add to them, by name.
 
     files: all files of the model, by their relative names.
-    recorded: what the model's record says, for the statement. materials: what the model was made from.
+    recorded: the model's record, for the statement. materials: what the model was made from.
     """
     require_extra("signing", feature=f"signing versions with {key}")
     from model_signing import signing
@@ -150,7 +150,7 @@ def sign(
         try:
             signer = signing.Config().use_elliptic_key_signer(private_key=key)
             signer.set_hashing_config(_hashing().set_allow_symlinks(True)).sign(folder, folder / SIGNATURE)
-        except (ValueError, TypeError) as error:  # TypeError: a key that asks for a password
+        except (ValueError, TypeError) as error:  # TypeError: a key that requires a password
             remedy = "make it by `openssl ecparam -name prime256v1 -genkey -noout`"
             raise SignatureError(f"{key} signs nothing: {error}. To fix: {remedy}") from error
         return {each: (folder / each).read_bytes() for each in (STATEMENT, SIGNATURE)}

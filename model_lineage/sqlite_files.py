@@ -45,14 +45,14 @@ def path_of(url: str) -> str:
 
 
 def is_writable(file: Path) -> bool:
-    """Returns whether this user may read and write a database, and make the files that SQLite has beside it."""
+    """Returns whether this user may read and write a database, and make the files that SQLite creates next to it."""
     return os.access(file, os.R_OK | os.W_OK) and os.access(file.parent, os.W_OK)
 
 
 def read_only(file: Path, **options: Any) -> sqlite3.Connection:
     """Opens a database to read it, for which the right to read its files is enough.
 
-    A database with a write-ahead log has a file of shared memory beside it for as long as any process has it open.
+    A database with a write-ahead log has a file of shared memory next to it while any process has it open.
     Where it is missing and cannot be made (the folder cannot be written, or its disk is full), nobody writes: the log
     is then read without locks, and a database without a log as it is.
 
@@ -136,7 +136,7 @@ def migration_files(versions: str) -> list[Path]:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Context manager that admits one process at a time; the lock ends with the process that holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

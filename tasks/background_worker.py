@@ -58,7 +58,7 @@ def keep_calling(
 
     call: has the other thread call a function, such as `Executor.call`. The action is not passed on again before it is
         done.
-    is_due: whether to call the action now; is asked every `every_s` seconds.
+    is_due: whether to call the action now; is called every `every_s` seconds.
     """
     is_done = threading.Event()
     is_done.set()

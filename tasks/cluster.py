@@ -123,7 +123,7 @@ def _first_gpus(number: int | str, *, nvml: Any) -> tuple[Device, ...]:
     if number == "all":
         return result
     if not isinstance(number, int) or number < 1 or number > len(result):
-        raise ValueError(f"{number} GPUs are asked of {len(result)}. To fix: ask for 1 to {len(result)}, or all")
+        raise ValueError(f"{number} GPUs are requested of {len(result)}. To fix: request 1 to {len(result)}, or all")
     return result[:number]
 
 
@@ -161,8 +161,8 @@ def cpu_slots(number: int | None = None, *, root: Path = Path("/")) -> tuple[Dev
     cores = cores[: _cpu_quota(root)]
     if number is not None and not 1 <= number <= len(cores):
         raise ValueError(
-            f"{number} CPU slots are asked of {len(cores)} cores that this process may use. "
-            f"To fix: ask for 1 to {len(cores)}"
+            f"{number} CPU slots are requested of {len(cores)} cores that this process may use. "
+            f"To fix: request 1 to {len(cores)}"
         )
     shares = _even(cores, number or len(cores))
     share_bytes = memory_bytes(root) // len(shares)

@@ -48,7 +48,8 @@ def has_ended(where: str) -> bool:
 
 
 def identity(pid: int) -> str:
-    """Returns a text that tells a process from all others with its PID: the machine's boot id and its start time.
+    """Returns a text that distinguishes a process from all others with its PID: the machine's boot id and its start
+    time.
 
     The text is empty if there is no such process, or if it has ended. It holds no clock time, so that a change of the
     clock does not change the identity of a process.
@@ -58,12 +59,12 @@ def identity(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Returns what tells this boot of the machine from all others."""
+    """Returns what identifies this boot of the machine."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def pid_namespace() -> str:
-    """Returns what tells the PID namespace of this process from the others of this boot."""
+    """Returns what identifies the PID namespace of this process within this boot."""
     return str((PROC / "self/ns/pid").readlink())
 
 

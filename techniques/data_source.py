@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import torch
 
 
-MAX_SHOWN = 10  # names in a line for people
+MAX_SHOWN = 10  # names in a line of text
 
 
 def shown(names: Sequence[str]) -> str:
-    """Returns the first names, for a line for people."""
+    """Returns the first names, for a line for users."""
     return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
@@ -59,7 +59,7 @@ class SampleTensor:
 class PreparedData:
     """Data that is ready to be read, with the properties that a model depends on.
 
-    name: a name for people, e.g. "python-stdlib".
+    name: a name for users, e.g. "python-stdlib".
     digest: identifies the samples' content: equal samples have the same digest on every machine. Of a factory's samples
         only a part is fingerprinted, see `sources.builtin`.
     num_samples, num_held_out: number of samples for training, and for evaluation.
@@ -70,7 +70,7 @@ class PreparedData:
     image_size, num_channels: of images; image_size in pixels, for square images only.
     source: the path, URI or dotted name that the data comes from.
     folder: the folder of the prepared arrays; "" for factories.
-    tensors: the tensors of a sample, for data of which the kind alone does not tell them: () means tokens or images,
+    tensors: the tensors of a sample, for data whose kind alone does not determine them: () means tokens or images,
         and labels. Samples are made up from them where the data is on another machine, or memory is estimated.
     labels: the names of the classes, in the order of their numbers; () where they have no names.
     pad_token_id: the token that fills up shorter samples.
@@ -78,7 +78,7 @@ class PreparedData:
     num_truncated: number of samples that were longer than `seq_len` and were cut.
     num_left_out: number of samples that were left out, as no label was left in them.
     columns: (role, column) of what the samples are made of, such as ("label", "stars").
-    notes: what people should know of the data beside its numbers, such as files that were left out.
+    notes: what users should know of the data in addition to its numbers, such as files that were left out.
     training_faults: why no model should be trained on the data, each with a remedy. It may still be evaluated on.
     lengths: of samples that differ in length, those which a half and nineteen of twenty training samples do not exceed.
     features: of tables of features, each feature with what was measured on the training samples, such as the names of
@@ -116,7 +116,7 @@ class PreparedData:
     empty_target: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
-        """Returns a line for people: how rows are read, how many there are, and what was cut off."""
+        """Returns a line that describes how rows are read, how many there are, and what was cut off."""
         columns = ", ".join(name if name == role else f"{name} as {role}" for role, name in self.columns)
         parts = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
         held_out = f"{self.num_held_out:,} held out" if self.num_held_out else "none held out to compute metrics on"
@@ -248,10 +248,10 @@ class DataSource(ABC):
     Attributes:
         name: the name in batch files. An entry point has the same name.
         options_class: what the kind alone reads of a spec.
-        reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a
-            source that needs none.
+        reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one defines where the rows are; () for
+            a source that needs none.
         pads: whether samples may differ in length, and are padded.
-        packs: whether several samples may lie in one row, for causal language models.
+        packs: whether several samples may be in one row, for causal language models.
     """
 
     name: ClassVar[str]
@@ -358,7 +358,7 @@ def data_source_named(name: str) -> DataSource:
 def data_source_of(spec: DataSpec) -> DataSource:
     """Returns the data source that makes the samples of a spec.
 
-    Raises ValueError where the spec names none or several, or does not say where the rows of one are.
+    Raises ValueError where the spec names none or several, or does not define where the rows of one are.
     """
     given = [name for name in ("source", *DEFAULTS) if getattr(spec, name) is not None]
     named = "none" if not given else " and ".join(given)

@@ -53,7 +53,7 @@ OF_SAMPLES = frozenset(
         *("split", "held_out_split", "held_out", "held_out_path", "time_column", "options"),
     )
 )
-"""The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
+"""The fields of a job that define where samples come from. What they lead to is seen in `PreparedData`."""
 _SAME_STEP = frozenset(
     {
         *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
@@ -320,7 +320,7 @@ class Job:
 
     @property
     def made_by(self) -> str:
-        """The technique that makes what the job asks for, in place of training; "" where it trains."""
+        """The technique that makes the job's model instead of training; "" where it trains."""
         return next((part.made_by for part in self.parts if part.made_by), "")
 
     @property

@@ -1,8 +1,8 @@
 """Optional parts of a job, which features bring: their values, their keys in files, rules, and what they change.
 
-A part is a frozen dataclass. The annotations of its fields say what values files may give, as those of the job's own
+A part is a frozen dataclass. The annotations of its fields define what values files may give, as those of the job's own
 fields do, and a batch file's sections are built from them: fields without `Description`, `Choices` or `Format` are no
-keys. Its JSON form lies beside the job's other fields: under its `key`, or field by field.
+keys. Its JSON form is stored among the job's other fields: under its `key`, or field by field.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from ringmaster.codec import part_items
 from ringmaster.features import modules
-from ringmaster.findings import Finding, Place, Raw, as_mapping
+from ringmaster.findings import Finding, Location, Raw, as_mapping
 
 MAX_WHOLE = 2**31 - 1
 MAX_AT_ONCE = 2**24
@@ -100,7 +100,7 @@ class FileKeys:
     lists keys of jobs that files alone have in `ENTRY_KEYS`, and those of the batch in `BATCH_KEYS`.
 
     Attributes:
-        key: the key of the mapping with its fields; "" where its fields are keys beside the others.
+        key: the key of the mapping with its fields; "" where its fields are keys of the job itself.
         description: what the key may have, as in `Description`.
     """
 
@@ -119,7 +119,7 @@ class JobPart(FileKeys):
     Attributes:
         effects: what may differ between jobs that differ in the part.
         is_exact: whether a job with the part has the same bits on any number of devices.
-        made_by: the technique that makes what such a job asks for, in place of training; "" where it trains.
+        made_by: the technique that makes such a job's model instead of training; "" where it trains.
         product: what such a job makes, such as "a knowledge store"; "" for a model.
         model_kind: how its model is made, in the lineage; "" for the way of other jobs.
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
@@ -219,7 +219,7 @@ class JobPart(FileKeys):
         return ""
 
     @classmethod
-    def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
+    def parents_in(cls, job: Raw) -> Iterator[tuple[Location, object]]:
         """Yields the places in the plain values of a job that name its parents, and what is there."""
         yield from ()
 

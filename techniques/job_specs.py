@@ -134,7 +134,7 @@ class DataSpec:
         original_path, original_held_out_path: of files that retraining or `lineage undo` has copied, the paths that the
             user gave. They name the data in records.
         options: the settings of the kind alone, such as {"label_column": "stars"}: those of its `DataOptions`. In batch
-            files they lie beside the other fields.
+            files they are stored among the other fields.
     """
 
     # Before the paths, whose checks read it.

@@ -1,7 +1,7 @@
 """The `LossFunction` interface: a loss that jobs select by its name, with options. No file imports torch on import.
 
 A loss is a sum over what it averages and the number of these, so that the mean over a global batch does not depend on
-how ranks and micro-batches divide the batch. Each row gives its own summand, or says that rows are mixed.
+how ranks and micro-batches divide the batch. Each row gives its own summand, or declares that rows are mixed.
 """
 
 from __future__ import annotations

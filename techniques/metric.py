@@ -1,4 +1,4 @@
-"""The `Metric` interface: a number that says how good a model is on held-out data.
+"""The `Metric` interface: a number that measures how good a model is on held-out data.
 
 A metric is computed in two steps. Sums over rows are computed from a model's outputs, batch by batch. They are added up
 over batches and ranks, and the value of the metric is computed from the totals. An evaluation may therefore be divided
@@ -119,14 +119,14 @@ class Metric(ABC):
         name: the name in batch files, tables and charts. An entry point has the same name.
         higher_is_better: the direction in which models are compared.
         sums: the names of its sums. Metrics that inherit one `compute_sums` share their sums.
-        needs: what it needs of the outputs, for people: "a label and a logit for each class". Part of error messages.
+        needs: what it needs of the outputs, for users: "a label and a logit for each class". Part of error messages.
         share_of: for a metric that is the share of counted elements, such as of labels, the sum with their number. Its
             values are between 0 and 1, and a share of exactly 0 or 1 has Wilson's confidence interval.
         reads_whole_rows: whether it cannot be computed from a part of a row's tokens. A technique that divides
             sequences over devices then does not train a job that names the metric.
         generates: whether it reads what the model writes to the rows' prompts. Only techniques that keep the whole
             model on each device then train a job that names the metric.
-        undefined_where: what rows have no value of the metric, which then is NaN, for people; "" where nothing is
+        undefined_where: what rows have no value of the metric, which then is NaN, for users; "" where nothing is
             known.
         default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no
             metric is named, each with the place of the metric in their order.
@@ -147,7 +147,7 @@ class Metric(ABC):
         """Returns each row's contribution to each of `sums`, whatever other rows the batch has.
 
         A contribution is a number, [rows], or a vector, such as a number for each class, [rows, k] with k > 1 equal for
-        all rows. Returns None where the outputs or the labels do not suit the metric. A job that asks for it then
+        all rows. Returns None where the outputs or the labels do not suit the metric. A job that requests it then
         fails; the scoring of rows leaves the metric out.
         """
 

@@ -14,7 +14,7 @@ FLASH_PACKAGE = "flash_attn"
 
 
 def check_attention(spec: ModelSpec) -> None:
-    """Raises ValueError where a model on this machine cannot compute attention as `spec` says."""
+    """Raises ValueError where a model on this machine cannot compute attention as `spec` requires."""
     if spec.attention not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(
             f"model: attention {spec.attention!r} is unknown. To fix: take auto, {', '.join(IMPLEMENTATIONS)}"
@@ -22,7 +22,7 @@ def check_attention(spec: ModelSpec) -> None:
     if spec.attention != "auto" and (spec.factory is not None or spec.command is not None):
         raise ValueError("model: attention is chosen for Hugging Face's models. To fix: leave it out")
     if spec.attention != "auto" and "attn_implementation" in spec.config:
-        raise ValueError("model: attention and config.attn_implementation say it twice. To fix: leave one out")
+        raise ValueError("model: attention and config.attn_implementation set the same. To fix: leave one out")
     if spec.attention == "flash" and find_spec(FLASH_PACKAGE) is None:
         raise ValueError(
             "model: attention: flash needs the package flash-attn, which is not installed. To fix: install it, or take "
@@ -31,7 +31,7 @@ def check_attention(spec: ModelSpec) -> None:
 
 
 def why_no_attention(job: Job, *, device_kind: str) -> str | None:
-    """Returns why devices of this kind cannot compute attention as the job says, or None."""
+    """Returns why devices of this kind cannot compute attention as the job requires, or None."""
     attention = job.model.attention
     if attention in ("flash", "flex") and device_kind != "gpu":
         reason = "is a GPU's" if attention == "flash" else "has no backward on CPUs"

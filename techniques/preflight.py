@@ -14,7 +14,7 @@ FROM_META_STEP, ARITHMETIC = "rehearsed", "arithmetic"
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Estimated memory of an option: bytes on each device, and bytes of host memory beside each device.
+    """Estimated memory of an option: bytes on each device, and bytes of host memory for each device.
 
     Host memory holds the part of the state that does not lie on the device, and the copy of the state from which a
     checkpoint is written while training continues (for the rank that writes most).
@@ -39,7 +39,7 @@ class Candidate:
     step_s: predicted seconds of a step; None where nothing is known of the devices.
     is_rough: whether `step_s` follows from the operations of code that is not built in, which may take longer.
     launch_share: the predicted part of a step that more rows would not lengthen, such as launching operators.
-    startup_s, save_s, stall_s, evaluate_s, export_s: predicted seconds beside the steps, as in a `Profile`; None where
+    startup_s, save_s, stall_s, evaluate_s, export_s: predicted seconds outside the steps, as in a `Profile`; None where
         they are unknown, such as those of a black box.
     """
 

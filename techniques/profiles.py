@@ -20,7 +20,7 @@ UNTRUSTED = ", untrusted"
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemberProfile:
-    """A job that a gang trains beside another job, on one base.
+    """A job that a gang trains together with another job, on one base.
 
     num_steps: steps of the whole job.
     step_s: seconds by which a step of the gang takes longer while this job is in it.
@@ -64,9 +64,9 @@ class Profile:
     predicted_step_s: the seconds of a step that the preflight predicted; None where it could not.
     num_measured_steps: over how many steps `step_s` was measured; 0 where it was not, or by an earlier release.
     key: under which it is stored; None if it is not.
-    members: the jobs that are trained beside this one; empty except under `shared_base`. All other seconds are then
-        those of this job in the group: a step takes `step_s`, plus `GroupMemberProfile.step_s` for each member that is
-        present.
+    members: the jobs that are trained together with this one; empty except under `shared_base`. All other seconds are
+        then those of this job in the group: a step takes `step_s`, plus `GroupMemberProfile.step_s` for each member
+        that is present.
     own_step_s: the part of `step_s` by which a step of the gang takes longer while this job is present.
     device_type: the kind of devices that the profile holds for, where a pool has several; empty where it holds for all.
     """
@@ -162,7 +162,7 @@ class Profile:
         )
 
     def is_like(self, other: Profile) -> bool:
-        """Whether both profiles are of one option, regardless of the members trained beside the job."""
+        """Whether both profiles are of one option, regardless of the members trained together with the job."""
         return self._option == other._option
 
     @property

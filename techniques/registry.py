@@ -37,7 +37,7 @@ def register(technique: type[Technique]) -> type[Technique]:
     if technique.__module__ == "__main__":
         raise ValueError(
             f"technique {technique.__qualname__} is defined in __main__, which worker processes cannot import. "
-            "To fix: move it into a module beside your script and import it from there"
+            "To fix: move it into a module next to your script and import it from there"
         )
     path = f"{technique.__module__}:{technique.__qualname__}"
     taken = TECHNIQUES.paths().get(technique.name)

@@ -11,7 +11,7 @@ from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape
 
 
 class Rewrite(BlackBox):
-    """Reads the weights of a job's parents, rewrites them, and evaluates the resulting model beside the parents."""
+    """Reads the weights of a job's parents, rewrites them, and evaluates the resulting model and the parents."""
 
     name = "rewrite"
     summary = "one process that prunes, quantizes, merges or extracts models, without a step"

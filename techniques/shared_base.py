@@ -1,7 +1,7 @@
 """Technique that trains several jobs together, as adapters of one frozen base; `training.fused` implements it.
 
 Each job has its own data, steps and checkpoints, in the form that every technique uses. So a job may be trained alone
-in one segment and beside other jobs in another.
+in one segment and together with other jobs in another.
 
 Sources: Ye et al., mLoRA (arXiv:2312.02515); Sheng et al., S-LoRA (arXiv:2311.03285).
 """

@@ -95,8 +95,8 @@ class Technique(ABC):
 
     Attributes:
         name: name in batch files and plans.
-        summary: one line for people.
-        needs: requirements on a job and a gang, for people.
+        summary: one line for users.
+        needs: requirements on a job and a gang, for users.
     """
 
     name: ClassVar[str]
@@ -185,7 +185,8 @@ class Technique(ABC):
         return 0
 
     def on_host(self) -> Iterable[Tensor]:
-        """Returns tensors in host memory now, beside the weights, gradients and state of a job updated on the host."""
+        """Returns tensors in host memory now, in addition to the weights, gradients and state of a job updated on the
+        host."""
         return ()
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:

@@ -45,7 +45,7 @@ class Zero2(DataParallel):
     bucket_bytes: size of the flat buffers that are exchanged at once.
     every_micro_batch [False]: exchange gradients after each micro-batch rather than after the last. There are as many
         exchanges as micro-batches, but no rank ever holds more than its share of the gradients and a few buckets.
-    overlap [True]: False runs no exchange beside computation, to measure what overlap gains.
+    overlap [True]: False overlaps no exchange with computation, to measure what overlap gains.
     """
 
     name = "zero2"

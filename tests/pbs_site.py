@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The commands of PBS for a cluster of two machines that are this one, each for one job; jobs are real processes.
 
-Each command is this file under its name. What the server knows is in the folder `state` beside it.
+Each command is this file under its name. What the server knows is in the folder `state` next to it.
 """
 
 import fcntl

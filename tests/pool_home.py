@@ -131,7 +131,7 @@ def ask(url, *, user=None, body=None, method=None):
     if user:
         request.add_header("Authorization", f"Basic {base64.b64encode(user.encode()).decode()}")
 
-    def look():
+    def poll():
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, json.loads(answer.read() or "null")
@@ -140,4 +140,4 @@ def ask(url, *, user=None, body=None, method=None):
         except OSError:
             return None
 
-    return until(f"{url} answers", look, seconds=ANSWER_TIMEOUT_S)
+    return until(f"{url} answers", poll, seconds=ANSWER_TIMEOUT_S)

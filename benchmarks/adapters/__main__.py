@@ -2,8 +2,8 @@
 
     python -m benchmarks.adapters [PART ...] [--rounds 3] [--tiny]
 
-Parts: `engine` (CPU seconds of a step), `memory` (of a process), `processes` (whole processes beside peft with Hugging
-Face's Trainer), `sweep` (a whole sweep of sixteen trials) and `prediction` (predicted step times, by
+Parts: `engine` (CPU seconds of a step), `memory` (of a process), `processes` (whole processes, compared with peft and
+Hugging Face's Trainer), `sweep` (a whole sweep of sixteen trials) and `prediction` (predicted step times, by
 `benchmarks.groups`); the default is all of them. Contenders take turns, and ratios are formed within a round. Writes
 benchmarks/results/adapters.json, which keeps the figures of other parts, and the section of docs/benchmarks.md between
 the markers `<!-- adapters -->`. `--tiny` tests all parts in two minutes, and writes nothing.
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "adapters.json", ROOT / "docs" / "benchmarks.md"
-ENDLESS = 100_000  # steps, for jobs that are tried and not trained to their end
+ENDLESS = 100_000  # steps, for jobs that are tried and not trained completely
 
 
 def main() -> None:

@@ -278,7 +278,7 @@ def parquet(path: Path, made: Iterable[dict[str, Any]]) -> None:
 
 
 def write(name: str, measurements: list[dict[str, Any]]) -> None:
-    """Writes the measurements of a case beside those of the other cases, as JSON and as a table in the docs."""
+    """Writes the measurements of a case together with those of the other cases, as JSON and as a table in the docs."""
     machine = f"{os.cpu_count()} cores, {processor()}, shared"
     dated = [{"case": name, "date": date.today().isoformat(), "machine": machine, **each} for each in measurements]
     known = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else []
@@ -304,7 +304,7 @@ def line_of(case: dict[str, Any]) -> str:
 
 
 def processor() -> str:
-    """Returns the name of the processor, where the system says it."""
+    """Returns the name of the processor, where the system reports it."""
     found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return found[1] if found else platform.machine()
 

@@ -84,7 +84,7 @@ def _wrong_profiles(found: dict) -> list[str]:
 
 
 def _calibration(found: dict) -> list[str]:
-    which = f"{found['runs']} runs of a batch of {found['median_makespan_s']:.0f} s, some beside busy loops"
+    which = f"{found['runs']} runs of a batch of {found['median_makespan_s']:.0f} s, some while busy loops run"
     low, high = found["machine_loads"]
     predicted, planned, quiet = (found[f"error_{name}"] for name in ("predicted", "planned", "quiet"))
     errors = f"{predicted:.0%} (plan {planned:.0%}, without load {quiet:.0%})"

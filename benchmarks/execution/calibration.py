@@ -14,7 +14,7 @@ from pathlib import Path
 
 BATCH = Path(__file__).with_name("calibration.yaml")
 RUNS = 20
-BUSY_LOOPS = (0, 0, 2, 0, 1)  # beside each run, in turn
+BUSY_LOOPS = (0, 0, 2, 0, 1)  # processes that load the machine during each run, in turn
 EARLY = 0.1  # of the makespan
 ROWS = 600  # of uneven lengths
 RUN = """
@@ -39,7 +39,8 @@ with open(sys.argv[2], "a") as file:
 
 
 def calibration(*, num_runs: int = RUNS) -> dict:
-    """Runs one small batch again and again in one process, beside busy loops in turn, with an empty home at first."""
+    """Runs one small batch again and again in one process, while busy loops run in turn, with an empty home at
+    first."""
     loads: list[float] = []
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         results = Path(folder, "results.jsonl")
@@ -133,7 +134,7 @@ def _train(process: subprocess.Popen[str]) -> None:
     for line in process.stdout:
         if line == "done\n":
             return
-    raise RuntimeError(f"the training process ended with status {process.wait()}; its output says why")
+    raise RuntimeError(f"the training process ended with status {process.wait()}; its output has the reason")
 
 
 @contextmanager

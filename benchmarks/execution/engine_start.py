@@ -1,6 +1,6 @@
 """Measures of nodes that Slurm and Ray lend: from a pilot to its first step, and from one segment to the next.
 
-What a pilot has to import is measured beside it, each time in processes of their own: a pilot imports torch in another
+The imports of a pilot are measured separately, each time in processes of their own: a pilot imports torch in another
 process than Prefect, and may find files in memory that the one before has read.
 """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.execution.simulated_nodes DATABASE NUM_NODES DEVICES_PER_NODE
 
-A gang takes the seconds that its job's profile says, on the real clock, and no processor. The messages are those of
+A gang takes the seconds of its job's profile, on the real clock, and no processor. The messages are those of
 real nodes; only their transactions are fewer, as one process writes the events of all gangs together.
 """
 

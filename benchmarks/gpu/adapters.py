@@ -1,4 +1,5 @@
-"""32 LoRA adapters of rank 16 on one base on one GPU: a group beside peft with Hugging Face's Trainer, and its memory.
+"""32 LoRA adapters of rank 16 on one base on one GPU: a group compared with peft and Hugging Face's Trainer, and its
+memory.
 
     python benchmarks/gpu/adapters.py [--rounds 3] [--steps 10] [--num 32] [--tiny]
 
@@ -234,7 +235,8 @@ def order_of(job, kind, folder):
 
 
 def table(rows, *, num):
-    """Yields the section of the page: seconds, ratios by round, and memory beside that of one base and the adapters."""
+    """Yields the section of the page: seconds, ratios by round, and memory compared with that of one base and the
+    adapters."""
     device = next(iter(next(iter(rows.values())).values()))[0]["device"]
     yield f"One {device}, {date.today()}: {num} adapters of rank {RANK}, 1 x {SEQ_LEN} tokens each; bf16, adapters in"
     yield f"fp32. Goal: a group {GOAL:.0f} times as fast as peft + Trainer on 1 B."

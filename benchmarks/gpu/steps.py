@@ -1,4 +1,5 @@
-"""A Llama of about 1 B parameters at 8,192 tokens on one GPU: model FLOPs utilisation, beside Hugging Face's Trainer.
+"""A Llama of about 1 B parameters at 8,192 tokens on one GPU: model FLOPs utilisation, compared with Hugging Face's
+Trainer.
 
     python benchmarks/gpu/steps.py [--rounds 3] [--steps 6] [--peak 989e12] [--tiny]
 

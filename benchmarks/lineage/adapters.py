@@ -101,7 +101,7 @@ def adapter_lines(found):
         f"| ... of which the adapters | {added / 1e6:.2f} | {added / stored:.2f} |",
         f"| the adapters' own files | {own / 1e6:.2f} | {own / stored:.2f} |",
         f"| the base's file and theirs | {(base + own) / 1e6:.2f} | {(base + own) / stored:.2f} |",
-        f"| a copy of the base beside each adapter's file | {separate / 1e6:.2f} | {separate / stored:.2f} |",
+        f"| a copy of the base with each adapter's file | {separate / 1e6:.2f} | {separate / stored:.2f} |",
         "",
         f"Restored, of the plain files' bytes; medians of {ROUNDS}.",
         "",

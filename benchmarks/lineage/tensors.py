@@ -90,7 +90,7 @@ def measure_ratios(folder):
 
 
 def measure_family(folder):
-    """Returns the bytes of a base and its bf16 fine-tunes as plain files, recorded beside them, and once shared."""
+    """Returns the bytes of a base and its bf16 fine-tunes as plain files, recorded with them, and once shared."""
     import torch
     from safetensors.torch import save_file
 

@@ -65,7 +65,7 @@ ROWS = (
         goal_s=2,
     ),
     Row(
-        name="the same beside 8 busy loops",
+        name="the same with 8 busy loops running",
         makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32"))),
         goal_mean=0.2,
         goal_worst=0.5,
@@ -113,7 +113,7 @@ ROWS = (
         seeds=5,
     ),
     Row(
-        name="planned anew after one event, 30 x 32",
+        name="re-planned after one event, 30 x 32",
         makers=(replanned("scale-30x32"),),
         goal_mean=0.4,
         goal_worst=0.8,
@@ -121,7 +121,7 @@ ROWS = (
         with_dear_switches=False,
     ),
     Row(
-        name="planned anew after one event, 100 x 128",
+        name="re-planned after one event, 100 x 128",
         makers=(replanned("scale-100x128"),),
         goal_mean=0.7,
         goal_s=3,
@@ -136,7 +136,7 @@ ROWS = (
         seeds=5,
     ),
     Row(
-        name="the same beside other jobs, 100 x 16",
+        name="the same with other jobs, 100 x 16",
         makers=(drawn("adapters-100x16"),),
         with_dear_switches=False,
         seeds=2,
@@ -213,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10, help="draws of each kind, at most; dear rows have fewer")
     parser.add_argument("--quick", action="store_true", help="two draws, nothing above 128 devices")
-    parser.add_argument("--others", action="store_true", help="other planners beside ours")
+    parser.add_argument("--others", action="store_true", help="also measure other planners")
     parser.add_argument("--no-table", action="store_true", help="the other planners alone")
     parser.add_argument("--only", nargs="*", default=[], help="only rows whose name has one of these words")
     arguments = parser.parse_args()
@@ -357,7 +357,7 @@ def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None
             "",
             "Other planners on the same problems in the same run: their makespans over ours (preemptive, certified;",
             "its seconds in the second column). Only ours switches between options, so ours without preemption",
-            "stands beside it. *Invalid*: the plan breaks a rule, such as two jobs on one device at a time.",
+            "is listed too. *Invalid*: the plan breaks a rule, such as two jobs on one device at a time.",
             "",
             *others.table(compared),
         ]

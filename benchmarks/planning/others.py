@@ -100,7 +100,7 @@ SATURN = [planner for name, planner in OTHERS.items() if f"{SATURN_S:.0f} s" in 
 
 
 def is_plain(problem: Problem) -> bool:
-    """Whether jobs may run at any time, in any order, on any node, with no seconds beside their runtimes."""
+    """Whether jobs may run at any time, in any order, on any node, with no seconds in addition to their runtimes."""
     return (
         is_foldable(problem)
         and not any(job.started for job in problem.jobs)

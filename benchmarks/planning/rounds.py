@@ -1,4 +1,4 @@
-"""Schedulers of the literature that divide devices anew in rounds, as simple rules on planning problems.
+"""Schedulers of the literature that reassign devices in rounds, as simple rules on planning problems.
 
 They are written from the ideas of the papers, not from their code, and are called "-style" for what they leave out:
 

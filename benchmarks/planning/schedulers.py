@@ -1,4 +1,4 @@
-"""Mean completion and fairness of plans beside those of schedulers that divide the devices anew in rounds.
+"""Mean completion and fairness of plans compared with those of schedulers that reassign the devices in rounds.
 
 usage: python -m benchmarks.planning.schedulers [--draws N] [--no-table]
 

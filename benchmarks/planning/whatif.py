@@ -1,4 +1,4 @@
-"""What-if measured: seconds, widths of the certain intervals, and whether what planning anew gains is inside.
+"""What-if measured: seconds, widths of the certain intervals, and whether the gain of re-planning is inside.
 
 `python -m benchmarks.planning --only whatif`: draws of several kinds of problems, a change each: a device more, a node
 more, or a job less.

@@ -5,7 +5,7 @@ usage: python -m benchmarks.simulation.online [--jobs N] [--nodes N] [--load SHA
 
 Jobs arrive at random on nodes of eight devices. Each has sixteen options: gangs of 1, 2, 4 and 8 devices of four types.
 True runtimes are the predicted ones times a factor of the job (25 %), which both schedulers know once it has run. Both
-plan anew at the beginning of each round of six minutes, and pay 60 s for a job that is moved.
+re-plan at the beginning of each round of six minutes, and pay 60 s for a job that is moved.
 
 - Ringmaster: `solve` for the mean completion of all jobs that are there, followed by the executor's dispatch rules.
 - Sia's style with goodput (`benchmarks.planning.rounds`): each round maximises the sum over jobs of (r G)^p by a linear
@@ -234,7 +234,7 @@ def _placed(
     choice: Mapping[str, int],
     placed: Mapping[str, tuple[int, str, tuple[int, ...]]],
 ) -> dict[str, tuple[int, str, tuple[int, ...]]]:
-    """Returns where gangs run. Those of a type whose new gangs find no node are all placed anew."""
+    """Returns where gangs run. If a new gang of a type finds no node, all gangs of the type are placed again."""
     result = {}
     for kind in TYPES:
         own = {job: k for job, k in choice.items() if by_id[job].options[k].device_type == kind}

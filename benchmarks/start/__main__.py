@@ -1,4 +1,4 @@
-"""Benchmark of the first minute: `ringmaster run` beside a script of transformers' Trainer for each model.
+"""Benchmark of the first minute: `ringmaster run` compared with a script of transformers' Trainer for each model.
 
     python -m benchmarks.start                    # three rounds, about 20 minutes on two quiet cores
     python -m benchmarks.start --only one         # the single fine-tune; `six` for the six of a small BERT

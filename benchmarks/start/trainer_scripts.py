@@ -9,7 +9,7 @@ import time
 
 
 def main() -> None:
-    """Trains one model as the JSON argument says, evaluates it, and saves it."""
+    """Trains one model according to the JSON argument, evaluates it, and saves it."""
     task = json.loads(sys.argv[1])
     from datasets import Dataset, load_dataset
     from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments

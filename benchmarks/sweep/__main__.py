@@ -7,7 +7,7 @@
 The sweep is examples/recipes/sweep.yaml, on the base that examples/recipes/make_base.py trains. Three commands take
 turns, each with an empty home:
 
-- `ringmaster sweep`, as the file says;
+- `ringmaster sweep`, with the file;
 - every configuration to its last step, one after another, with transformers' Trainer and peft (peft_sweep.py), at the
   number of threads that is fastest;
 - Ray Tune with ASHA (ray_sweep.py): the same function, rungs and reduction factor, a trial a core.
@@ -211,7 +211,7 @@ def by_script(script: str, sweep: Sweep, home: Path) -> dict[str, Any]:
     """Runs one of the scripts as a whole command."""
     file = home / "sweep.json"
     file.write_text(json.dumps(asdict(sweep)))
-    # By default Ray's workers run at the niceness 15, which only costs them time beside other work of this machine.
+    # By default Ray's workers run at the niceness 15, which only costs them time when the machine has other work.
     environment = {"OMP_NUM_THREADS": str(sweep.threads), "RAY_worker_niceness": "0"}
     seconds, found = command([sys.executable, Path(__file__).parent / script, file], environment, home)
     lines = (home / "evaluations.jsonl").read_text().splitlines()

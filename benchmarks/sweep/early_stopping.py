@@ -6,7 +6,7 @@
 A population of configurations of a small network on the 8x8 digits is trained to the end, under two training seeds and
 two schedules, with an evaluation at each hundredth of the steps. Draws of thirty of them are then replayed under each
 policy by its own code (`StoppingPolicy.judge`), two at a time. The cost is the share of all steps that are trained;
-the regret is how much more the winner loses than the best of the draw trained to its end.
+the regret is how much more the winner loses than the best of the draw trained completely.
 """
 
 from __future__ import annotations

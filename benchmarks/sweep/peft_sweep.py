@@ -66,7 +66,8 @@ class Sweep:
 def train(
     sweep: Sweep, name: str, values: Mapping[str, Any], *, report: Callable[[int, float], None] | None = None
 ) -> float:
-    """Trains and saves one adapter; returns its loss on the test rows. report: is told each evaluation's result."""
+    """Trains and saves one adapter; returns its loss on the test rows. report: is called with each evaluation's
+    result."""
     torch.manual_seed(0)
     rows, test = read_rows(sweep.base, sweep.train), read_rows(sweep.base, sweep.test)
     collator = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(sweep.base))

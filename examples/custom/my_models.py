@@ -1,4 +1,4 @@
-"""A user's own model, data and loss. The batch file beside this module names them as "my_models:function".
+"""A user's own model, data and loss. The batch file next to this module names them as "my_models:function".
 
 Factories must be in a module, not in the script that is started: worker processes import them.
 """

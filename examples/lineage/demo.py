@@ -54,7 +54,7 @@ def main() -> int:
     console.print(f"[bold green]Every answer was right.[/] It took {num_seconds:.0f} s. To go on from here:\n")
     console.print(f"  export RINGMASTER_HOME={HOME}\n  ringmaster lineage diff family.base family.school", style="dim")
     console.print(
-        "  ringmaster up --no-worker      # says where a browser finds all of it, and asks for a password", style="dim"
+        "  ringmaster up --no-worker      # prints the addresses of all pages, and requires a password", style="dim"
     )
     return 0
 
@@ -183,7 +183,7 @@ def ask(*arguments: str) -> str:
 
 
 def program() -> str:
-    """Returns the `ringmaster` beside this Python, else the one on the path."""
+    """Returns the `ringmaster` of this Python's environment, else the one on the path."""
     beside = Path(sys.executable).parent / "ringmaster"
     return str(beside) if beside.exists() else "ringmaster"
 

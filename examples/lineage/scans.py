@@ -1,6 +1,6 @@
 """Digits as a library and three customers scan them; the school's labels of ones and sevens are swapped.
 
-The batch file beside this module names the functions as "scans:bank"; the lineage names the data after them. Each
+The batch file next to this module names the functions as "scans:bank"; the lineage names the data after them. Each
 function returns training and held-out data. A fifth of all images is in none of them: the trusted images.
 """
 

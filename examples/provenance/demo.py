@@ -48,7 +48,7 @@ failures: list[str] = []
 
 
 def main() -> int:
-    """Runs the chapters that were asked for; returns the exit code."""
+    """Runs the requested chapters; returns the exit code."""
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     (HOME / "batch.yaml").write_text(BATCH)

@@ -1,4 +1,4 @@
-"""Writes small data for the recipes beside this file: `python examples/recipes/make_data.py`.
+"""Writes small data for the recipes next to this file: `python examples/recipes/make_data.py`.
 
 All of it comes from what is installed anyway: texts are the docstrings of Python's standard library, and images the
 handwritten digits of scikit-learn. A tokenizer with a chat template is trained on the texts.

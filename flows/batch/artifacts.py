@@ -277,12 +277,12 @@ def plan_markdown(
 def show_cost(batch: Batch, result: BatchResult) -> None:
     """Creates the artifact with the batch's cost, its plan, and the time of training one job after another."""
     create_markdown_artifact(
-        key="cost", markdown=cost_markdown(batch, result), description="What it cost, beside the plan"
+        key="cost", markdown=cost_markdown(batch, result), description="Cost, compared with the plan"
     )
 
 
 def cost_markdown(batch: Batch, result: BatchResult) -> str:
-    """Returns the device-hours and their price, by job and in total, and the actual beside the planned duration."""
+    """Returns the device-hours and their price, by job and in total, and the actual and the planned duration."""
     hours = {job["name"]: sum(s["device_s"] for s in job["segments"]) / HOUR_S for job in result.jobs}
     price, total = batch.price_per_device_hour, sum(hours.values())
     paid = "" if price == 1 else f", at {price:g} an hour: **{total * price:.4g}**"

@@ -62,7 +62,7 @@ def _kept_batch(file: Path) -> Batch | None:
 
 
 HIDDEN = cast(Any, SkipJsonSchema)()
-"""Metadata of the type of a parameter that few people change: the form does not show it, but a run may be given it."""
+"""Metadata of the type of a parameter that few users change: the form does not show it, but a run may be given it."""
 
 
 def titled(title: str, **bounds: Any) -> Any:

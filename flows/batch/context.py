@@ -96,7 +96,7 @@ class NodeContext:
             current_view.get().notice(f"other work slows this machine down {load.ratio:.1f} times")
         return load
 
-    def surroundings(self, load: MachineLoad) -> ForecastConditions:
+    def conditions(self, load: MachineLoad) -> ForecastConditions:
         """Returns a load of this machine, with the errors of earlier runs of the batch."""
         earlier = self.ledger.finished_batches(self.batch.name, most=NUM_EARLIER)
         return ForecastConditions(load=load, earlier=errors_in(earlier))
@@ -121,8 +121,8 @@ def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
 def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path) -> PreflightAhead | None:
     """Starts to inspect the jobs of a batch in the fork server that was started ahead of its flow.
 
-    Jobs that adapt models which are not in the batch are inspected later, once the records have been asked for these:
-    None is returned. Raises InputError if the requested devices do not exist.
+    Jobs that adapt models which are not in the batch are inspected later, once these have been looked up in the
+    records: None is returned. Raises InputError if the requested devices do not exist.
     """
     cluster, names = _cluster(batch, home), {job.name for job in batch.jobs}
     if not all(names.issuperset(job.parents) for job in batch.jobs):

@@ -168,15 +168,15 @@ def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRu
     profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
     result = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, num_others=0)
-    return _with_prediction(result, profiled, node_context.surroundings(load))
+    return _with_prediction(result, profiled, node_context.conditions(load))
 
 
-def _with_prediction(dry_run: DryRun, profiled: ProfilingResult, surroundings: ForecastConditions) -> DryRun:
+def _with_prediction(dry_run: DryRun, profiled: ProfilingResult, conditions: ForecastConditions) -> DryRun:
     if dry_run.plan is None or dry_run.problem is None:
         return dry_run
     # In the plan, the options of a group follow those of the job that leads it.
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
-    return replace(dry_run, prediction=predict_plan(dry_run.problem, dry_run.plan, options, surroundings=surroundings))
+    return replace(dry_run, prediction=predict_plan(dry_run.problem, dry_run.plan, options, conditions=conditions))
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> ProfilingResult:

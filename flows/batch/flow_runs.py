@@ -246,7 +246,7 @@ def _ask_pool(url: str) -> None:
     processes = settings.processes_behind(url, settings.home())
     if processes is not None and not processes.is_supervised() and (fault := processes.service_fault(PREFECT)):
         remedy = "`ringmaster up`, which starts again what has ended, and takes over what runs"
-        raise ServerStartError(f"the pool's Prefect cannot be asked, and nothing starts it: {fault}. To fix: {remedy}")
+        raise ServerStartError(f"the pool's Prefect does not answer, and nothing starts it: {fault}. To fix: {remedy}")
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None and prefect_is_away(error):
@@ -362,7 +362,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
             except httpx.TransportError as error:
                 answer = str(error)
             if process.poll() is not None:
-                what = f"Prefect's server ended with exit code {process.returncode}; what it said stands above"
+                what = f"Prefect's server ended with exit code {process.returncode}; its output is above"
                 raise ServerStartError(f"{what}. To fix: {REMEDY}")
             waited_s = time.monotonic() - began_s
             if waited_s > LONGEST_START_S:

@@ -24,7 +24,7 @@ class ChosenGroups:
     """The chosen groups.
 
     profiles: by lead job, the profiles of its group.
-    plan: the plan on which the choice is based, in which the lead job stands for its group.
+    plan: the plan on which the choice is based, in which the lead job represents its group.
     """
 
     profiles: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)

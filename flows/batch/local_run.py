@@ -29,13 +29,13 @@ from ringmaster.flows.batch.result import (
     report_refusals,
 )
 from ringmaster.flows.batch.run_folder import (
-    alone_in,
     begun,
     begun_batch,
     checkpoint_root_of,
+    exclusive_lock,
     folder_to_resume,
     is_done_and_recorded,
-    note_start,
+    mark_starting,
     share_models,
 )
 from ringmaster.flows.interrupts import stopped_by_signals
@@ -43,7 +43,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.run_order import stamped_folder
 from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.tasks.alarms import DeadlineAlarms
-from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
@@ -64,7 +64,7 @@ from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
-from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
+from ringmaster.tasks.profiling.preflight import EquivalentJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED, JobsToRecord
@@ -74,7 +74,7 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 
-INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
+INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `EquivalentJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 STOP_PATIENCE_S = 5.0  # for a disk that is full when a run is to end
 
@@ -98,10 +98,10 @@ def open_local_run(
     if options.resume and resumed is None:
         current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
     batch = batch if resumed is None else begun_batch(resumed)
-    note_start(batch, home)
+    mark_starting(batch, home)
     with open_node_context(batch, home=home, servers=servers) as node_context, ExitStack() as stack:
         folder = resumed or stamped_folder(home / "batches" / batch.name)
-        stack.enter_context(alone_in(folder))
+        stack.enter_context(exclusive_lock(folder))
         options_of_file = {"timeout_s": write_patience_s(), "notice": current_view.get().say}
         journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db", **options_of_file)))
         node_context = node_context.with_models(journal)
@@ -140,7 +140,7 @@ class LocalPlan:
     failures: the jobs that have failed before there was a plan.
     job_table: the jobs as the executor takes them.
     plan: the plan of the jobs; None where nothing is left to be planned.
-    surroundings: what predictions of ends take into account besides the plan.
+    conditions: what predictions of ends take into account besides the plan.
     """
 
     profiled: ProfilingResult
@@ -149,7 +149,7 @@ class LocalPlan:
     failures: Sequence[JobEnded]
     job_table: JobTable
     plan: PlanUpdate | None
-    surroundings: ForecastConditions
+    conditions: ForecastConditions
 
 
 class LocalRun:
@@ -208,7 +208,7 @@ class LocalRun:
         are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
         report_failure = failure_reporter(but=are_over)
         # A placeholder of a sweep may take the profiles of any trial.
-        alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]  # by an earlier process
+        alike = [from_json(EquivalentJobs, each) for each in self.journal.get(INSPECTED, [])]  # by an earlier process
         known = {name: replace(each.preflight, job=name) for each in alike for name in each.names}
         ended = {} if self._scheduler is not None else {name: known[name] for name in are_over if name in known}
         left = [job for job in node_context.batch.jobs if job.name not in ended]
@@ -231,7 +231,7 @@ class LocalRun:
         profiled = profiled.with_ended(ended, jobs=node_context.batch.jobs)
         self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
         if self._scheduler is not None:
-            profiled = replace(profiled, jobs=self._scheduler.judged(profiled.jobs))
+            profiled = replace(profiled, jobs=self._scheduler.with_rungs(profiled.jobs))
         self._profiling_s += time.monotonic() - began_s
         profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         for name, why in profiled.faults.items():
@@ -264,11 +264,11 @@ class LocalRun:
         )
         job_table = JobTable(self.journal)
         job_table.add(self._job_states(profiled, groups))
-        update, surroundings = None, ForecastConditions()
+        update, conditions = None, ForecastConditions()
         if (problem := problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)) is not None:
-            surroundings, is_first = self._node_context.surroundings(load), not self.journal.plans()
+            conditions, is_first = self._node_context.conditions(load), not self.journal.plans()
             plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
-            prediction = predict_plan(problem, plan, job_table.profiles, surroundings=surroundings)
+            prediction = predict_plan(problem, plan, job_table.profiles, conditions=conditions)
             self.journal.put(FIRST_PREDICTION, prediction.to_json())
             self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
             is_measured = are_measured(job_table.profiles)
@@ -282,7 +282,7 @@ class LocalRun:
             failures=failures,
             job_table=job_table,
             plan=update,
-            surroundings=surroundings,
+            conditions=conditions,
         )
 
     def execute(self, plan: LocalPlan) -> None:
@@ -294,7 +294,7 @@ class LocalRun:
                 make_plan=self._checked_plan,
                 add_terms=self._add_terms,
                 policy=replace(POLICY, objective=self._terms.objective),
-                surroundings=plan.surroundings,
+                conditions=plan.conditions,
             )
             executor = Executor(
                 cluster=cluster,
@@ -441,7 +441,7 @@ class LocalRun:
         progress = ProgressArtifact(self.journal, totals={job.name: job.total_steps for job in plan.profiled.jobs})
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name, clock=self.journal.clock),
-            look=lambda run_timeline: deadlines.report_late(run_timeline, sound),
+            on_drawn=lambda run_timeline: deadlines.report_late(run_timeline, emit_alarm),
         )
         decisions = DecisionArtifact()
         for event in plan.failures:

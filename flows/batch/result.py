@@ -353,7 +353,7 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
     if (prediction := result.prediction) is not None:
         figures |= {"predicted_makespan_s": prediction.makespan_s, "predicted_low_s": prediction.low_s}
         figures |= {"predicted_high_s": prediction.high_s, "machine_load": prediction.load}
-        if not isinstance(recorder, PoolRecorder):  # the errors of a batch beside others say nothing of one alone
+        if not isinstance(recorder, PoolRecorder):  # errors under other load do not hold for a batch alone
             figures |= {"prediction_spread": prediction.spread, "uncorrected_makespan_s": prediction.uncorrected_s}
             ends_s = {job["name"]: job["end_s"] for job in result.jobs if job["end_s"] is not None}
             own = job_error(prediction, makespan_s=result.makespan_s, ends_s=ends_s)

@@ -26,7 +26,7 @@ from ringmaster.tasks.storage.journal import Journal
 
 
 @contextmanager
-def alone_in(folder: Path, *, waits: bool = False) -> Iterator[None]:
+def exclusive_lock(folder: Path, *, waits: bool = False) -> Iterator[None]:
     """Locks the folder of a run. Raises InputError if another process has the lock, unless `waits` is set."""
     with (folder / "lock").open("w") as file:
         try:
@@ -56,7 +56,7 @@ later, that run was killed before it began.
 """
 
 
-def note_start(batch: Batch, home: Path) -> None:
+def mark_starting(batch: Batch, home: Path) -> None:
     """Notes that a run of the batch is starting; `begun` deletes the note. Raises InputError on a wrong setting."""
     settings.num_plain_runs()
     folder = home / "batches" / batch.name
@@ -172,7 +172,7 @@ def share_models(run: Path, *, home: Path) -> None:
 
 
 def shared_text(models: Sequence[Path]) -> str:
-    """Says that the weights in folders of models have become references, and how to undo it."""
+    """Reports that the weights in folders of models have become references, and how to undo it."""
     return (
         f"weights in {len(models)} folder(s) of runs are references to the tensor store now, which `from_pretrained` "
         f"does not read. To undo: `ringmaster lineage restore {shlex.quote(str(models[0]))}`"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.errors import InputError, RingmasterError, SignatureError, UnknownModel, input_errors
-from ringmaster.flows.commands.models import sound_alarm
+from ringmaster.flows.commands.models import emit_pool_alarm
 from ringmaster.flows.commands.planning import seconds_until
 from ringmaster.flows.commands.running import show_result, train_or_resume
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
@@ -148,7 +148,7 @@ def restore(
 
 
 def _restore_references(folder: Path, *, as_json: bool) -> None:
-    """Writes plain weights into a folder in which references to the tensor store stand for them."""
+    """Writes plain weights into a folder in which they are references to the tensor store."""
     if not folder.is_dir():
         raise InputError(
             [f"{folder} is no folder with references. To fix: name a FOLDER to write the model {folder} to"]
@@ -182,7 +182,7 @@ def as_of(
     date: Annotated[str, typer.Argument(help="Day, or time such as 2026-11-26T06:00; UTC without a time zone.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say which version of each registered model served at a time, since when, by whom it was decided, and why."""
+    """Print which version of each registered model was in use at a time, since when, who decided it, and why."""
     from datetime import UTC, datetime, timedelta
 
     from ringmaster.tasks.retraining.promotion import all_decisions, served_at
@@ -248,7 +248,7 @@ def gc(
 
 
 def fsck(as_json: AsJson = False) -> None:
-    """Read every tensor and every record, and say what is damaged or missing; exit 1 where something is."""
+    """Read every tensor and every record, and report what is damaged or missing; exit 1 if something is."""
     from ringmaster.model_lineage.snapshot import consistency_errors
 
     with lineage_home(is_fresh=True) as home:
@@ -288,9 +288,7 @@ def bisect(
         if forget:
             verdicts.forget()
         if verdicts.known:
-            notice(
-                f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them"
-            )
+            notice(f"continuing with {len(verdicts.known)} verdicts of an interrupted search; --anew forgets them")
         search = Bisection(home=home, test=requested, results=verdicts, every=every, show=notice)
         result = search.run(node)
         if not result.is_monotone:  # then training may have lost and found it again, too
@@ -316,7 +314,7 @@ def bisect(
 def reproduce(
     model: Model,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be trained, and what is known to differ.")
+        bool, typer.Option("--dry-run", help="Only print what would be trained, and what is known to differ.")
     ] = False,
     share: Annotated[
         float, typer.Option(help="Share of the recorded states to make again, drawn at random.", min=0, max=1)
@@ -333,7 +331,8 @@ def reproduce(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model again from its lineage and compare every tensor; exit 1 where something differs, and say what."""
+    """Train a model again from its lineage and compare every tensor; report what differs, and exit 1 if something
+    does."""
     from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
 
     with lineage_home(is_fresh=True) as home:
@@ -354,7 +353,7 @@ def undo(
     base: Annotated[str | None, typer.Option(help="Version of a model from which others came.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Time of day by which all is trained, such as 06:00.")] = None,
     text_column: Annotated[str, typer.Option(help="Column that holds the text of a row in a file.")] = "text",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which models would be trained again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which models would be trained again.")] = False,
     policy: Annotated[
         Path | None, typer.Option(help="Policy file for the promotion of the new versions; default: the plain rule.")
     ] = None,
@@ -387,7 +386,7 @@ def undo(
     with lineage_home(is_fresh=True) as home, open_move_log() as log:
         for version in versions if promote else ():
             decision = undoing.promote(
-                home, version, policy=rules, log=log, notice=error_console().print, sound=sound_alarm
+                home, version, policy=rules, log=log, notice=error_console().print, emit_alarm=emit_pool_alarm
             )
             error_console().print(message(version.sentence(decision)), soft_wrap=True)
             promotions.append({"model": version.label, "is_promoted": decision.promote, "why": decision.why})
@@ -454,7 +453,7 @@ def diff(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what differs between two models: tensors and by how much, data, hyperparameters, metrics, behaviour."""
+    """Compare two models: tensors and by how much they differ, data, hyperparameters, metrics, behaviour."""
     from ringmaster.flows.lineage.views import diff_view, print_view
     from ringmaster.model_lineage.snapshot import record_differences
     from ringmaster.model_lineage.tensors.comparison import tensor_changes
@@ -593,7 +592,7 @@ def _stores_with(home: LineageHome, passage: str) -> list[LineageNode]:
     return result
 
 
-app = typer.Typer(no_args_is_help=True, help="Ask which model came from which, and find where a fault entered.")
+app = typer.Typer(no_args_is_help=True, help="Query which model came from which, and find where an error entered.")
 for command in (
     show,
     diff,

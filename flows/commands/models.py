@@ -84,7 +84,7 @@ def promote(
             requested,
             log=log,
             notice=output.error_console().print,
-            sound=sound_alarm,
+            emit_alarm=emit_pool_alarm,
             train=train_or_resume if shrink else None,
         )
     output.print_result(done.to_json(), (f"- {reason}" for reason in done.decision.reasons), as_json=as_json)
@@ -107,14 +107,14 @@ def rollback(
     output.print_outcome({"model": name, "champion": restored, "taken_back": taken_back}, [sentence], as_json=as_json)
 
 
-def sound_alarm(alarm: Alarm) -> None:
-    """Tells the pool's Prefect server, whose automations tell people; without a pool there is nobody to tell."""
+def emit_pool_alarm(alarm: Alarm) -> None:
+    """Notifies the pool's Prefect server, whose automations notify users; does nothing without a pool."""
     if settings.pool() is None:
         return
     settings.embed(settings.home())  # before Prefect is imported
-    from ringmaster.tasks.alarms.task import sound
+    from ringmaster.tasks.alarms.task import emit_alarm
 
-    sound(alarm)
+    emit_alarm(alarm)
 
 
 @contextmanager

@@ -140,7 +140,9 @@ def check(
     if planned.certificate is not None:
         bound_s = certified_bound(planned.certificate, problem)
         above = (
-            f"the plan is at most {planned.makespan_s / bound_s - 1:.2%} longer" if bound_s else "which says nothing"
+            f"the plan is at most {planned.makespan_s / bound_s - 1:.2%} longer"
+            if bound_s
+            else "which is no information"
         )
         lines.append(f"OK: by the prices that it carries no plan ends before {bound_s:.1f} s; {above}")
     elif planned.proof == COUNTING:
@@ -167,7 +169,7 @@ def _registered(objective: str) -> str:
 
 
 def _simple(problem: Problem) -> dict[str, float]:
-    """Makespans of what people do without a planner, by name."""
+    """Makespans of common practice without a planner, by name."""
     from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy
 
     makespans = {}
@@ -235,7 +237,7 @@ def whatif(
     quotas = [_quota(text) for text in add_quota or ()]
     if not (counts or quotas or without or due_s or explain):
         raise InputError(
-            ["nothing is asked. To fix: --add-devices, --add-node, --add-quota, --without, --deadline or --explain"]
+            ["no question. To fix: --add-devices, --add-node, --add-quota, --without, --deadline or --explain"]
         )
     limits: dict[str, Any] = {"work_s": work, "time_limit_s": time_limit, "seed": seed}
     if file.suffix.lower() in (".yaml", ".yml"):
@@ -320,7 +322,7 @@ def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
 def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -> tuple[Problem, Plan, bool]:
     """Returns the planning problem of a batch, and the plan of a dry run, without deadlines that it cannot meet.
 
-    The third value says whether all runtimes of the problem were measured.
+    The third value is whether all runtimes of the problem were measured.
     """
     from ringmaster.tasks.batch import load_batch
 

@@ -44,7 +44,9 @@ LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 BatchName = Annotated[
     str, typer.Argument(metavar="BATCH", help="Name of a batch, or the id that `ringmaster status` shows.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask where a change makes the size of a step jump.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Do not ask for confirmation where a change makes the size of a step jump.")
+]
 Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Names of its jobs; default: all jobs.")]
 
 
@@ -191,7 +193,7 @@ def _wait_for_pool() -> settings.PoolAddress:
 def submit(
     jobs_file: Annotated[Path, typer.Argument(metavar="JOBS.yaml", help="Batch file with the jobs to add.")],
     batch: Annotated[str, typer.Option(help="Batch to which the jobs belong, whether it runs already or not.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs here to their end, as `run` does.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs here until they end, as `run` does.")] = False,
     checkpoint_every: CheckpointEvery = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Skip the tiny step of each job here, where its data is not.")
@@ -326,7 +328,7 @@ def clone(
 
 
 def _consent(what: str, *, is_given: bool) -> None:
-    """Says how the size of a step jumps, and asks. Raises InputError where nobody can answer."""
+    """Prints how the size of a step jumps, and asks for confirmation. Raises InputError where nobody can answer."""
     if not (is_given or sys.stdin.isatty()):
         raise InputError([f"{what}, which may harm the training. To fix: add --yes if it is meant"])
     error_console().print(what, style="yellow", soft_wrap=True)
@@ -422,7 +424,7 @@ def up(
         str,
         typer.Option(
             metavar="NAME",
-            help=f"Engine that lends further nodes: {', '.join(list(BUILTIN)[2:])}; default: people start workers.",
+            help=f"Engine that lends further nodes: {', '.join(list(BUILTIN)[2:])}; default: workers started by hand.",
         ),
     ] = WORKERS,
     notify: Annotated[
@@ -481,7 +483,7 @@ def up(
 
 
 def _show_pool(home: Path, quotas: Mapping[str, Mapping[str, float] | None], *, waits: bool, as_json: bool) -> None:
-    """Sets the quotas of a pool that is up, and says where it is; waits for its end where that is wanted."""
+    """Sets the quotas of a running pool, and prints its address; waits for its end if requested."""
     from ringmaster.flows.pool.batch_requests import open_database, pool_address
     from ringmaster.flows.services import up_and_down
     from ringmaster.tasks.pool.active_batches import set_quotas
@@ -535,9 +537,9 @@ def _print_address(home: Path, as_json: bool) -> None:
     print_result(result, [f"{name:8} {url}" for name, url in pages.items()], as_json=as_json)
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
     error_console().print(
-        f"All ask for a password, the one that {how}",
-        f"  Prefect's page asks for one line: {address.username}:PASSWORD",
-        f"  MLflow's page and the metrics ask for a user, {address.username}, and PASSWORD",
+        f"All require a password, the one that {how}",
+        f"  Prefect's page requires one line: {address.username}:PASSWORD",
+        f"  MLflow's page and the metrics require a user, {address.username}, and PASSWORD",
         sep="\n",
         soft_wrap=True,
     )

@@ -315,7 +315,7 @@ def retrain(
     with working(f"reading {models_file}"):
         from ringmaster.tasks.retraining.production import load_production
 
-        # A wrong file is told before anything is imported that takes seconds.
+        # An invalid file is reported before slow imports.
         production = load_production(models_file)
     if forget is not None:
         settings.embed(settings.home())

@@ -67,7 +67,7 @@ class CommandTest:
         """Runs the command, with its output on stderr; returns None if the command reports that it cannot test this
         model.
 
-        Raises InputError if the command failed to run to its end, which says nothing about the model.
+        Raises InputError if the command failed to complete, which is no result about the model.
         """
         done = subprocess.run(
             ["sh", "-c", f'exec 1>&2; {self.command} "$@"', "sh", str(folder)],
@@ -79,7 +79,7 @@ class CommandTest:
         if done.returncode in (126, 127) or done.returncode < 0 or done.returncode > 127:
             raise InputError(
                 [
-                    f"the test could not be run to its end: `{self.command} {folder}` ended with {done.returncode}. "
+                    f"the test did not complete: `{self.command} {folder}` ended with {done.returncode}. "
                     "To fix: let it end with 0 for a good model, with 1 for a bad one, and with 125 for one that "
                     "cannot be tested; the same command then goes on from here"
                 ]
@@ -310,7 +310,7 @@ def reads_of(
 
 
 def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") -> list[dict[str, Any]]:
-    """Returns what `reads_of` returns, for people: model, use and data set."""
+    """Returns what `reads_of` returns, as text: model, use and data set."""
     return [
         {
             "model": node.label,

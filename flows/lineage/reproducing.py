@@ -423,13 +423,13 @@ class Reproduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproductionOptions:
-    """What a person asks for.
+    """What the user requests.
 
     folder: where the model is made again.
     technique: to train under on one device; None for the layouts that trained the model.
     share: the share of the links to repeat, drawn at random; 1 for all.
     seed: of the draw.
-    is_dry_run: whether only to say what would be done, and what is known to differ.
+    is_dry_run: whether only to print what would be done, and what is known to differ.
     """
 
     folder: Path

@@ -67,13 +67,13 @@ class UndoRequest:
 
     @property
     def label(self) -> str:
-        """What is undone, for people."""
+        """A readable description of what is undone."""
         what, value = next((key, value) for key, value in self.given if value is not None)
         return f"{what} {value}"
 
     @property
     def given(self) -> tuple[tuple[str, str | None], ...]:
-        """The ways to say what is to be undone."""
+        """The ways to select what is undone."""
         return (("row", self.row), ("dataset", self.dataset), ("base", self.base))
 
 
@@ -81,7 +81,7 @@ class UndoRequest:
 class RetrainedModel:
     """A model that is trained again.
 
-    job: the job that trains it. first_step: the step that it starts after. why: the reason, for people.
+    job: the job that trains it. first_step: the step that it starts after. why: the reason, for users.
     """
 
     node: LineageNode
@@ -230,7 +230,7 @@ class _UndoPlanner:
         sources = [name for name in parents if name not in training.job.parents]  # folders and names on the hub
         for source in (name for name in sources if self._home.find(parents[name]).id in removed):
             if job.base is not None or source != job.model.from_pretrained:
-                raise InputError([f"{node.label} reads {source} beside its base, and cannot be made without it"])
+                raise InputError([f"{node.label} reads both {source} and its base, and cannot be made without it"])
             job = replace(job, base=parent_of(source))
         step = 0 if start is None else start.step  # earlier ones are those of the training that it goes on from
         if hash_of_row is None:
@@ -339,7 +339,7 @@ def _first_step_with(job: Job, sampler: Sampler, prepared: PreparedData, without
 
 
 def samples_with_gaps(old: Table, new: Table) -> set[int]:
-    """Returns the numbers of the samples in which something lies that was taken out of `new`.
+    """Returns the numbers of the samples with content that was removed from `new`.
 
     A text that is cut into samples of equal length is compared as one sequence of tokens, as everything after a gap has
     moved; other samples one by one.
@@ -361,7 +361,7 @@ def samples_with_gaps(old: Table, new: Table) -> set[int]:
 def gaps_between(old: Array, new: Array) -> list[tuple[int, int]]:
     """Returns the runs (first, end) of a sequence that were taken out of it to make `new`, and perhaps more.
 
-    Where several runs would explain the difference, as the values beside them are equal, their union is returned. The
+    Where several runs would explain the difference, as their neighbors are equal, their union is returned. The
     end of `old` may be missing in `new`, as the last tokens that fill no sample are left out; so a run of which less
     than `PROBED_TOKENS` follow reaches to the end.
     """
@@ -446,7 +446,7 @@ def promote(
     policy: PromotionPolicy | None,
     log: MoveLog,
     notice: Callable[[str], None],
-    sound: Callable[[Alarm], None],
+    emit_alarm: Callable[[Alarm], None],
 ) -> PromotionDecision:
     """Promotes a version if the one that it replaces serves and the policy agrees; returns the decision.
 
@@ -472,7 +472,7 @@ def promote(
             decision = replace(decision, promote=False, why=f"it waits for approval: {decision.why}")
             promotion.leave_waiting(ledger, node.record, decision.why, who=who)
         else:
-            promotion.apply(ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
+            promotion.apply(ledger, node.record, decision, log=log, champion=champion, who=who, emit_alarm=emit_alarm)
     except (InputError, PromotionRefused) as error:
         return PromotionDecision(promote=False, why=str(error))
     return decision

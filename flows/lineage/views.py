@@ -95,7 +95,7 @@ def _heading(node: LineageNode) -> Text:
 
 
 def _states(node: LineageNode) -> list[Text]:
-    """The states of a model that no alias says."""
+    """The states of a model that have no alias."""
     aliases = {alias for version in node.versions for alias in version.aliases}
     return [styled(f"  {state}", "red") for state in node.states if state not in aliases]
 

@@ -127,7 +127,7 @@ def clone_job(
     is_dry: bool = False,
     accept: Callable[[ControllerAnswer], None],
 ) -> ControllerAnswer:
-    """Asks for the price of a clone of a job and, unless `is_dry`, for the clone; see `RequestKind`.
+    """Requests the price of a clone of a job and, unless `is_dry`, the clone; see `RequestKind`.
 
     name: of the clone; by default the job's with a number.
     accept: is called with the price; may raise.
@@ -136,7 +136,7 @@ def clone_job(
     """
     keys = [*meant(database, batch=batch, jobs=[job])]
     if len(keys) > 1:
-        raise InputError([f"several batches have a job {job}: {', '.join(keys)}. To fix: say which by its id"])
+        raise InputError([f"several batches have a job {job}: {', '.join(keys)}. To fix: give its id"])
     (key,) = keys
     journal = Journal(database, batch=key)
     known = journal.jobs()
@@ -168,7 +168,7 @@ def ask_about(
     """Sends the pool's controller a request about a batch, or some of its jobs, and waits for its answers.
 
     kind: a kind of request of `tasks.control.requests`.
-    batch: an id, or a name, which stands for all active batches of that name.
+    batch: an id, or a name, which means all active batches of that name.
 
     Raises InputError if there is no such batch or job, or if the controller refuses.
     """
@@ -207,7 +207,7 @@ def timeout(timeout_s: float) -> Callable[[], bool]:
 def meant(
     database: Database, *, batch: str, jobs: Sequence[str], kind: RequestKind | None = None
 ) -> dict[str, list[str]]:
-    """Returns the active batches, by id, that `batch` names, and which of `jobs` each has; [] stands for all jobs.
+    """Returns the active batches, by id, that `batch` names, and which of `jobs` each has; [] means all jobs.
 
     kind: of the request. A batch that is not measured yet can be cancelled, and nothing else.
 

@@ -35,7 +35,14 @@ from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.segment_runs import RUNS_AT_ONCE, as_node_run
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.batch_scheduler import COMMAND, GRACE_S, IS_SHARED, BatchJob, BatchOptions, BatchScheduler
+from ringmaster.tasks.pool.batch_scheduler import (
+    COMMAND,
+    GRACE_S,
+    IS_SHARED,
+    BatchScheduler,
+    SchedulerJob,
+    SchedulerOptions,
+)
 from ringmaster.tasks.pool.engines import ENGINES, LOCAL, default_of, options_class
 
 # -P: a file in the working folder with the name of a library must not be imported instead of the library. Prefect's own
@@ -43,10 +50,10 @@ from ringmaster.tasks.pool.engines import ENGINES, LOCAL, default_of, options_cl
 DEFAULT_COMMAND = f"{sys.executable} -P -m prefect.engine"
 
 
-class BatchJobConfiguration(BaseJobConfiguration):
+class SchedulerJobConfiguration(BaseJobConfiguration):
     """The job of one flow run. Subclasses have the options of a scheduler's jobs as fields."""
 
-    options_class: ClassVar[type[BatchOptions]]
+    options_class: ClassVar[type[SchedulerOptions]]
 
     def prepare_for_flow_run(self, *arguments: Any, **options: Any) -> None:
         """Sets what depends on the flow run."""
@@ -54,13 +61,13 @@ class BatchJobConfiguration(BaseJobConfiguration):
         super().prepare_for_flow_run(*arguments, **options)
 
     @property
-    def options(self) -> BatchOptions:
+    def options(self) -> SchedulerOptions:
         """The options of the job."""
         kind = self.options_class
         return kind(**{each.name: getattr(self, each.name) for each in kind.job_fields()})
 
     def arguments(self, *, flow_run: str, log_dir: Path) -> list[str]:
-        """Returns the options of the command that submits the job; see `BatchOptions`."""
+        """Returns the options of the command that submits the job; see `SchedulerOptions`."""
         name = re.sub(r"[^\w.-]+", "-", self.name or "flow-run")
         return self.options.arguments(job_name=name, flow_run=flow_run, log_dir=log_dir)
 
@@ -93,20 +100,20 @@ class SubmissionVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionDecision:
-    """A verdict. job: number of the job to act on, if there is one. message: the cause, for people."""
+    """A verdict. job: number of the job to act on, if there is one. message: the cause, for users."""
 
     verdict: SubmissionVerdict
     job: int = 0
     message: str = ""
 
 
-def jobs_by_run(jobs: Iterable[BatchJob]) -> Mapping[str, BatchJob]:
+def jobs_by_run(jobs: Iterable[SchedulerJob]) -> Mapping[str, SchedulerJob]:
     """Returns, by id of the flow run, the newest job that was submitted for it."""
     return {job.flow_run: job for job in sorted(jobs, key=lambda job: job.id) if job.flow_run}
 
 
 def decide(
-    run: NodeRun, jobs: Mapping[str, BatchJob], *, age_s: float, scheduler: type[BatchScheduler]
+    run: NodeRun, jobs: Mapping[str, SchedulerJob], *, age_s: float, scheduler: type[BatchScheduler]
 ) -> SubmissionDecision:
     """Decides on a run that was read before the jobs were.
 
@@ -133,7 +140,7 @@ def decide(
     )
 
 
-def _ended(job: BatchJob, title: str) -> str:
+def _ended(job: SchedulerJob, title: str) -> str:
     """Returns how a job has ended, in words; empty for a job that has not."""
     where = f" on {job.node}" if job.node else ""
     reason = f" ({job.reason})" if job.reason else ""
@@ -144,17 +151,17 @@ def _ended(job: BatchJob, title: str) -> str:
     return ""
 
 
-class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerResult], ABC):
+class SchedulerWorker(BaseWorker[SchedulerJobConfiguration, BaseVariables, BaseWorkerResult], ABC):
     """Submits flow runs, and reports those whose jobs end without a word. Each scheduler has a subclass."""
 
-    job_configuration = BatchJobConfiguration
+    job_configuration = SchedulerJobConfiguration
 
     def __init__(self, *arguments: Any, scheduler: BatchScheduler | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._scheduler = scheduler or self.job_configuration.options_class.scheduler()
         self._watching: asyncio.Task[None] | None = None
         self._submitting: set[UUID] = set()  # runs whose jobs are not submitted yet
-        self._ending: dict[int, float] = {}  # by job, when it was asked to end
+        self._ending: dict[int, float] = {}  # by job, when it was requested to end
         self._is_away = False
 
     async def setup(self) -> None:
@@ -174,10 +181,10 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
     async def run(
         self,
         flow_run: FlowRun,
-        configuration: BatchJobConfiguration,
+        configuration: SchedulerJobConfiguration,
         task_status: anyio.abc.TaskStatus[Any] | None = None,
     ) -> BaseWorkerResult:
-        """Submits the job of a flow run, and returns without waiting for its end, which `look` reports.
+        """Submits the job of a flow run, and returns without waiting for its end, which `poll` reports.
 
         Waits while the scheduler does not answer. Raises SchedulerError.
         """
@@ -198,7 +205,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
             task_status.started(allocation)
         return BaseWorkerResult(identifier=allocation, status_code=0)
 
-    async def _submit(self, flow_run: FlowRun, configuration: BatchJobConfiguration, options: Sequence[str]) -> int:
+    async def _submit(self, flow_run: FlowRun, configuration: SchedulerJobConfiguration, options: Sequence[str]) -> int:
         """Returns the number of the run's job. Raises SchedulerError.
 
         An answer may be lost after the scheduler has accepted the job, which is then found by its mark.
@@ -218,7 +225,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
                 await anyio.sleep(LOOK_EVERY_S)
 
     async def kill_infrastructure(
-        self, infrastructure_pid: str, configuration: BatchJobConfiguration, grace_seconds: int = GRACE_S
+        self, infrastructure_pid: str, configuration: SchedulerJobConfiguration, grace_seconds: int = GRACE_S
     ) -> None:
         """Ends the job of a flow run in order, and cancels it where it has not ended after the grace time."""
         number = self._scheduler.job_of(infrastructure_pid)
@@ -250,7 +257,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
         while True:
             await anyio.sleep(LOOK_EVERY_S)
             try:
-                await self.look()
+                await self.poll()
                 self._is_away = False
             except _AWAY as error:
                 if not self._is_away:
@@ -262,7 +269,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
             self._logger.error("the watch over jobs has failed: the worker ends", exc_info=error)
             signal.raise_signal(signal.SIGTERM)  # whoever started the worker starts it again
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Compares the flow runs of the work pool with their jobs, and acts on each difference."""
         runs = await self._unended()  # before the jobs: the job of a run that is known is then known, too
         if not runs:
@@ -307,7 +314,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
                 await self._report(run.id, decision.message)
 
     async def _end(self, run: FlowRun, job: int) -> None:
-        """Asks a job to end, and cancels it if it has not done so in its grace time."""
+        """Requests a job to end, and cancels it if it has not done so in its grace time."""
         if job not in self._ending:
             await asyncio.to_thread(self._scheduler.end, job)
             self._ending[job] = time.monotonic()
@@ -329,7 +336,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
             await self.client.set_flow_run_state(id, Crashed(message=message))
 
 
-def worker_class(options: type[BatchOptions]) -> type[BatchWorker]:
+def worker_class(options: type[SchedulerOptions]) -> type[SchedulerWorker]:
     """Returns Prefect's type of worker for the jobs of a scheduler, which is known to Prefect from now on."""
     name, title, types = options.scheduler.name, options.scheduler.title, get_type_hints(options)
     fields: dict[str, Any] = {
@@ -344,7 +351,7 @@ def worker_class(options: type[BatchOptions]) -> type[BatchWorker]:
         )
         for each in options.job_fields()
     }
-    configuration = create_model(f"{title}JobConfiguration", __base__=BatchJobConfiguration, **fields)
+    configuration = create_model(f"{title}JobConfiguration", __base__=SchedulerJobConfiguration, **fields)
     configuration.options_class = options
     content = {
         "__doc__": f"Submits flow runs as jobs of {title}.",
@@ -353,12 +360,12 @@ def worker_class(options: type[BatchOptions]) -> type[BatchWorker]:
         "job_configuration_variables": create_model(f"{title}Variables", __base__=BaseVariables, **fields),
         **worker_texts(description=f"Runs each flow run as a batch job of {title}.", display_name=title),
     }
-    return type(f"{title}Worker", (BatchWorker,), content)
+    return type(f"{title}Worker", (SchedulerWorker,), content)
 
 
-WORKERS: Mapping[str, type[BatchWorker]] = {
+WORKERS: Mapping[str, type[SchedulerWorker]] = {
     name: worker_class(kind)
     for name in ENGINES.paths()
-    if name != LOCAL and issubclass(kind := options_class(name), BatchOptions)
+    if name != LOCAL and issubclass(kind := options_class(name), SchedulerOptions)
 }
 """The types of workers that Prefect gets from here, by name."""

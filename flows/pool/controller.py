@@ -1,6 +1,6 @@
 """The process of a pool's controller: stands by, leads, and leaves running segments to the next controller.
 
-Beside the executor it creates the flow runs of batches that were handed over, when Prefect answers, and monitors them
+Besides running the executor, it creates the flow runs of submitted batches, when Prefect answers, and monitors them
 (`BatchRuns`). A run that Prefect has lost is created again. A run whose process fell silent is scheduled again. The
 final state of the run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets
 no run, or its run is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
@@ -47,7 +47,7 @@ from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.retraining.approval import silence_to_start
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
-from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
@@ -76,7 +76,7 @@ SEGMENTS_EVERY_S = BATCHES_EVERY_S = CLOCK_EVERY_S = 1.0  # intervals of the wat
 ALARMS_EVERY_S = CRASHES_EVERY_S = 10.0
 ANSWERS_EVERY_S = 30.0
 
-Sound = Callable[[Alarm], None]
+EmitAlarm = Callable[[Alarm], None]
 """Sends an alarm."""
 
 NAME = "pool"
@@ -89,20 +89,20 @@ Notice = Callable[[str], None]
 class PoolAlarms:
     """Watches a pool for lost nodes and devices, and for batches whose deadlines come to be in danger."""
 
-    def __init__(self, database: Database, *, sound: Sound = sound) -> None:
-        self._database, self._sound = database, sound
+    def __init__(self, database: Database, *, emit_alarm: EmitAlarm = emit_alarm) -> None:
+        self._database, self._emit_alarm = database, emit_alarm
         self._nodes = NodeAlarms()
         self._deadlines: dict[str, DeadlineAlarms | None] = {}  # by active batch; None for one without deadlines
         self._timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
 
-    def look(self) -> list[Alarm]:
+    def poll(self) -> list[Alarm]:
         """Sends and returns the alarms that are new since the last check."""
         nodes = NodeRegistry(self._database)
         records = nodes.all()  # before those that have left: whoever leaves in between is in both
-        result = [*self._nodes.look(records, left=nodes.left()), *self._late()]
+        result = [*self._nodes.poll(records, left=nodes.left()), *self._late()]
         for alarm in result:
             logger.warning("alarm: %s", alarm.message)
-            self._sound(alarm)
+            self._emit_alarm(alarm)
         return result
 
     def _late(self) -> list[Alarm]:
@@ -120,7 +120,7 @@ class PoolAlarms:
                     else None
                 )
             if (watch := self._deadlines[id]) is not None:
-                result += watch.look(self._timeline_reader.read(id))
+                result += watch.poll(self._timeline_reader.read(id))
         return result
 
 
@@ -142,7 +142,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
             stack.enter_context(running(partial(_beat, leadership), name="beat", timeout_s=FAREWELL_S))
             stopping = threading.Event()
             led = BatchingDatabase(leadership.guarded(database, on_deposed=_end_at_once))
-            with suppress(DatabaseClosed):  # the database was away when we were asked to end
+            with suppress(DatabaseClosed):  # the database was away when the end was requested
                 led.write(note_release)
                 elasticity = settings.elasticity()
                 NodeRegistry(led).note_most_lent(elasticity.max_nodes if elasticity is not None else 0)
@@ -176,7 +176,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             seed=seed,
         )
         replanner = Replanner(name=NAME, make_plan=controller.make_plan, add_terms=controller.add_terms)
-        controller.on_objective, controller.on_speed = replanner.pursue, replanner.hear
+        controller.on_objective, controller.on_speed = replanner.pursue, replanner.handle_event
         executor = Executor(
             cluster=Cluster(nodes=()),
             leases=PoolLeases(database),
@@ -195,22 +195,22 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         watchers: Mapping[str, tuple[Callable[[], object], float]] = {
             "segment-runs": (segment_runs.look_when_due, SEGMENTS_EVERY_S),
             "crashed-runs": (partial(OpenClient().call, partial(revive_crashed_runs, database)), CRASHES_EVERY_S),
-            "batch-runs": (batch_runs.look, BATCHES_EVERY_S),
-            "alarms": (PoolAlarms(database).look, ALARMS_EVERY_S),
-            "clock": (pool_clock.look, CLOCK_EVERY_S),
+            "batch-runs": (batch_runs.poll, BATCHES_EVERY_S),
+            "alarms": (PoolAlarms(database).poll, ALARMS_EVERY_S),
+            "clock": (pool_clock.poll, CLOCK_EVERY_S),
             "late-answers": (partial(OpenClient().call, answer_late_runs), ANSWERS_EVERY_S),
         }
-        for name, (look, every_s) in watchers.items():
-            threading.Thread(target=keep_looking, args=(look, stopping, every_s), name=name, daemon=True).start()
+        for name, (poll, every_s) in watchers.items():
+            threading.Thread(target=poll_repeatedly, args=(poll, stopping, every_s), name=name, daemon=True).start()
         yield executor
 
 
-def keep_looking(look: Callable[[], object], stopping: threading.Event, every_s: float) -> None:
-    """Calls `look` at intervals. Prefect's absence is logged once each time, any other failure once for each cause."""
+def poll_repeatedly(poll: Callable[[], object], stopping: threading.Event, every_s: float) -> None:
+    """Calls `poll` at intervals. Prefect's absence is logged once each time, any other failure once for each cause."""
     reported, is_away = set[str](), False
     while not stopping.wait(every_s):
         try:
-            look()
+            poll()
             is_away = False
         except (SQLAlchemyError, DatabaseClosed):  # the database logs its absence itself
             continue
@@ -331,7 +331,7 @@ class BatchRuns:
         self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
         self._followed_s = -FOLLOW_EVERY_S
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Creates the missing runs, and checks the states of the others."""
         waiting = []
         for request in self._requests.open(RequestKind.TRAIN):

@@ -201,7 +201,7 @@ def followed_batch(
     """Begins to record a batch, and yields its follower. Inside the context, Ctrl-C and SIGTERM cancel the batch.
 
     after: the position after which events are shown.
-    listeners: receive the events, beside the terminal.
+    listeners: receive the events, in addition to the terminal.
     num_trials: how many trials its profiling took.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
@@ -259,7 +259,7 @@ def followed_batch(
 class BatchFollower:
     """Follows one batch of a pool.
 
-    events: the events of the batch from now to its end.
+    events: the events of the batch from now until it ends.
     is_left: set when Prefect ends this process without a cancellation.
     """
 
@@ -285,7 +285,7 @@ class BatchFollower:
                 return
 
     def run(self) -> None:
-        """Follows the batch to its end. Raises TerminationSignal if Prefect ends this process alone."""
+        """Follows the batch until it ends. Raises TerminationSignal if Prefect ends this process alone."""
         for event in self._events:
             self._show(event)
         if self._is_left.is_set():

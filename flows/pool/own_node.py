@@ -57,7 +57,7 @@ class NodeOptions:
 
 
 def node_name(name: str | None) -> str:
-    """Returns the name of this machine's node: the one that was asked for, else the machine's. Raises InputError."""
+    """Returns the name of this machine's node: the requested one, else the machine's. Raises InputError."""
     name = name or platform.node() or "localhost"
     if not is_name(name):
         raise InputError([f"a node cannot be called {name!r}. To fix: {NAME_REMEDY}"])

@@ -108,9 +108,9 @@ def open_pooled_run(
         database.read(check_release)
         stack.enter_context(followed(database, root_run()))
         key, folder = place_of_run(batch, database, home=home, resume=options.resume)
-        run_folder.note_start(batch, home)
+        run_folder.mark_starting(batch, home)
         # An earlier process that followed the run, and was considered dead, may still be about to end.
-        stack.enter_context(run_folder.alone_in(folder, waits=is_started_by_prefect()))
+        stack.enter_context(run_folder.exclusive_lock(folder, waits=is_started_by_prefect()))
         ledger = open_ledger(address.mlflow_uri)
         pool_run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=ledger)
         stack.enter_context(cancelled_from_outside(pool_run))
@@ -127,7 +127,7 @@ def open_pooled_run(
 
 @contextmanager
 def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
-    """Inside the context, the batch is cancelled once `ringmaster jobs cancel` or the flow run's state asks for that.
+    """Inside the context, the batch is cancelled once `ringmaster jobs cancel` or the flow run's state requests it.
 
     Of a process that Prefect has started, Prefect takes care. Before the jobs are submitted, this process is stopped,
     as Ctrl-C would; BatchCancelled is raised then. After that, the pool's controller cancels them.
@@ -141,7 +141,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
             Requests(run.database).ask(RequestKind.CANCEL, {"batch": run.id, "jobs": []}, key=key)
         return is_submitted
 
-    def look(over: threading.Event) -> None:
+    def poll(over: threading.Event) -> None:
         with suppress(DatabaseClosed):
             while not over.wait(CANCELLED_EVERY_S):
                 if not (is_cancelled(run.database, run.id, flow_run=flow_run) or is_being_cancelled(flow_run)):
@@ -157,7 +157,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
     if is_started_by_prefect() or not flow_run:
         yield
         return
-    with running(look, name="cancellation", timeout_s=0.0):
+    with running(poll, name="cancellation", timeout_s=0.0):
         try:
             yield
         except SystemExit:
@@ -320,7 +320,7 @@ class PooledRun:
         jobs = tuple(job for job in profiled.jobs if job.name not in profiled.faults)
         details: Mapping[str, Mapping[str, Any]]
         if scheduler is not None:
-            jobs = scheduler.judged(jobs)
+            jobs = scheduler.with_rungs(jobs)
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
             details = scheduler.details()
         else:

@@ -88,7 +88,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
         if not faults:
             stored = {k: from_json(ProfilingResult, journal.get(f"profiled:{k}")) for k in nodes if k not in measured}
             return merged({kind: (measured | stored)[kind] for kind in nodes})
-        # A lost node says nothing about the batch, however often it happens, so it does not count as an attempt.
+        # A lost node does not mean an error of the batch, however often it happens, so it does not count as an attempt.
         left = {name for name, fault in faults.items() if name in gone or GONE in fault}
         failed += [name for name in faults if name not in left]
         notices()(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
@@ -222,7 +222,7 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
             return wanted
         if nodes:
             there = ", ".join(f"{node.name} ({len(node.devices)} {node.devices[0].kind})" for node in nodes)
-            raise InputError([f"the batch asks for devices of kind {kind}; the pool has {there}"])
+            raise InputError([f"the batch requests devices of kind {kind}; the pool has {there}"])
         if not reported:
             current_view.get().notice(
                 "waiting for a first node of the pool: an engine such as Slurm lends it, or a person starts "

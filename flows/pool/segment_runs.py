@@ -174,9 +174,9 @@ class SegmentRuns:
     def look_when_due(self) -> None:
         """Updates the runs if there is something to show, or if persons may have acted."""
         if self._is_due() or self._news():
-            self._client.call(self.look)
+            self._client.call(self.poll)
 
-    def look(self, client: SyncPrefectClient) -> None:
+    def poll(self, client: SyncPrefectClient) -> None:
         """Shows the events since the last call; at intervals also handles the actions of persons."""
         self._deployment = deployment = self._deployment or client.read_deployment_by_name(DEPLOYMENT).id
         for entry in self._news():
@@ -238,7 +238,7 @@ class SegmentRuns:
         )
 
     def _parent_task(self, client: SyncPrefectClient, entry: PoolEntry, *, name: str) -> UUID | None:
-        """Returns the task that stands for a segment's run in the run of its batch, or None if that run is gone."""
+        """Returns the task that represents a segment's run in the run of its batch, or None if that run is gone."""
         if entry.batch not in self._flow_runs:
             self._flow_runs[entry.batch] = self._submissions.flow_run(entry.batch)
         if not (flow_run := self._flow_runs[entry.batch]):

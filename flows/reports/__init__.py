@@ -1,1 +1,1 @@
-"""Reports for people: progress of a running batch, the plan, the result, and the timeline of a pool."""
+"""Reports for users: progress of a running batch, the plan, the result, and the timeline of a pool."""

@@ -64,7 +64,7 @@ _SECRET_WORD = (
 _PATTERNS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"[a-z][a-z0-9+.-]*://(?P<value>[^\s/\"'<>]+)@",  # what stands before the host in a URL
+        r"[a-z][a-z0-9+.-]*://(?P<value>[^\s/\"'<>]+)@",  # what precedes the host in a URL
         r"\bauthorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token)\s+)?" + _VALUE,
         r"\b(?:basic|bearer)\s+(?P<value>[A-Za-z0-9+/=._~-]{12,})",
         rf"(?:{_SECRET_WORD})[\w.-]*\\?[\"']?\s*(?:[=:]|\bis\b)\s*\\?[\"']?{_VALUE}",
@@ -134,7 +134,8 @@ def passwords_of(url: str) -> Iterator[str]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Yields a secret as it is, and as it stands in URLs, JSON, logs, tracebacks, pages and the header of a request."""
+    """Yields a secret as it is, and as it is written in URLs, JSON, logs, tracebacks, pages and the header of a
+    request."""
     text = secret.strip()
     yield from (text, quote(text, safe="", errors="backslashreplace"), json.dumps(text)[1:-1])
     yield from (printable(text), storable(text), repr(text)[1:-1], ascii(text)[1:-1], xml(text))
@@ -184,7 +185,7 @@ class Bundle:
     failures: Mapping[str, str]
 
     def write(self, file: Path) -> None:
-        """Writes a tar.gz that only its owner can read. Its files lie in a folder with the name of the file."""
+        """Writes a tar.gz that only its owner can read. It has one folder, named like the file."""
         folder = file.name.partition(".")[0] or "ringmaster"
         contents = {
             "parts": {part.name: len(part.text.encode()) for part in self.parts},

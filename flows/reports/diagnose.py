@@ -51,7 +51,7 @@ MAX_BYTES = 100_000  # of each file
 
 
 def diagnose(home: Path) -> Bundle:
-    """Returns what can be told of this machine, a home and its pool, without secrets. It works with servers that are
+    """Returns a description of this machine, a home and its pool, without secrets. It works with servers that are
     down.
 
     home: RINGMASTER_HOME.
@@ -156,7 +156,7 @@ def processes(home: Path) -> Iterator[BundleFile]:
 
 
 def servers() -> Iterator[BundleFile]:
-    """Yields what the servers of the pool answer when they are asked whether they are up; none where it has ended."""
+    """Yields what the servers of the pool answer to a health check; none where it has ended."""
     address = settings.recorded_pool() if settings.pool_fault() is None else None
     urls = {}
     if address is not None:

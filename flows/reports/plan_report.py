@@ -99,9 +99,9 @@ def answer_questions(
     limits: Mapping[str, Any] | None,
     say: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Answers what changes gain, and whether all jobs can end in time; says each sentence as soon as it is known.
+    """Answers what changes gain, and whether all jobs can end in time; prints each sentence as soon as it is known.
 
-    is_explained: whether to say which nodes and jobs decide when the last job ends.
+    is_explained: whether to print which nodes and jobs decide when the last job ends.
     are_measured: whether all runtimes of the problem were measured; None where that is not known.
     limits: of each search for a new plan; None for no search.
 
@@ -138,7 +138,7 @@ def answer_questions(
 def interval_text(prediction: Prediction) -> str:
     """Returns a predicted makespan: "18.2 to 25.0 s in 90 % of runs, at the earliest 15.1 s by these runtimes".
 
-    Its middle is not shown: the makespan has one number, the planned one. Nor is an earliest end that says nothing.
+    Its middle is not shown: the makespan has one number, the planned one. Nor is an earliest end without information.
     """
     text = f"{prediction.low_s:.1f} to {prediction.high_s:.1f} s in {100 * prediction.coverage:.0f} % of runs"
     earliest = f"{prediction.earliest_s or 0.0:.1f}"
@@ -168,7 +168,7 @@ def _comparison(plan: Plan, simple: Mapping[str, float]) -> Table:
 
 
 def _quality(plan: Plan, problem: Problem) -> str:
-    gap = "" if plan.gap is None else f", at most {plan.gap:.2%} above the best possible one"
+    gap = "" if plan.gap is None else f", at most {plan.gap:.2%} above the optimum"
     what = f"makespan {plan.makespan_s:.1f} s{gap}"
     if plan.value is not None:
         bound = "" if plan.value_bound is None else f", no plan below {plan.value_bound:.2f}{gap}"
@@ -196,7 +196,7 @@ RECORD_LATER = "remove the cause, and `ringmaster run BATCH.yaml --resume` recor
 
 
 def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
-    """Prints the jobs as a table, and the makespan beside the planned one and that of current practice."""
+    """Prints the jobs as a table, and the makespan, the planned one and that of current practice."""
     job_column = Column("job", no_wrap=True)
     table = Table(job_column, "status", "technique", "devices", "steps", "held-out", "seconds", header_style="bold")
     for job in result.jobs:

@@ -33,7 +33,7 @@ from ringmaster.techniques.processes.events import (
 from ringmaster.text import printable
 
 LINES_EVERY_S = 30.0  # between the lines about each running job in a log
-MAX_LINES = 20  # jobs of which a log says each time how they go on
+MAX_LINES = 20  # jobs whose progress is logged each time
 MAX_NAMED = 4  # devices of a gang whose numbers are shown
 WIDE, BAR = 120, 16  # columns from which on a terminal has room for bars, and of a bar
 MIN_JOB = 8  # columns of the jobs' names, which are cut before a column is left out
@@ -100,7 +100,7 @@ class BatchProgress:
         """Notes what is done now, until the next event."""
         self._activity, self._activity_s = activity, self.now_s()
 
-    def hear(self, event: events.ExecutionEvent) -> None:
+    def handle_event(self, event: events.ExecutionEvent) -> None:
         """Takes in an event of an executor."""
         now_s = self.now_s()
         if not isinstance(event, (events.GangReport, events.PredictionUpdate)):
@@ -117,7 +117,7 @@ class BatchProgress:
                 self._start(event, now_s)
             case events.GangReport():
                 for row in self._rows_of(event):
-                    row.progress.hear(event.event, now_s=now_s)
+                    row.progress.handle_event(event.event, now_s=now_s)
             case events.SegmentEnded():
                 self.rows = {key: row for key, row in self.rows.items() if key[0] != event.number}
             case events.JobEnded():
@@ -144,7 +144,7 @@ class BatchProgress:
         return [] if row is None else [row]
 
     def headline(self) -> str:
-        """Returns how many jobs have ended, the time since training began, and what is done beside it."""
+        """Returns how many jobs have ended, the time since training began, and the other work in progress."""
         now_s, texts = self.now_s(), []
         if self._num_jobs:  # a job may fail before there is a plan
             texts.append(f"{self._num_done} of {counted(self._num_jobs, 'job')} ended")
@@ -200,7 +200,7 @@ current_view: ContextVar[View] = ContextVar("current_view", default=View())  # n
 
 
 class ConsoleView(View):
-    """Prints what matters on a console while something else runs beside it: a thread, or a live table.
+    """Prints what matters on a console while something else runs: a thread, or a live table.
 
     clock: monotonic seconds.
     """
@@ -233,7 +233,7 @@ class ConsoleView(View):
 
     def listen(self, event: events.ExecutionEvent) -> None:
         """Notes the event, and prints a line about it if it matters."""
-        self._batch.hear(event)
+        self._batch.handle_event(event)
         text, style = describe(event)
         if text and self._is_printed(event):
             self._console.print(text, style=style, soft_wrap=True)
@@ -290,7 +290,7 @@ class LiveView(ConsoleView):
         self._spinner.update(text=styled(self._batch.headline() or " "))  # it ignores an empty text
         if not (rows := list(self._batch.rows.values())):
             return self._spinner
-        most = max(1, self._console.height - 4)  # beside the heading, the spinner and a line of the shell
+        most = max(1, self._console.height - 4)  # in addition to the heading, the spinner and a line of the shell
         parts: list[RenderableType] = [self._jobs(rows[:most])]
         if len(rows) > most:
             parts.append(styled(f"and {len(rows) - most} more jobs", "dim"))

@@ -212,7 +212,7 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
     """Yields the batch that `batch` names: one of the pool by id or name, or a local one by name, the newest if several
     match.
 
-    None stands for the whole pool if there is one, else for the newest local batch. Raises InputError if there is no
+    None means the whole pool if there is one, else for the newest local batch. Raises InputError if there is no
     such batch, or if it may be one of a pool that has ended.
     """
     fault, folder = settings.pool_fault(), settings.home() / "batches"
@@ -367,7 +367,7 @@ def _lines_here(file: Path, batch: str) -> dict[str, JobLine]:
 
 
 def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
-    """The runs that stand on the pool that this machine belongs to, and the newest one of each batch."""
+    """The runs that are stored on the pool that this machine belongs to, and the newest one of each batch."""
     address, has_ended = settings.recorded_pool(), settings.pool_fault() is not None
     if address is None:
         return
@@ -492,7 +492,7 @@ def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
 def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Returns the texts of a row of `status`, by column."""
     figures = from_json(JobFigures, row.get("figures", {}))
-    leader = None if row["leader"] is None else f"beside {row['leader']}"
+    leader = None if row["leader"] is None else f"with {row['leader']}"
     plain = {name: "" if row[name] is None else str(row[name]) for name in ("batch", "run", "job", "status")}
     return {
         **plain,

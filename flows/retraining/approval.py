@@ -27,7 +27,7 @@ from ringmaster.tasks.background_worker import running
 POLL_S = 5
 SLACK_S = 600  # added to Prefect's timeout, which would fail the run, so that our own comes first
 LONG_SLACK_S = 86_400
-NO_SERVER = "nobody can be asked: no Prefect server is up (`ringmaster up` starts one)"
+NO_SERVER = "approval is not possible: no Prefect server is up (`ringmaster up` starts one)"
 SOMEBODY = "somebody"
 
 
@@ -63,7 +63,7 @@ class Start(RunInput):
 class ApprovalAnswer:
     """A person's answer.
 
-    approved: None if nobody has answered, or nobody can be asked.
+    approved: None if nobody has answered, or approval is not possible.
     who: name of the person.
     why: the person's comment, or why there is no answer.
     """
@@ -87,12 +87,12 @@ def ask(question: str, *, timeout_s: float, form: type[Approval] = Approval, pol
     form: with the field that a person switches on to agree.
     poll_s: seconds between looks for an answer.
 
-    Without a Prefect server that outlives the run, nobody can be asked.
+    Approval requires a Prefect server that outlives the run.
     """
     run_id = _run_that_can_ask()
     if run_id is None:
         return ApprovalAnswer(approved=None, why=NO_SERVER)
-    create_markdown_artifact(key="approval", markdown=question, description="Asked of a person")
+    create_markdown_artifact(key="approval", markdown=question, description="Waits for approval")
     silence = {"approve": False, "name": NOBODY, "comment": ""}
     wanted = form.with_initial_data(description=question)
     answer = _paused(run_id, wanted, timeout_s=timeout_s, silence=silence, poll_s=poll_s)
@@ -117,7 +117,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
     key, text = keyset_from_base_key(f"suspended-{TO_START}")["response"], ""
     if not is_of_pool or read_flow_run_input(key, run_id) is None:
         text = question()
-        create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
+        create_markdown_artifact(key="approval", markdown=text, description="Waits for approval")
     form = Start.with_initial_data(description=text)
     if is_of_pool:  # The pool's controller answers in time. If none leads for a day, Prefect fails the run.
         answer = suspend_flow_run(wait_for_input=form, timeout=int(timeout_s) + LONG_SLACK_S, key=TO_START)

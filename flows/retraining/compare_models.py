@@ -23,12 +23,12 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.approval import ask
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
-from ringmaster.flows.retraining.shrinking import child_in_place_of
+from ringmaster.flows.retraining.shrinking import replacement_child
 from ringmaster.flows.retraining.train_models import keep_trained, row_of, train_children
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHAMPION, KEPT, PROMOTED
 from ringmaster.model_lineage.snapshot import LineageNode
-from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine
 from ringmaster.tasks.evaluation.scores import score_models
@@ -213,7 +213,7 @@ def _child_in_place_of(
 ) -> tuple[ModelRecord, CandidateVerdict]:
     """Returns the model that is decided on, and the verdict: of a candidate that breaks a limit, its smaller child.
 
-    Where no child is known that keeps every rule, some are trained if the file of models asks for it.
+    Where no known child keeps every rule, some are trained if the file of models requests it.
     """
     policy, decision = run.production.policy, verdict.decision
     if policy is None or decision is None or not policy.broken_limits(decision.figures):
@@ -229,7 +229,7 @@ def _child_in_place_of(
                 yield judged.decision or PromotionDecision(promote=False, why=judged.fault, reasons=(judged.fault,))
 
     try:
-        node, decision = child_in_place_of(
+        node, decision = replacement_child(
             home,
             node,
             policy,
@@ -344,7 +344,7 @@ class CandidateVerdict:
 
     decision: the decision; None if the candidate could not be evaluated.
     fault: why it could not be evaluated.
-    notes: what people should inspect.
+    notes: what users should inspect.
     """
 
     decision: PromotionDecision | None = None
@@ -466,4 +466,4 @@ def promote_task(
 
     A candidate that does not become champion raises an alarm.
     """
-    apply(ledger, candidate, decision, log=log, champion=champion, who=who, sound=sound)
+    apply(ledger, candidate, decision, log=log, champion=champion, who=who, emit_alarm=emit_alarm)

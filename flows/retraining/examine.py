@@ -23,7 +23,7 @@ from ringmaster.flows.batch.run_folder import store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.output import notice
 from ringmaster.flows.pool.own_node import own_devices
-from ringmaster.flows.retraining.shrinking import child_in_place_of
+from ringmaster.flows.retraining.shrinking import replacement_child
 from ringmaster.model_lineage.records import CHAMPION, INDEXED, ModelRecord
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -97,7 +97,7 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
 
     all_rows: whether no part of files need be held out, as all rows are scored.
 
-    A mapping may name a data set, which is read from datasets.yaml beside that file, else in the working directory.
+    A mapping may name a data set, which is read from datasets.yaml next to that file, else in the working directory.
     Raises InputError with every fault.
     """
     if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
@@ -164,7 +164,7 @@ def examine_models(
     """Evaluates models: metrics on held-out data, tests and assertions.
 
     against_data: the data as `against` reads it; None for `data`.
-    metrics: names; None or none stands for the defaults of each model's kind.
+    metrics: names; None or an empty list means the defaults of each model's kind.
     all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
     num_devices: of this machine, over which each model is divided.
     Raises InputError on an unknown metric, or if there is nothing to do.
@@ -181,7 +181,7 @@ def examine_models(
         needs_data = [*suite.slices, *suite.assertions, *(test for test in suite.tests if test.held_out is not None)]
     if data is None and needs_data:
         names = ", ".join(entry.name for entry in needs_data)
-        raise InputError([f"{names} of {tests} ask for held-out data. To fix: name it by --data"])
+        raise InputError([f"{names} of {tests} require held-out data. To fix: name it by --data"])
     folder = Path() if tests is None else tests.parent
     with (
         lent_devices(folder, num_devices=num_devices, notice=notice) as (environment, devices),
@@ -267,7 +267,7 @@ def examine_by(
     """Evaluates models for a policy, each once for each of its suites, and compares them with another model.
 
     all_rows, against_data, num_devices: as in `examine_models`.
-    Yields the results of one model after another, each when it is asked for.
+    Yields the results of one model after another, lazily.
     """
     with lent_devices(policy.folder, num_devices=num_devices, notice=notice) as (environment, devices):
         for model in models:
@@ -291,8 +291,8 @@ def examine_by(
 def _job(data: DataSpec | None, folder: Path) -> Job:
     """Returns a job for an evaluation: the data, if there is any, and how a loss is computed.
 
-    folder: a model's, whose class and classes say how rows are read where `data` does not. Raises InputError where the
-    data cannot be read.
+    folder: a model's, whose class and classes define how rows are read where `data` does not. Raises InputError where
+    the data cannot be read.
     """
     data, model = data or DataSpec(source="digits"), ModelSpec(from_pretrained=str(folder))
     with input_errors():
@@ -400,7 +400,7 @@ def promote_by_hand(
     *,
     log: MoveLog,
     notice: Notice,
-    sound: Callable[[Alarm], None] = lambda alarm: None,
+    emit_alarm: Callable[[Alarm], None] = lambda alarm: None,
     train: Callable[[Batch], object] | None = None,
 ) -> Promotion:
     """Decides on a promotion, and moves the aliases accordingly.
@@ -409,7 +409,7 @@ def promote_by_hand(
     next version of its name, and is promoted. A version of a knowledge store is judged by what `reader` answers with
     it, compared with what it answers with the store that serves.
 
-    sound: sends an alarm if a version is refused.
+    emit_alarm: sends an alarm if a version is refused.
     train: trains a batch of such children where none keeps every rule; None for no training.
 
     Raises InputError, or PromotionRefused if another promotion was faster.
@@ -447,12 +447,12 @@ def promote_by_hand(
             decision = next(decisions)
         if policy.broken_limits(decision.figures) and request.reader is None:
             more = "--shrink trains some"
-            node, decision = child_in_place_of(
+            node, decision = replacement_child(
                 home, node, policy, decision, judge=judge, notice=notice, train=train, remedy=more
             )
             version = promotion.version_of(node.record)
         decision, who = _with_word_of(request, policy, decision)
-    promotion.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
+    promotion.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, emit_alarm=emit_alarm)
     return Promotion(name=name, version=version, before=champion, decision=decision)
 
 
@@ -479,7 +479,7 @@ def judge_versions(
     num_devices: int = 1,
     notice: Notice,
 ) -> Generator[PromotionDecision]:
-    """Evaluates models for a policy, compared with another one; yields the decisions, each when it is asked for.
+    """Evaluates models for a policy, compared with another one; yields the decisions lazily.
 
     reader: the model that reads `nodes`, one version of a store, and `against`, another one.
     """
@@ -529,13 +529,14 @@ def _check(request: PromotionRequest) -> None:
     """Raises InputError if the options of the request contradict each other."""
     has_policy = request.policy is not None
     faults = {
-        "nobody says why. To fix: say it by --why, or name a policy by --policy": not has_policy and not request.why,
+        "the reason is missing. To fix: give it by --why, or name a policy by --policy": not has_policy
+        and not request.why,
         "--force, --against, --reader, --data and --all-rows go with a policy. To fix: name one by --policy": (
             not has_policy and (request.force or request.against or request.reader or request.data or request.all_rows)
         ),
         "the policy has nothing to look at. To fix: name data by --data, such as --data digits": has_policy
         and request.data is None,
-        "--force wants a reason. To fix: say it by --why": request.force and not request.why,
+        "--force requires a reason. To fix: give it by --why": request.force and not request.why,
     }
     if any(faults.values()):
         raise InputError([fault for fault, is_made in faults.items() if is_made])

@@ -267,7 +267,7 @@ def _answered(runs: RetrainingRuns, production: Production, key: str, *, is_forc
 
 
 def _is_scheduled() -> bool:
-    """Whether a schedule has started this flow run. A late one leaves its models for the next run, and says so."""
+    """Whether a schedule has started this flow run. A late one leaves its models for the next run, and reports it."""
     run = current_flow_run()
     return run is not None and run.auto_scheduled is True
 

@@ -57,8 +57,8 @@ def cheapest_child(
     Of children of equal size, the best one by the policy's metric is chosen. Larger children are not tried, so the
     choice is that of all decisions at no more than their cost.
 
-    children: the smallest first. decisions: the policy's, one a child in the same order, each made when it is asked
-    for. The decisions that are returned are by the child's model id.
+    children: the smallest first. decisions: the policy's, one per child in the same order, each computed when it is
+    requested for. The decisions that are returned are by the child's model id.
     """
     tried: dict[str, PromotionDecision] = {}
     keeping: dict[str, SmallerChild] = {}
@@ -88,7 +88,7 @@ KEPT = (
 """The fields of a model's job that its children's jobs share. They start again, and any technique may train them."""
 
 Judge = Callable[[LineageHome, Iterable[LineageNode]], Generator[PromotionDecision]]
-"""Yields the policy's decision on each of some models, made when it is asked for."""
+"""Yields the policy's decision on each of some models, lazily."""
 
 
 def _keeping_child(
@@ -107,7 +107,7 @@ def _keeping_child(
     return None if chosen is None else (chosen.node, made[chosen.node.id])
 
 
-def child_in_place_of(
+def replacement_child(
     home: LineageHome,
     node: LineageNode,
     policy: PromotionPolicy,

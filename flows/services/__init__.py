@@ -1,1 +1,1 @@
-"""The servers of a pool and the processes beside them: their start, supervision, passwords, files and end."""
+"""The servers of a pool and their companion processes: their start, supervision, passwords, files and end."""

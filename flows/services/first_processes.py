@@ -21,7 +21,7 @@ from ringmaster.compat.prefect import MIGRATIONS
 from ringmaster.errors import InputError
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
+from ringmaster.model_lineage.sqlite_files import exclusive_lock, fault_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
 
@@ -54,7 +54,7 @@ def start_prefect() -> ServerProcess | None:
 def check_prefect_database(file: Path | None) -> None:
     """Raises InputError, with a remedy, where Prefect's server cannot use its SQLite file."""
     if file is not None and file.parent.is_dir():
-        with alone_in(file.parent):  # no other process is about to create it
+        with exclusive_lock(file.parent):  # no other process is about to create it
             fault = fault_of(file, contents="the pages of earlier runs in Prefect", versions=MIGRATIONS)
         if fault:
             raise InputError([f"Prefect's database {fault}"])

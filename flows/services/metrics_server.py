@@ -112,7 +112,7 @@ STATE_GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[PoolState], Rows
     ),
     (
         "ringmaster_plan_gap_ratio",
-        "How far the last plan may be above the best possible one, as a share of its lower bound; absent without one.",
+        "How far the last plan may be above the optimum, as a share of its lower bound; absent without one.",
         [],
         lambda state: _one(state.plan.gap if state.plan else None),
     ),
@@ -257,7 +257,7 @@ def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event,
 def metrics_app(measure: Callable[[], Measurement], *, username: str, password: str) -> Starlette:
     """Returns the application. measure: returns what is known of the pool now.
 
-    Without the password, it only says that it is up. Pages of other sites get nothing.
+    Without the password, it only answers that it is up. Pages of other sites get nothing.
     """
     registry = CollectorRegistry()
     registry.register(PoolCollector(measure))

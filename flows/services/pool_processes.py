@@ -1,7 +1,7 @@
 """Which processes provide the pool of a home: from the files in its `pool` folder, and the processes of this machine.
 
 A power cut or `kill -9` leaves those files behind, and a copy of a home has those of the original. So whoever reads the
-address of a pool asks here first whether that pool runs, and whether it is this home's.
+address of a pool checks here first whether that pool runs, and whether it is this home's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringmaster.tasks.process_identity import ProcessId, boot_id, pid_namespace
 from ringmaster.techniques.processes.stopped import is_stopped
 
 PREFECT, MLFLOW = "prefect", "mlflow"
-"""The names of the services that commands ask."""
+"""The names of the services that commands query."""
 
 
 class ServiceStatus(StrEnum):

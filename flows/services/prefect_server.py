@@ -22,7 +22,7 @@ from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.services import serving
 from ringmaster.model_lineage.database_templates import create_from_template
-from ringmaster.model_lineage.sqlite_files import alone_in
+from ringmaster.model_lineage.sqlite_files import exclusive_lock
 from ringmaster.origins import OwnOrigin
 from ringmaster.text import message_of
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log_level = get_current_settings().server.logging_level.lower()
     with ExitStack() as lock:
         if (file := serving.prefect_database()) is not None:
-            lock.enter_context(alone_in(file.parent))
+            lock.enter_context(exclusive_lock(file.parent))
             if not file.exists() and get_current_settings().server.database.migrate_on_start:
                 create_from_template(file, migrations=MIGRATIONS, make=lambda: asyncio.run(create_database()))
         served = serving.checked(started_alone(app, lock), hosts)

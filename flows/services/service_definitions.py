@@ -254,7 +254,7 @@ def _listen(host: str, port: int) -> tuple[str, ...]:
 def logging_file(folder: Path, role: ProcessRole) -> Path:
     """Returns the file that configures the JSON log of MLflow's or Prefect's server.
 
-    Without it, Prefect configures its own log again whenever a part of it asks for that.
+    Without it, Prefect configures its own log again whenever a part of it requests that.
 
     folder: the folder of the services' files.
     """

@@ -126,7 +126,7 @@ def read_password(file: Path) -> str:
 
 
 def keep_password(folder: Path, *, username: str, password: str) -> None:
-    """Stores the password for later starts and for people, and writes MLflow's authentication file.
+    """Stores the password for later starts and for users, and writes MLflow's authentication file.
 
     Raises InputError where MLflow's users were made with another password.
     """

@@ -81,7 +81,7 @@ class ServiceProcess:
 
 
 def answers(url: str) -> bool:
-    """Returns whether a server is up: it answers, even if it asks for a password."""
+    """Returns whether a server is up: it answers, even if it requires a password."""
     status = _http_status(url)
     return status is not None and status < 500
 

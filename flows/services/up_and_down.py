@@ -49,7 +49,7 @@ from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2
-REPORT_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
+REPORT_EVERY_S = 10.0  # interval of reports on what is waited for, while no further service comes up
 LONGEST_LINE = 12  # lines of a log that are shown
 ANSWER_TIMEOUT_S = 300.0  # timeout of a server that is up and still has to open its database
 DEADLINE_S = 900.0  # until all services must be up; each server has a shorter deadline of its own
@@ -138,7 +138,7 @@ def is_let_in(address: PoolAddress) -> bool:
         if error.code != HTTPStatus.UNAUTHORIZED:
             return True  # it answers, and any other status is not about the password
     except OSError as error:
-        error_console().print(styled("MLflow did not say whether it takes the password:", "red"), str(error))
+        error_console().print(styled("MLflow did not confirm the password:", "red"), str(error))
         return False
     error_console().print(
         styled(f"MLflow does not let {address.username} in with this password.", "red"),

@@ -75,7 +75,7 @@ class Connection:
     tracking_uri: "sqlite:////absolute/path/mlflow.db", another database, or an MLflow server's "http(s)://...".
     experiment: the ledger's own experiment, created at first use. A batch's runs and models go to an experiment named
         EXPERIMENT/BATCH.
-    artifact_root: the folder for files if a database is used directly; None stands for a folder beside the sqlite file.
+    artifact_root: the folder for files if a database is used directly; None means a folder next to the sqlite file.
         A server has its own.
     tensors: the folder of the tensor store, which then holds the weights among the files; None stores them plain.
     is_served_here: whether a server's folder is `artifact_root`. Files are then accessed without the server.
@@ -304,7 +304,7 @@ def create_database(file: Path) -> None:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with sqlite_files.alone_in(file.parent):
+        with sqlite_files.exclusive_lock(file.parent):
             if not file.exists() or not file.stat().st_size:
                 # The default experiment has a place for files, which depends on this process.
                 create_from_template(

@@ -48,7 +48,7 @@ class Ledger(Models):
     tracking_uri: "sqlite:////absolute/path/mlflow.db", "postgresql://...", or an MLflow server's "http(s)://...".
     experiment: the ledger's own experiment. The runs and models of a batch go to the experiment EXPERIMENT/BATCH,
         profiles to EXPERIMENT-profiles.
-    artifact_root: the folder for files if a database is used directly (beside a sqlite file by default); a server uses
+    artifact_root: the folder for files if a database is used directly (next to a sqlite file by default); a server uses
         its own configured location.
 
     The constructor opens nothing; the first use or `warm_up()` does. Every failure raises LedgerError with a remedy.

@@ -1,4 +1,4 @@
-"""Recording of models: a LoggedModel with its files and origin, and a registered version that people can browse.
+"""Recording of models: a LoggedModel with its files and origin, and a registered version that users can browse.
 
 Every step first looks up what an earlier attempt has recorded, so that a retry after a crash at any point continues
 from there without duplicates.
@@ -236,7 +236,7 @@ class Models(registry.Families):
             raise SignatureError(f"{record.uri}: {material['name']} is not what it was made from")
 
     def check_use(self, record: ModelRecord, use: str, *, folder: Path | None = None) -> None:
-        """Verifies a model where the home's policy asks it for a use. Raises SignatureError where it fails.
+        """Verifies a model where the home's policy requires it for a use. Raises SignatureError where it fails.
 
         folder: the copy of its files that is about to be used.
         """

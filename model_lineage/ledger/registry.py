@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def unless_missing(call: Callable[..., T], *args: Any) -> T | None:
-    """Returns the result of a call to MLflow, or None where what it asks for does not exist."""
+    """Returns the result of a call to MLflow, or None where the requested object does not exist."""
     try:
         return call(*args)
     except LedgerError as error:
@@ -205,7 +205,7 @@ class ModelRegistry(LedgerRuns):
 def of_tag(tags: Mapping[str, str], key: str, kind: type[T]) -> T:
     """Returns the JSON value of a tag, which is of that type; an empty one where there is none.
 
-    People may change tags in MLflow. A damaged one hides what it says of its model, and nothing of other models.
+    Users may change tags in MLflow. A damaged one hides its content of its model, and nothing of other models.
     """
     try:
         result = json.loads(tags[key])
@@ -482,7 +482,7 @@ class Families(ModelRegistry):
 
 
 def _shown(model: Any, marks: FamilyMarks) -> dict[str, Any]:
-    """Returns what the box of a LoggedModel shows beside its name and kind."""
+    """Returns what the box of a LoggedModel shows in addition to its name and kind."""
     data = [each for each in record_of(model).datasets if each.context == "training"]
     return {
         "metric": metric_of(model),

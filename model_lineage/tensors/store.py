@@ -3,7 +3,7 @@
 Equal tensors are stored once. A model's id is the digest of its list, so equal models are one. Stored data never
 change, so writers need no lock against each other; only `gc` deletes, and it waits for the writers.
 
-The owners of a model are marked beside it, so that several lineages can share a folder: a model is deleted with its
+The owners of a model are marked next to it, so that several lineages can share a folder: a model is deleted with its
 last owner, unless a reference to it is left. References are in folders of artifacts (`artifacts`), which the store
 knows by links in `roots/`.
 """

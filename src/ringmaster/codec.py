@@ -23,7 +23,7 @@ it has its default, so that the form and the digest of stored values do not chan
 
 
 BESIDE = ("flat", "parts")
-"""The keys in the metadata of fields whose items lie beside the other fields in the JSON form."""
+"""The keys in the metadata of fields whose items are stored among the other fields in the JSON form."""
 
 
 def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
@@ -35,7 +35,7 @@ def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
 
 
 def stored_flat(always: Mapping[str, Any]) -> Any:
-    """Returns a dataclass field of a mapping whose items lie beside the other fields in the JSON form.
+    """Returns a dataclass field of a mapping whose items are stored among the other fields in the JSON form.
 
     Items that are null or empty lists are left out when they are read.
 
@@ -45,7 +45,7 @@ def stored_flat(always: Mapping[str, Any]) -> Any:
 
 
 def stored_parts(kind_of: Callable[[str], Any]) -> Any:
-    """Returns a dataclass field of a tuple of parts, dataclasses whose JSON forms lie beside the other fields.
+    """Returns a dataclass field of a tuple of parts, dataclasses whose JSON forms are stored among the other fields.
 
     A part lies under the `key` of its class. Where that is empty, its own fields do, but those with their defaults.
 

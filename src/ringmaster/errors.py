@@ -189,7 +189,7 @@ class EngineUnavailable(ConnectionError):
 
 
 class SchedulerError(ValueError):
-    """A batch scheduler answers, and refuses what was asked."""
+    """A batch scheduler answers, and refuses the request."""
 
 
 class DevicesBusy(Exception):
@@ -245,7 +245,7 @@ class CheckpointNotFound(OSError):
 
 
 class ObjectStoreUnavailable(OSError):
-    """An object store does not answer or refuses. It says nothing about whether a file exists."""
+    """An object store does not answer or refuses. Whether a file exists is unknown."""
 
 
 class ModelNotFound(OSError):

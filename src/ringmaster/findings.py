@@ -6,7 +6,7 @@ from typing import Any
 
 from ringmaster.text import shortened
 
-Place = tuple[str | int, ...]
+Location = tuple[str | int, ...]
 """The path of a value in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
 Raw = Mapping[str, Any]
 """The plain values of a section of a file, whose types need not be checked yet."""
@@ -16,13 +16,13 @@ Raw = Mapping[str, Any]
 class Finding:
     """A fault before its file is known. `line` is given only if it differs from the line of the place."""
 
-    place: Place
+    place: Location
     message: str
     remedy: str
     line: int | None = None
 
 
-def findings_where(*rules: tuple[object, Place, str, str]) -> Iterator[Finding]:
+def findings_where(*rules: tuple[object, Location, str, str]) -> Iterator[Finding]:
     """Yields the faults of the rules, each (whether it is broken, place, message, remedy), that are broken."""
     return (Finding(place, message, remedy) for is_broken, place, message, remedy in rules if is_broken)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """Dotted names of things by the names that people write. Built-in things come first, and cannot be replaced.
+    """Dotted names of things by the names that users write. Built-in things come first, and cannot be replaced.
 
     kind: what is registered, for messages.
     group: the group of entry points by which installed distributions add more.
@@ -96,7 +96,7 @@ def resolve(dotted: str) -> Any:
     if module_name == "__main__":
         raise ValueError(
             f"{dotted!r} is defined in the script that was started, where no worker process can find it. "
-            f"To fix: move {path} into a module of its own beside the batch file, and name it MODULE:{path}"
+            f"To fix: move {path} into a module of its own next to the batch file, and name it MODULE:{path}"
         )
     result = _import(module_name, dotted=dotted)
     for part in path.split("."):
@@ -151,7 +151,7 @@ def _imported(file: Path, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]
     """Yields the parts of the names that a file imports: of modules, or of what is in them."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # which importing it says
+    except (SyntaxError, ValueError):  # importing it raises the same error
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -171,7 +171,7 @@ def _import(module_name: str, *, dotted: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
-            f"{dotted!r}: there is no module {error.name!r}. To fix: put it beside the batch file, "
+            f"{dotted!r}: there is no module {error.name!r}. To fix: put it next to the batch file, "
             f"or install the package that has it"
         ) from error
 

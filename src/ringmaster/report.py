@@ -31,7 +31,7 @@ from ringmaster.errors import PERMANENT_ERRORS
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the command was stopped and can go on
 PROFILE = "profile"
-INSPECT = "inspect"  # the mode of an order that only asks for the number of steps
+INSPECT = "inspect"  # the mode of an order that only requests the number of steps
 SAVING = "`if report.should_save():` with `with report.checkpoint() as folder: torch.save(..., folder / 'state.pt')`"
 REPORTING = (
     "add these lines to its loop: `from ringmaster import report` at its top, after each step "
@@ -131,7 +131,7 @@ class ProgressReporter:
         After the last step of the job the process goes on: it may evaluate and export its model.
         """
         if not self.order:
-            raise RuntimeError("there is no job to write a checkpoint for. To fix: ask should_save() before")
+            raise RuntimeError("there is no job to write a checkpoint for. To fix: call should_save() before")
         folder, begun_s = Path(self.order["save_to"]) / f"step-{self.step}", time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
@@ -153,7 +153,7 @@ class ProgressReporter:
         return Path(self.order["export_to"]) if self.order else None
 
     def end(self) -> None:
-        """Ends the process before the script's own end. Raises SystemExit with the status that says why."""
+        """Ends the process before the script's own end. Raises SystemExit with the status of the reason."""
         is_done = self.is_trial or self.step == self.order["last_step"]
         self._has_ended = True
         self.say("done" if is_done else "preempted", step=self.step)
@@ -170,7 +170,7 @@ class ProgressReporter:
             return
         self._has_started = True
         if self.order["mode"] == INSPECT:
-            self.fail("a loop of its own does not say how many steps it has. To fix: give --steps")
+            self.fail("a loop of its own does not define its number of steps. To fix: give --steps")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._stop)
         atexit.register(self._at_exit)
@@ -192,7 +192,7 @@ class ProgressReporter:
         return [bool(vote) for vote in votes.tolist()]
 
     def _at_exit(self) -> None:
-        """Reports how the script ended, unless that is said already."""
+        """Reports how the script ended, unless that was reported already."""
         if self._has_ended:
             return
         last_type = getattr(sys, "last_type", None)  # of an exception that nothing caught

@@ -1,4 +1,4 @@
-"""Alarms: events of a batch, a pool or a model that Prefect's automations report to people."""
+"""Alarms: events of a batch, a pool or a model that Prefect's automations report to users."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Alarm:
 
     event: one of EVENTS.
     resource: the permanent name of the object that is affected, such as "ringmaster.node.alpha".
-    name: the same object's name for people.
+    name: the same object's name for users.
     message: what happened, in one sentence.
     facts: the content of the message for programs.
     """
@@ -84,7 +84,7 @@ class NodeAlarms:
     def __init__(self) -> None:
         self._before: dict[str, NodeRecord] = {}
 
-    def look(self, records: Iterable[NodeRecord], *, left: Container[str] = ()) -> list[Alarm]:
+    def poll(self, records: Iterable[NodeRecord], *, left: Container[str] = ()) -> list[Alarm]:
         """Returns the alarms for nodes and devices that were lost since the last call.
 
         left: the incarnations whose workers have ended in order.
@@ -113,7 +113,7 @@ class DeadlineAlarms:
         self._batch, self._deadlines_s, self._started_s = batch, deadlines_s, started_s
         self._reported: set[str] = set()
 
-    def look(self, run_timeline: RunTimeline) -> list[Alarm]:
+    def poll(self, run_timeline: RunTimeline) -> list[Alarm]:
         """Returns the alarms for jobs whose deadline came to be in danger since the last call."""
         result = []
         for line in run_timeline.jobs:
@@ -127,10 +127,10 @@ class DeadlineAlarms:
                 result.append(self._alarm(job, deadline_s=deadline_s, late_s=late_s))
         return result
 
-    def report_late(self, run_timeline: RunTimeline, sound: Callable[[Alarm], None]) -> None:
-        """Passes the alarms that `look` returns to `sound`."""
-        for alarm in self.look(run_timeline):
-            sound(alarm)
+    def report_late(self, run_timeline: RunTimeline, emit_alarm: Callable[[Alarm], None]) -> None:
+        """Passes the alarms that `poll` returns to `emit_alarm`."""
+        for alarm in self.poll(run_timeline):
+            emit_alarm(alarm)
 
     def _alarm(self, job: str, *, deadline_s: float, late_s: float) -> Alarm:
         by = f"{seconds_text(late_s)} after its deadline, {seconds_text(deadline_s)} from the start"

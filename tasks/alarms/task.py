@@ -1,4 +1,4 @@
-"""Emission of alarms as events in Prefect, whose automations notify people."""
+"""Emission of alarms as events in Prefect, whose automations notify users."""
 
 from prefect.events import emit_event
 
@@ -6,7 +6,7 @@ from ringmaster.tasks.alarms import Alarm
 from ringmaster.text import printable, storable_values
 
 
-def sound(alarm: Alarm) -> None:
+def emit_alarm(alarm: Alarm) -> None:
     """Emits the alarm as a Prefect event, related to the current flow run; it is lost while Prefect is unreachable."""
     emit_event(
         event=alarm.event,

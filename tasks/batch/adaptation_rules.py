@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.findings import Finding, Place, Raw, as_list, as_mapping, findings_where, got
+from ringmaster.findings import Finding, Location, Raw, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
@@ -155,7 +155,7 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
 class Parent:
     """What a job reads, as it names it. place: in the job. kind: of the part that names it; None for models."""
 
-    place: Place
+    place: Location
     name: str
     kind: type[JobPart] | None = None
 
@@ -163,7 +163,7 @@ class Parent:
 def parents_of(job: Raw) -> list[Parent]:
     """Returns the parents of a job."""
     adaptation = as_mapping(job.get("adaptation"))
-    named: list[tuple[Place, object, type[JobPart] | None]] = [
+    named: list[tuple[Location, object, type[JobPart] | None]] = [
         (("base",), job.get("base"), None),
         (("adaptation", "teacher"), adaptation.get("teacher"), None),
     ]
@@ -173,7 +173,7 @@ def parents_of(job: Raw) -> list[Parent]:
 
 
 def parent_findings(
-    place: Place, job: Raw, named: Parent, *, jobs: Mapping[str, Raw], circles: Mapping[Edge, list[str]]
+    place: Location, job: Raw, named: Parent, *, jobs: Mapping[str, Raw], circles: Mapping[Edge, list[str]]
 ) -> Iterator[Finding]:
     """Yields the faults of one parent of a job.
 
@@ -299,7 +299,7 @@ def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     )
 
 
-def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
+def _another_model(place: Location, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
     """Yields why the weights of `other` do not fit `job`. exactly: whether differing configs are faults too."""
     own, theirs = as_mapping(job.get("model")), as_mapping(other.get("model"))
     a, b = own.get("architecture"), theirs.get("architecture")
@@ -326,7 +326,7 @@ def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: 
     )
 
 
-def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
+def _another_vocabulary(place: Location, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
     """Yields why the teacher `other` and `job` have different vocabularies, so that their logits do not match."""
     own, theirs = as_mapping(job.get("data")), as_mapping(other.get("data"))
     if not (own.get("seq_len") or theirs.get("seq_len")):
@@ -478,7 +478,7 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
     of_base = _base_of(job, jobs)
     theirs, continues = of_base.get("adapter"), own.get("base_adapter") == CONTINUE
     if continues and own.get("from_pretrained") is not None:
-        yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
+        yield Finding(place, "'continue' excludes another adapter in from_pretrained", "leave one of the two out")
     elif not isinstance(theirs, Mapping):
         is_here = base is None or str(base) in jobs
         problem = (
@@ -554,7 +554,7 @@ def adapter_findings(job: Raw) -> Iterator[Finding]:
         yield from _on_model(job, model, kind)
     if job.get("adaptation") is not None:
         remedy = "train the adapter in a job of its own, and adapt its result"
-        yield Finding(("adapter",), "stands beside an adaptation", remedy)
+        yield Finding(("adapter",), "cannot be combined with an adaptation", remedy)
 
 
 def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
-from ringmaster.findings import Finding, Place, as_list, findings_where, got
+from ringmaster.findings import Finding, Location, as_list, findings_where, got
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, place_text
@@ -279,13 +279,13 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
 
 
 def _made_findings(
-    entries: Sequence[JobEntry], places: Sequence[Callable[[Place], Place]], *, others: Iterable[str]
+    entries: Sequence[JobEntry], places: Sequence[Callable[[Location], Location]], *, others: Iterable[str]
 ) -> Iterator[Finding]:
     """Yields a fault for each sound entry that makes further jobs whose names are taken, or are none.
 
     They are jobs by which it is trained, short runs that are compared before, and variants to be profiled.
 
-    others: names that are taken beside those of the entries.
+    others: names that are taken in addition to those of the entries.
     """
     taken: dict[str, JobEntry | None] = {**dict.fromkeys(others), **{entry.name: entry for entry in entries}}
     for entry, place in zip(entries, places, strict=True):
@@ -326,11 +326,11 @@ def _combinations(entries: list[Any], *, findings: list[Finding]) -> Iterator[gr
         yield from combinations
 
 
-def _at(position: int, place: Place) -> Place:
+def _at(position: int, place: Location) -> Location:
     return ("jobs", position, *place)
 
 
-def _expanded(entry: Any, folder: Path, findings: list[Finding], origin: Callable[[Place], Place]) -> Any:
+def _expanded(entry: Any, folder: Path, findings: list[Finding], origin: Callable[[Location], Location]) -> Any:
     """Returns the entry of a job with what features' keys stand for; adds faults to `findings`."""
     for part in file_parts():
         entry, faults = part.expanded(entry, folder=folder)
@@ -351,7 +351,7 @@ def _job(entry: JobEntry) -> Job:
     job = replace(job, adapter=job.adapter and resolved(job.adapter))
     if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
         return job
-    # The loss of completions that a model has written itself says nothing of how good it is.
+    # The loss of completions that a model has generated itself does not measure its quality.
     return replace(job, evaluation=replace(job.evaluation, metrics=("reward",)))
 
 
@@ -373,7 +373,7 @@ def _loss_entry(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _faults(findings: Iterable[Finding], *, lines: document.YamlDocument, file: str) -> list[Fault]:
     """Returns one fault per place (the first found there), in the order of the file or, without a file, of the jobs."""
-    first: dict[Place, Finding] = {}
+    first: dict[Location, Finding] = {}
     for finding in findings:
         first.setdefault(finding.place, finding)
     placed = [(finding.line or lines.line(place), place, finding) for place, finding in first.items()]

@@ -12,20 +12,20 @@ from typing import Any
 
 import yaml
 
-from ringmaster.findings import Finding, Place, as_mapping
+from ringmaster.findings import Finding, Location, as_mapping
 from ringmaster.text import printable, shortened
 
 MAX_PLACE, MAX_SAID = 200, 1000
 """The printed length in characters of a place, and of a message or a remedy; keys in a file may have any length."""
 
 
-def place_text(place: Place) -> str:
+def place_text(place: Location) -> str:
     """Formats `place` for display: jobs[3].optimizer.lr."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return text.removeprefix(".")
 
 
-def parsed_place(text: str) -> Place:
+def parsed_place(text: str) -> Location:
     """Returns the place whose `place_text` is `text`; keys with dots or brackets become several."""
     return tuple(int(number) if number else key for number, key in re.findall(r"\[(\d+)\]|([^.\[\]]+)", text))
 
@@ -66,10 +66,10 @@ class YamlDocument:
     """The `data` of a text, the line (from 1) of each place, and the faults of the parts that could not be read."""
 
     data: Any = None
-    lines: dict[Place, int] = field(default_factory=dict)
+    lines: dict[Location, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
-    def line(self, place: Place) -> int | None:
+    def line(self, place: Location) -> int | None:
         """Returns the line of `place` or, if the text lacks it, of its nearest enclosing value."""
         while place not in self.lines:
             if not place:
@@ -153,7 +153,7 @@ class _Reader:
         self.num_values = 0
         self.open: list[yaml.Node] = []
 
-    def value(self, node: yaml.Node, *, place: Place) -> Any:
+    def value(self, node: yaml.Node, *, place: Location) -> Any:
         self.num_values += 1
         if node in self.open:
             raise _UnreadableError("holds an alias that stands inside its own anchor", node=node)
@@ -172,7 +172,7 @@ class _Reader:
         finally:
             self.open.pop()
 
-    def mapping(self, node: yaml.MappingNode, *, place: Place) -> dict[str, Any]:
+    def mapping(self, node: yaml.MappingNode, *, place: Location) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, item in node.value:
             if _is_merge(key):
@@ -197,14 +197,14 @@ class _Reader:
                 values[name] = self.value(item, place=(*place, name))
         return values
 
-    def merge(self, source: yaml.Node, *, place: Place) -> dict[str, Any]:
-        """Returns the values of `source` for `<<: *source`; the keys beside the merge take precedence."""
+    def merge(self, source: yaml.Node, *, place: Location) -> dict[str, Any]:
+        """Returns the values of `source` for `<<: *source`; the keys of the mapping itself take precedence."""
         if isinstance(source, yaml.MappingNode):
             return dict(self.value(source, place=place))
         self.add(place, "merges (<<) something that is no mapping", "merge an anchored mapping", node=source)
         return {}
 
-    def scalar(self, node: yaml.Node, *, place: Place) -> Any:
+    def scalar(self, node: yaml.Node, *, place: Location) -> Any:
         read_scalar = _SCALARS.get(node.tag)
         if read_scalar is None:
             self.add(place, f"has the tag {shortened(node.tag, 60)}", "write plain values, without tags", node=node)
@@ -219,14 +219,14 @@ class _Reader:
             self.add(place, message, "remove the tag", node=node)
         return None
 
-    def whole(self, text: str, *, place: Place, node: yaml.Node) -> str:
+    def whole(self, text: str, *, place: Location, node: yaml.Node) -> str:
         """Joins surrogate pairs in `text`: JSON escapes a character beyond 16 bits as two halves, which YAML keeps."""
         joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if "\N{REPLACEMENT CHARACTER}" in joined and "\N{REPLACEMENT CHARACTER}" not in text:
             self.add(place, "holds half a character (\\ud800 to \\udfff alone)", "write the whole one", node=node)
         return joined
 
-    def add(self, place: Place, message: str, remedy: str, *, node: yaml.Node) -> None:
+    def add(self, place: Location, message: str, remedy: str, *, node: yaml.Node) -> None:
         self.document.findings.append(Finding(place, message, remedy, line=node.start_mark.line + 1))
 
 

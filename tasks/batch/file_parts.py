@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from ringmaster.codec import from_json
 from ringmaster.features import modules
-from ringmaster.findings import Finding, Place, Raw
+from ringmaster.findings import Finding, Location, Raw
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_parts import file_keys
 
-PlacedJob = tuple[Callable[[Place], Place], Any]
+PlacedJob = tuple[Callable[[Location], Location], Any]
 """A job's plain values, and a function that maps a place in the job to its place in the batch."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ringmaster.findings import Finding, Place, as_mapping, got
+from ringmaster.findings import Finding, Location, as_mapping, got
 from ringmaster.tasks.batch.schema import section_at
 from ringmaster.techniques import Job
 from ringmaster.techniques.job_parts import MAX_WHOLE
@@ -28,10 +28,10 @@ class Combination:
 
     raw: Mapping[str, Any]
     template: Mapping[str, Any]
-    entry: Place
+    entry: Location
     choices: Mapping[str, int]
 
-    def origin(self, place: Place) -> Place:
+    def origin(self, place: Location) -> Location:
         """Returns the place in the file of the job's `place`: in `over` for varied values, else in the template."""
         for key, choice in self.choices.items():
             path = tuple(key.split("."))
@@ -58,7 +58,7 @@ def too_many(jobs: Sequence[Any], entries: Sequence[Any]) -> Finding | None:
     nums = [num_jobs(entry.get("over")) for entry in grids]
     if max(nums, default=0) > MAX_JOBS:
         return None  # the fault of that entry alone, which is reported at its place
-    place: Place = ("grid",) if grids else ("jobs",)
+    place: Location = ("grid",) if grids else ("jobs",)
     if (num := len(jobs) + sum(nums)) > MAX_JOBS:
         return Finding(place, f"makes a batch of {num:,} jobs", f"keep to {MAX_JOBS:,}, or divide it into several")
     values = sum(n * _num_values(entry.get("template")) for n, entry in zip(nums, grids, strict=True))
@@ -75,7 +75,7 @@ def _num_values(value: Any) -> int:
     return 1 + sum(_num_values(item) for item in value) if isinstance(value, list) else 1
 
 
-def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combination], list[Finding]]:
+def combinations(entry: Mapping[str, Any], *, at: Location) -> tuple[list[Combination], list[Finding]]:
     """Returns the jobs of a grid entry of valid shape, and the faults that prevent its expansion."""
     template, over = entry["template"], entry["over"]
     findings = list(_findings(template, over, at=at))
@@ -96,7 +96,7 @@ def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combinati
     return jobs, []
 
 
-def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at: Place) -> Iterator[Finding]:
+def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at: Location) -> Iterator[Finding]:
     if (num := num_jobs(over)) > MAX_JOBS:  # first, because the other checks compare the values with each other
         yield Finding((*at, "over"), f"makes {num:,} jobs", f"keep to {MAX_JOBS:,} combinations")
         return
@@ -115,7 +115,7 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
     yield from key_findings(template, over, at=(*at, "over"))
 
 
-def key_findings(template: Mapping[str, Any], keys: Iterable[str], *, at: Place) -> Iterator[Finding]:
+def key_findings(template: Mapping[str, Any], keys: Iterable[str], *, at: Location) -> Iterator[Finding]:
     """Yields the faults of dotted keys that `with_values` could not set, at places below `at`.
 
     They lie inside one another, or inside a value of the template that is no mapping.

@@ -117,7 +117,8 @@ def _key(name: str, field: FieldInfo) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """Returns the description without what the column of defaults says: an example of one, or that there is none."""
+    """Returns the description without what the column of defaults contains: an example of one, or that there is
+    none."""
     description = " ".join((field.description or "").split()).replace("|", "\\|")
     return description if field.is_required() else re.sub(REDUNDANT if _default(field) else OPTIONAL, "", description)
 

@@ -44,7 +44,7 @@ from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.text import shortened
 
 MAX_LISTED = 16
-"""The most names that a remedy lists beside its best guess."""
+"""The most names that a remedy lists in addition to its best guess."""
 MAX_COMPARED = 2000
 """The most names among which a remedy searches for a similar one; among thousands, a file full of faults takes minutes.
 """
@@ -113,7 +113,7 @@ def metric(name: str) -> str:
 
 
 def distinct(values: list[Any]) -> list[Any]:
-    """Checks that no value of a list stands there twice, and that no text is empty."""
+    """Checks that no value of a list is there twice, and that no text is empty."""
     for place, value in enumerate(values):
         if value == "":
             raise wrong(f"has an empty text at place {place + 1}", "write a name there, or remove it")
@@ -326,7 +326,7 @@ def factory(path: str, info: ValidationInfo) -> str:
     if module == "__main__":
         raise wrong(
             f"{path} is in __main__, which the worker processes cannot import",
-            "move the function into a module beside the batch file and name that module",
+            "move the function into a module next to the batch file and name that module",
         )
     spec = _find(module, folder=_folder(info))
     if spec is None:

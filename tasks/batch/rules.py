@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ringmaster.findings import Finding, Place, Raw, are_counts, as_list, as_mapping, findings_where, got
+from ringmaster.findings import Finding, Location, Raw, are_counts, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules
 from ringmaster.tasks.batch.file_parts import PlacedJob, file_parts
 from ringmaster.tasks.batch.references import closest, loss_parts
@@ -75,14 +75,14 @@ def _one_of(
     is_missing = not given and raw.get(unless) is None and not misspelt(raw, section) & set(keys)
     yield from findings_where(
         (len(given) > 1, (name,), f"has {' and '.join(given)}", remedy),
-        (is_missing, (name,), "does not say where it comes from", remedy),
+        (is_missing, (name,), "has no source", remedy),
     )
 
 
 def _sources(job: Raw) -> Iterator[Finding]:
     """Yields why it is not plain where a model or data come from.
 
-    The weights of one model may go into another architecture. A data set's name is only a label beside a path.
+    The weights of one model may go into another architecture. Where a path is given, a data set's name is only a label.
     """
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
     models = ("architecture",) if model.get("from_pretrained") is None else ()
@@ -110,7 +110,7 @@ def _files(job: Raw) -> Iterator[Finding]:
         (
             isinstance(data.get("window"), Mapping) and len(given) != 1,
             ("data", "window"),
-            f"says {' and '.join(given) or 'nothing'}",
+            f"has {' and '.join(given) or 'nothing'}",
             "give one of last_days, last_rows, and since with until",
         ),
     )
@@ -147,7 +147,7 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
         (
             "attn_implementation" in as_mapping(model.get("config")),
             place,
-            "is said in config.attn_implementation too",
+            "is set in config.attn_implementation too",
             "leave one of the two out",
         ),
         (
@@ -222,7 +222,7 @@ def _length(job: Raw) -> Iterator[Finding]:
         (
             steps is not None and epochs is not None,
             ("num_epochs",),
-            "is given beside num_steps",
+            "cannot be combined with num_steps",
             "give one of the two",
         ),
     )
@@ -232,7 +232,7 @@ def _evaluation(job: Raw) -> Iterator[Finding]:
     """Yields two limits, and the steps after the job's last one; places are relative to the job."""
     num_steps, evaluation = job.get("num_steps"), as_mapping(job.get("evaluation"))
     if evaluation.get("max_batches") is not None and evaluation.get("max_rows") is not None:
-        yield Finding(("evaluation", "max_batches"), "is given beside max_rows", "give max_rows alone")
+        yield Finding(("evaluation", "max_batches"), "cannot be used with max_rows", "give max_rows alone")
     for i, step in enumerate(as_list(evaluation.get("at_steps"))):  # every_steps may be longer: the last step counts
         yield from findings_where(
             (
@@ -246,7 +246,7 @@ def _evaluation(job: Raw) -> Iterator[Finding]:
 
 def _config_sizes(job: Raw) -> Iterator[Finding]:
     """Yields the sizes below 1 in the model's config, nested ones too; places are relative to the job."""
-    waiting: list[tuple[Place, Any]] = [(("model", "config"), as_mapping(job.get("model")).get("config"))]
+    waiting: list[tuple[Location, Any]] = [(("model", "config"), as_mapping(job.get("model")).get("config"))]
     for place, value in waiting:
         waiting += [((*place, key), item) for key, item in as_mapping(value).items()]
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -332,7 +332,7 @@ def _loss(job: Raw) -> Iterator[Finding]:
     )
 
 
-def not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
+def not_finite(value: Any, *, place: Location) -> Iterator[Finding]:
     """Yields the infinite numbers at and below a place, and those that are not a number."""
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -366,7 +366,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
         (
             warmup and warmup_ratio is not None,
             ("schedule", "warmup_ratio"),
-            "is given beside warmup_steps",
+            "cannot be combined with warmup_steps",
             "give one of the two",
         ),
         (
@@ -396,7 +396,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
         (
             job.get("freeze") and job.get("adapter") is not None,
             ("freeze",),
-            "stands beside an adapter, which freezes all weights already",
+            "cannot be combined with an adapter, which freezes all weights already",
             "leave one of the two out",
         ),
         (
@@ -408,7 +408,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
         (
             job.get("freeze") and is_rewriting(job),
             ("freeze",),
-            "stands beside an adaptation that trains nothing",
+            "cannot be combined with an adaptation that trains nothing",
             "leave it out",
         ),
     )

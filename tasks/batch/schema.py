@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import Field, create_model
 from pydantic.functional_validators import AfterValidator
 
-from ringmaster.findings import Place
+from ringmaster.findings import Location
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.references import (
     Devices,
@@ -41,7 +41,7 @@ class Window(Section):
     last_days: Positive | None = Field(default=None, description="days back from the newest row, such as 30")
     last_rows: Whole | None = Field(default=None, description="a number of rows, the last ones, such as 10000")
     since: str | float | None = Field(default=None, description="the first moment, such as 2026-01-31")
-    until: str | float | None = Field(default=None, description="the moment before which rows lie, such as 2026-03-01")
+    until: str | float | None = Field(default=None, description="the end of the window of rows, such as 2026-03-01")
 
 
 class RetrieverSection(Section):
@@ -118,7 +118,7 @@ class Data(DataKeys):
         default=None, description="the column that holds the answer to learn, such as answer"
     )
     chosen_column: str | None = Field(
-        default=None, description="the column that holds the answer that people prefer, such as better"
+        default=None, description="the column that holds the preferred answer, such as better"
     )
     rejected_column: str | None = Field(
         default=None, description="the column that holds the other answer, such as worse"
@@ -268,7 +268,7 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def section_at(place: Place, *, root: type[Section] = BatchEntry) -> type[Section] | None:
+def section_at(place: Location, *, root: type[Section] = BatchEntry) -> type[Section] | None:
     """Returns the model of the mapping at `place` of a file of type `root`, or None if any key is allowed there."""
     section: Any = root
     for part in place:

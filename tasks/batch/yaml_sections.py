@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
 from ringmaster.files import text_of
-from ringmaster.findings import Finding, Place, got
+from ringmaster.findings import Finding, Location, got
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.document import Fault, FileKind, place_text
 from ringmaster.tasks.batch.references import closest
@@ -36,7 +36,7 @@ _OUT_OF_RANGE = {
 }
 
 
-def findings(error: ValidationError, *, at: Place = (), root: type[Section] = BatchEntry) -> list[Finding]:
+def findings(error: ValidationError, *, at: Location = (), root: type[Section] = BatchEntry) -> list[Finding]:
     """Returns a finding for every error of a validation, at places below `at` of a file of type `root`."""
     faults = []
     for details in error.errors(include_url=False):
@@ -48,7 +48,7 @@ def findings(error: ValidationError, *, at: Place = (), root: type[Section] = Ba
     return faults
 
 
-def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> Finding:
+def _finding(place: Location, details: Mapping[str, Any], root: type[Section]) -> Finding:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     remedy = f"give {_description(place, root)}"
     match kind:
@@ -73,7 +73,7 @@ def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> F
     return Finding(place, f"{problem}, {got(value)}", remedy)
 
 
-def _description(place: Place, root: type[Section]) -> str:
+def _description(place: Location, root: type[Section]) -> str:
     """Returns the schema's description of the nearest described key at or above `place`."""
     while place:
         key = place[-1]

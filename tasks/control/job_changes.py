@@ -19,18 +19,18 @@ from ringmaster.tasks.batch.grid import SAME_SHAPE, key_findings, with_values
 from ringmaster.tasks.control.requests import MAX_PRIORITY, SETTINGS
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques import Job
-from ringmaster.techniques.checkpoints.storage import LocalPlace, is_url
+from ringmaster.techniques.checkpoints.storage import LocalStorage, is_url
 from ringmaster.techniques.job import DISTILLED, PRUNED
 
 CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "global_batch_size")
-LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a person is asked
+LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a user must approve
 START = "start"  # the folder of a clone's checkpoints with that of its source
 
 
 def step_jump(before: Job, after: Job, *, step: int) -> str:
     """Returns how a change makes the size of the next step jump, which a learning rate scales, in a sentence.
 
-    Empty where it jumps too little to be asked about.
+    Empty where it jumps too little to need an approval.
 
     step: the steps that are done.
     """
@@ -118,7 +118,7 @@ def warm_step(source: JobState, *, at_step: Any) -> int:
             f"the checkpoints of {job.name} are in {root}, where none can be kept for a clone. {remedy}"
         )
     steps = [
-        int(name.rpartition("-")[2]) for name in LocalPlace(Path(root)).names() if name.rpartition("-")[2].isdigit()
+        int(name.rpartition("-")[2]) for name in LocalStorage(Path(root)).names() if name.rpartition("-")[2].isdigit()
     ]
     if not steps:
         raise RequestRefused(f"{job.name} has no checkpoint yet. To fix: wait for one, or leave out --warm")

@@ -163,7 +163,7 @@ class RequestHandler:
         names = {*requested.jobs, *requested.goals, *requested.stops, *requested.phases, *requested.choices}
         if unknown := names - {*batch.job_names}:
             raise RequestRefused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
-        self._executor.direct(
+        self._executor.steer(
             SteeringRequest(
                 jobs={batch.qualified(name): job for name, job in requested.jobs.items()},
                 likes={batch.qualified(name): like for name, like in requested.likes.items()},
@@ -321,7 +321,7 @@ class RequestHandler:
             return named[0]
         if named:
             ids = ", ".join(batch.id for batch in named)
-            raise RequestRefused(f"several batches are named {name}: {ids}. To fix: say which by its id")
+            raise RequestRefused(f"several batches are named {name}: {ids}. To fix: give its id")
         if self._has_ended(name):
             raise RequestRefused(f"batch {name} has ended")
         there = ", ".join(f"{each.name} ({batch})" for batch, each in self._active_batches.items())

@@ -1,4 +1,4 @@
-"""Requests of people, flows and nodes to what executes batches, which answers each one once, even after a crash."""
+"""Requests of users, flows and nodes to what executes batches, which answers each one once, even after a crash."""
 
 import threading
 import time
@@ -49,7 +49,7 @@ class RequestKind(StrEnum):
     - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
     - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
       withdrawn, or until the requester no longer `renew`s it.
-    - `NODE` says that a batch needs a node to be profiled on, for as long as it is renewed.
+    - `NODE` means that a batch needs a node for profiling, as long as it is renewed.
     - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
       renews it (`ringmaster.tasks.pool.submissions`).
     """

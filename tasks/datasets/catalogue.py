@@ -1,4 +1,4 @@
-"""The catalogue of data sets that jobs may name: those of a batch file, and those of a separate file beside it."""
+"""The catalogue of data sets that jobs may name: those of a batch file, and those of a separate file next to it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ringmaster.files import is_file, path_in, text_of
-from ringmaster.findings import Finding, Place, got
+from ringmaster.findings import Finding, Location, got
 from ringmaster.tasks.batch import document, yaml_sections
 from ringmaster.tasks.batch.document import place_text
 from ringmaster.tasks.batch.schema import DatasetSection, DatasetVersion
@@ -16,7 +16,7 @@ from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.text import is_printable_name, shortened
 
 FILE = "datasets.yaml"
-"""The name of the catalogue file beside a batch file."""
+"""The name of the catalogue file next to a batch file."""
 FIRST = "1"
 """The version of a data set without named versions."""
 
@@ -33,7 +33,7 @@ class Entry:
     name: str
     dataset: DatasetSection
     folder: Path
-    at: Place = ()
+    at: Location = ()
     file: str = ""
 
     @property
@@ -84,7 +84,7 @@ def catalogue_of(raw: Any, *, folder: Path) -> tuple[Catalogue, list[Finding]]:
     return Catalogue(entries={**other.entries, **own}, sources=other.sources), result
 
 
-def read_catalogue(file: Path, *, at: Place = ()) -> tuple[Catalogue, list[Finding]]:
+def read_catalogue(file: Path, *, at: Location = ()) -> tuple[Catalogue, list[Finding]]:
     """Reads the data sets of a file with `datasets:`. Faults are reported at `at`, with their place in the message."""
     try:
         read = document.read(text_of(file))
@@ -107,7 +107,7 @@ def read_catalogue(file: Path, *, at: Place = ()) -> tuple[Catalogue, list[Findi
     return Catalogue(entries=named, sources=(str(file),)), reported
 
 
-def _entries(raw: Mapping[str, Any], *, folder: Path, at: Place) -> tuple[dict[str, Entry], list[Finding]]:
+def _entries(raw: Mapping[str, Any], *, folder: Path, at: Location) -> tuple[dict[str, Entry], list[Finding]]:
     entries: dict[str, Entry] = {}
     result: list[Finding] = []
     for name, value in raw.items():
@@ -131,7 +131,7 @@ def _without_files(entry: Entry) -> list[Finding]:
     """Returns a fault for each version that does not give its files in exactly one way."""
     if entry.dataset.versions and _own(entry.dataset):
         text = " and ".join(_own(entry.dataset))
-        return [Finding(entry.at, f"has {text} beside versions", "move them into a version")]
+        return [Finding(entry.at, f"has {text} in addition to versions", "move them into a version")]
     at = {version: (*entry.at, "versions", version) for version in entry.dataset.versions} or {FIRST: entry.at}
     return [
         Finding(at[version], "has both path and splits" if files.path else "does not say where its files are", REMEDY)
@@ -149,6 +149,6 @@ def _own(dataset: DatasetSection) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value}
 
 
-def _where(file: Path, line: int | None, place: Place, message: str) -> str:
+def _where(file: Path, line: int | None, place: Location, message: str) -> str:
     where = ":".join(str(part) for part in (file.name, line) if part)
     return ": ".join(part for part in (where, place_text(place), message) if part)

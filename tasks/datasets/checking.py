@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import InputError
-from ringmaster.findings import Finding, Place, got
+from ringmaster.findings import Finding, Location, got
 from ringmaster.tasks.batch.document import Fault, place_text
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import Data, DatasetVersion
@@ -84,7 +84,7 @@ def _faults(request: _Question) -> tuple[tuple[str, str], ...]:
     label, paths = f"data set {entry.name} {spec.version}", filter(None, (spec.path, spec.held_out_path))
     try:
         if wrong := [column for path in paths for column in _wrong_columns(path, entry)]:
-            return tuple((f"{label}: {column}", "mend the rows, or what `columns` says") for column in wrong)
+            return tuple((f"{label}: {column}", "correct the rows, or `columns`") for column in wrong)
         return (*_row_faults(spec, label), *_other_content(entry, spec.version))
     except ValueError as error:
         message, _, remedy = str(error).partition(". To fix: ")
@@ -289,9 +289,9 @@ class NamedData:
 
     def __init__(self, raw: Any, *, folder: Path) -> None:
         self.catalogue, self.findings = catalogue_of(raw, folder=folder)
-        self._folder, self._seen, self._resolved = folder, set[str](), set[Place]()
+        self._folder, self._seen, self._resolved = folder, set[str](), set[Location]()
 
-    def with_files(self, job: Any, *, origin: Callable[[Place], Place]) -> Any:
+    def with_files(self, job: Any, *, origin: Callable[[Location], Location]) -> Any:
         """Returns a job's plain values with the files of its named data set; adds faults to the findings.
 
         origin: maps places of the job to places in the file.
@@ -343,11 +343,11 @@ def resolved(raw: Mapping[str, Any], catalogue: Catalogue) -> tuple[Mapping[str,
     entry = catalogue.entries.get(name)
     if entry is None:
         known = list(catalogue.entries)
-        beside = "describe it under `datasets:`, or in datasets.yaml beside it"
+        beside = "describe it under `datasets:`, or in datasets.yaml next to it"
         remedy = closest(name, known, what="There are") if known else beside
         return raw, [Finding(("name",), f"there is no data set {name!r}", remedy)]
     result = [
-        Finding((key,), "is said by the data set", f"remove it here; it stands under datasets.{name}")
+        Finding((key,), "is set by the data set", f"remove it here; it is under datasets.{name}")
         for key in OF_THE_SET
         if raw.get(key) is not None
     ]

@@ -151,7 +151,7 @@ def _columns_of(test: suite.BehaviourEntry, held_out: Mapping[str, Any] | None) 
     """Returns the images that a test requests. Raises ValueError if there are none."""
     if test.images is None:
         if held_out is None or "pixel_values" not in held_out:
-            raise ValueError("it asks for held-out images, and there are none")
+            raise ValueError("it requires held-out images, and there are none")
         return {key: values[: test.held_out] for key, values in held_out.items()}
     try:
         with zipfile.ZipFile(test.images) as archive:
@@ -184,9 +184,9 @@ def judge(
     has_label = labels is not None or (test.direction is not None and test.direction.label is not None)
     if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and has_label):
         wanted = "a classifier" if has_label else "a classifier or a causal language model"
-        return replace(result, fault=f"it asks for {wanted}, and the model is none")
+        return replace(result, fault=f"it requires {wanted}, and the model is not one")
     if one.kind == CLASSIFIER and test.over is not None:
-        return replace(result, fault="`over` asks for a causal language model, and the model is none")
+        return replace(result, fault="`over` requires a causal language model, and the model is not one")
     if test.direction is not None and one.probabilities is not None:
         label, num_labels = test.direction.label, one.probabilities.shape[1]
         if label is None or label >= num_labels:

@@ -73,7 +73,7 @@ class ExaminationResult:
         """Writes the results to the run that made the model in MLflow, replacing earlier ones.
 
         other: the name of the model compared with, or None. Nothing is recorded for a model without a run.
-        notice: is told where the run was deleted, and cannot have them.
+        notice: is called where the run was deleted, and cannot have them.
         """
         if model.run_id is not None and (fault := final_fault(self._write, ledger, model, model.run_id, other)):
             notice(f"what was measured of {model.uri} is not recorded: {fault}")
@@ -133,7 +133,7 @@ class ExaminationRequest:
     against: the folder of a model that each is compared with.
     against_job: as `job`, for that model, where it reads the same rows otherwise, such as with other passages.
     metrics: the names of the metrics; None stands for the defaults of the model's kind.
-    more_metrics: the names of metrics beside these.
+    more_metrics: the names of metrics in addition to these.
     folder: the suite's folder, from which its functions are imported.
     """
 

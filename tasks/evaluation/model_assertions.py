@@ -198,7 +198,7 @@ def _predicate(assertion: AssertionEntry) -> AssertionCheck:
 
     def wrong(row: Row) -> str | None:
         try:
-            return None if holds(row) else f"{name} says no"
+            return None if holds(row) else f"{name} returns false"
         except Exception as error:  # noqa: BLE001 - user code: its error is reported as this row's fault
             return f"{name} raised {type(error).__name__}: {error}"
 

@@ -295,7 +295,7 @@ def score_models(
     Adapters of one base are scored in one batch over it (`techniques.scoring.score_together`), others
     sequentially.
 
-    job: also determines the loss, the precision and the metrics beside the default ones.
+    job: also determines the loss, the precision and the metrics in addition to the default ones.
     data: the JSON form of prepared data, of which the held-out rows are scored: those that an evaluation of `job`
         reads, or the first `max_rows`. None stands for the job's data, which is then prepared.
     is_whole: whether all rows of the data are scored, as those of data that nothing is trained on.

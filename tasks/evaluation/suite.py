@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from ringmaster.files import is_file
-from ringmaster.findings import Finding, Place, findings_where
+from ringmaster.findings import Finding, Location, findings_where
 from ringmaster.tasks.batch import references, yaml_sections
 from ringmaster.tasks.batch.document import FileKind
 from ringmaster.tasks.batch.references import Factory, Name, Whole
@@ -216,7 +216,7 @@ def _findings(suite: Suite) -> Iterator[Finding]:
             )
         )
     if not (suite.slices or suite.tests or suite.assertions):
-        yield Finding((), "asks for nothing", "give slices, tests or assertions")
+        yield Finding((), "is empty", "give slices, tests or assertions")
     for i, entry in enumerate(suite.slices):
         yield from _exactly_one(entry, ("column", "tokens", "by"), ("slices", i))
         if entry.tokens is not None and entry.tokens != sorted(set(entry.tokens)):
@@ -230,7 +230,7 @@ def _findings(suite: Suite) -> Iterator[Finding]:
             yield Finding(("assertions", i, "range"), "has no bound", "give min, max or both")
 
 
-def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
+def _of_test(test: BehaviourEntry, at: Location) -> Iterator[Finding]:
     yield from _exactly_one(test, ("texts", "template", "held_out", "images"), at)
     if test.template is not None:
         wanted = slots_of(test.template) + (slots_of(test.over) if isinstance(test.over, str) else [])
@@ -260,7 +260,7 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
         (
             test.kind == MINIMUM and not test.of_images and len(reported) != 1,
             at,
-            "does not say what is right",
+            "has no expected value",
             "give one of label, labels and over",
         ),
         (test.kind != MINIMUM and reported, (*at, *reported[:1]), no_meaning, "leave it out"),
@@ -268,7 +268,7 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
             test.kind != MINIMUM and test.change is None,
             (*at, "change"),
             "is missing",
-            "say what is changed, such as {typo: 1}",
+            "give the change, such as {typo: 1}",
         ),
         (
             (test.kind == DIRECTION) != (test.direction is not None),
@@ -281,7 +281,7 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
         yield from _of_change(test.change, (*at, "change"), is_text=not test.of_images)
 
 
-def _of_change(change: ChangeEntry, at: Place, *, is_text: bool) -> Iterator[Finding]:
+def _of_change(change: ChangeEntry, at: Location, *, is_text: bool) -> Iterator[Finding]:
     own, others, what = (TEXT_CHANGES, IMAGE_CHANGES, "texts") if is_text else (IMAGE_CHANGES, TEXT_CHANGES, "images")
     given = change.model_fields_set
     yield from findings_where(
@@ -291,7 +291,7 @@ def _of_change(change: ChangeEntry, at: Place, *, is_text: bool) -> Iterator[Fin
     )
 
 
-def _exactly_one(entry: Section, keys: tuple[str, ...], at: Place) -> Iterator[Finding]:
+def _exactly_one(entry: Section, keys: tuple[str, ...], at: Location) -> Iterator[Finding]:
     given = [key for key in keys if getattr(entry, key) is not None]
     if len(given) != 1:
         yield Finding(at, f"has {' and '.join(given) or 'none'} of {', '.join(keys)}", "give exactly one of them")

@@ -141,7 +141,7 @@ class Engine(Protocol):
         """
 
     def request(self, num_nodes: int) -> None:
-        """Asks for nodes until `num_nodes` of them are there or on their way, for as long as no other number is asked.
+        """Sets the target node count to `num_nodes`.
 
         An engine with a fixed set of machines does nothing.
         """
@@ -221,7 +221,7 @@ class NodeRuns(Protocol):
         """Cancels a flow run; its process is ended in order."""
 
     def why_ended(self, id: str) -> str:
-        """Returns how a flow run has ended, for people; empty if that is not known."""
+        """Returns a readable description of how a flow run has ended; empty if that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +262,7 @@ CREATE TABLE IF NOT EXISTS device_leases (
 """
 
 END_TIMEOUT_S = 30.0
-EVERY_S = 2.0  # per segment: a write costs milliseconds, and people need no finer resolution
+EVERY_S = 2.0  # per segment: a write costs milliseconds, and pages need no finer resolution
 MAX_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`
 MAX_STEPS = 20  # the newest steps of an event, whose losses and seconds are stored
 
@@ -352,7 +352,7 @@ class FileLeases:
 def watching(cluster: Cluster) -> Iterator[SegmentTelemetry | None]:
     """Samples the GPUs of this machine while the context is open. Yields None if it has none.
 
-    CPU slots are not sampled, as their metrics say little more than the time.
+    CPU slots are not sampled, as their metrics add little to the time.
     """
     (node,) = cluster.nodes
     if not any(device.kind == "gpu" for device in node.devices):

@@ -35,7 +35,7 @@ class PredictedEnd:
 
     end_s: the median.
     low_s, high_s: the interval that contains the end with probability `COVERAGE`.
-    earliest_s: no plan ends it before, as long as no step is quicker than `SpeedBelief.least_ratio` says; None in
+    earliest_s: no plan ends it before, as long as no step is quicker than by `SpeedBelief.least_ratio`; None in
         predictions of earlier releases.
     latest_s: it ends by then with probability `COVERAGE`; None like `earliest_s`.
     """
@@ -78,7 +78,7 @@ class Prediction:
     makespan_s: when the last job ends, the median.
     low_s, high_s: the interval that contains the actual makespan with probability `coverage`.
     load: the load of the machine when the plan was made (`tasks/profiling/speed_beliefs.py`), which the plan contains.
-    spread: the expected logarithmic error of what the speeds alone say.
+    spread: the expected logarithmic error of the end that follows from the speeds alone.
     num_earlier: the number of earlier runs whose errors correct it.
     uncorrected_s: the median makespan by the speeds alone; None in predictions of earlier releases.
     jobs: the end of each job that has not ended.
@@ -225,7 +225,7 @@ Listener = Callable[[ExecutionEvent], None]
 class Listeners:
     """Passes events on to listeners. One that raises is logged and detached, so that it ends no executor and no other.
 
-    faults: by detached listener, what is missing since, and why. A listener says what it is for in an attribute
+    faults: by detached listener, what is missing since, and why. A listener describes its purpose in an attribute
         PURPOSE, of its object where it is a method.
     on_fault: is called once with each listener that raises, and with what is missing since.
     """

@@ -64,7 +64,7 @@ class Executor:
     engine: runs the segments.
     plan: the plan to begin with; None where nothing is left to plan.
     replanner: makes the plans.
-    listeners: receive each execution event, until they raise. `listener_faults` says which of them did.
+    listeners: receive each execution event, until they raise. `listener_faults` has those that did.
     steering: decides how far the jobs train; without it they train to their end.
     clock: monotonic seconds.
 
@@ -144,7 +144,7 @@ class Executor:
         if (steering := self._steering) is not None:
             perform = partial(self._listeners.guard, steering.listen)
             steering.attach(
-                self.direct,
+                self.steer,
                 later=lambda action: self.call(partial(perform, action)),
                 elapsed_s=self._journal.clock() - float(self._journal.get("started_s", self._journal.clock())),
             )
@@ -220,7 +220,7 @@ class Executor:
             running = self._plan_progress.running.values()
             if running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
-            if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used
+            if not self._plan_manager.poll():  # no plan moves the jobs off devices that must not be used
                 self._stop_gangs(r for r in running if not self._plan_manager.out.isdisjoint(r.segment.devices))
             left_s = min(self._retry_in_s, self._plan_manager.seconds_to_look())
         self._hear(timeout_s=left_s if left_s < math.inf else None)
@@ -301,7 +301,7 @@ class Executor:
                 self.job_table.begin_again(job)
         self._plan_manager.want("jobs were retried")
 
-    def direct(self, steering: SteeringRequest) -> None:
+    def steer(self, steering: SteeringRequest) -> None:
         """Applies a steering request: sets jobs' definitions, raises their goals, and stops jobs early."""
         planned = {job.name for job in self.job_table.left()}
         for name, job in steering.jobs.items():
@@ -309,7 +309,7 @@ class Executor:
         for name, why in steering.choices.items():
             self.job_table.write(name, details={CHOICE: why})
         for name, phases in steering.phases.items():
-            if not self.job_table.records[name].details.get(PHASES):  # else it is asked once more, after a kill
+            if not self.job_table.records[name].details.get(PHASES):  # else it is sent again, after a kill
                 self.job_table.change_phases(name, phases)
                 self._replanner.forget(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():
@@ -321,7 +321,7 @@ class Executor:
         self._detach(stops)
         # No gang runs while all jobs of a group are at their goals, so the group is dissolved here.
         for lead in leads:
-            self._outcome_policy.part_if_need_be(lead)
+            self._outcome_policy.split_group_if_needed(lead)
         if steering.goals or not planned.isdisjoint(stops):
             self._plan_manager.want(steering.in_words())
 
@@ -418,7 +418,7 @@ class Executor:
             self.job_table.groups.leave(job)
             name = self.job_table.entries[job].local_job.name
             self._command([(r.number, leave(name)) for r in running if job in r.members])
-            self._outcome_policy.part_if_need_be(job)
+            self._outcome_policy.split_group_if_needed(job)
 
     def _stop_gangs(self, gangs: Iterable[RunningSegment]) -> None:
         self._command(command for running in gangs for command in running.stop())
@@ -505,9 +505,9 @@ class Executor:
             self._outcome_policy.follow(running, job, event.outcome)
             return
         if job == running.segment.job:
-            running.hear(event)
+            running.handle_event(event)
             if isinstance(event, Steps):
-                self._replanner.hear(running)
+                self._replanner.handle_event(running)
         else:
             running.hear_of(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.

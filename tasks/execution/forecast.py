@@ -57,14 +57,14 @@ from ringmaster.techniques import Profile
 NUM_DRAWS = 200
 SPEEDS, SURROUNDINGS = 0, 1  # the seeds of the draws of speeds, and of the factor that stretches all ends
 NU = 4  # the runs that the prior spread counts for
-MIN_SPREAD = 0.1  # what no profile contains: records, evaluation beside training, a machine that drifts
+MIN_SPREAD = 0.1  # what no profile contains: records, evaluation during training, a machine that drifts
 # The part of a load, as a logarithm, that may come or go before the batch ends.
 PASSING_SHARE = 0.1
 MIN_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
 LATEST = 0.9  # the share of ends that are not after the latest end
 Z, Z_LATEST = (NormalDist().inv_cdf(probability) for probability in ((1 + COVERAGE) / 2, LATEST))
-MAX_ROWS = 4000  # scores of all classes that a later process is told
+MAX_ROWS = 4000  # scores of all classes that are passed to a later process
 MAX_SCORES = 1000  # of ends of a class; the newest ones
 NUM_BATCHES = 40  # with scores of a class of few ends, before those of all ends at that time are left for it
 OVER = (0.03, 0.17, 0.36)  # shares of a batch's time that are over, between classes of predictions
@@ -91,7 +91,7 @@ class EarlierRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastConditions:
-    """What is known of a batch's makespan beside the speeds of its options.
+    """What determines a batch's makespan in addition to the speeds of its options.
 
     load: the load of the machine, which the plan contains.
     earlier: the errors of earlier runs.
@@ -359,13 +359,13 @@ def plan_left(
 
 
 def predict_plan(
-    problem: Problem, plan: Plan, profiles: Mapping[str, Sequence[Profile]], *, surroundings: ForecastConditions
+    problem: Problem, plan: Plan, profiles: Mapping[str, Sequence[Profile]], *, conditions: ForecastConditions
 ) -> Prediction:
     """Returns the prediction for a plan that has not begun; option k of a job is its profile k."""
-    least = EarliestEnds.of_profiles(problem, profiles, certificate=plan.certificate, load=surroundings.load.ratio)
+    least = EarliestEnds.of_profiles(problem, profiles, certificate=plan.certificate, load=conditions.load.ratio)
     return predict(
         plan_left(problem, plan, profiles),
-        surroundings=surroundings,
+        conditions=conditions,
         earliest_s=least.of_jobs(),
         earliest_last_s=least.of_last([job.id for job in problem.jobs]),
     )
@@ -402,7 +402,7 @@ def predict(
     *,
     earliest_s: Mapping[str, float] | None = None,
     earliest_last_s: float = 0.0,
-    surroundings: ForecastConditions | None = None,
+    conditions: ForecastConditions | None = None,
     first_spread: float | None = None,
     since_s: float = 0.0,
     made_s: float = 0.0,
@@ -415,7 +415,7 @@ def predict(
     since_s: the batch's begin, in seconds since the epoch.
     made_s: the seconds from then to now.
     """
-    about, known_s = surroundings or ForecastConditions(), earliest_s or {}
+    about, known_s = conditions or ForecastConditions(), earliest_s or {}
     load, last = about.load, _last(left)
     speeds = spread_of(left)
     common = math.hypot(MIN_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))

@@ -65,7 +65,7 @@ class RunPaths:
         return self.folder / "models" / job
 
     def model_url(self, job: str) -> str | None:
-        """Returns where a job's finished model is stored beside its checkpoints; None where these are in a folder."""
+        """Returns where a job's finished model is stored, next to its checkpoints; None where these are in a folder."""
         return self._url(job, "model")
 
     def weights_url(self, folder: Path) -> str | None:
@@ -141,7 +141,7 @@ class SteeringRequest:
         jobs = {name: from_json(Job, job) for name, job in parts.pop("jobs").items()}
         phases = {name: _phases(each) for name, each in parts.pop("phases").items()}
         if missing := set(jobs) - set(parts["likes"]):
-            raise ValueError(f"it does not say what {', '.join(sorted(missing))} is like")
+            raise ValueError(f"its fields {', '.join(sorted(missing))} are missing")
         return cls(jobs=jobs, phases=phases, **parts)
 
     def in_words(self) -> str:

@@ -25,7 +25,8 @@ UNFENCED = "what ran on the node before it was lost may still run"
 
 
 class KnownNodes:
-    """Tells one executor of the nodes that come, leave and go. All methods are called on the executor's thread.
+    """Notifies one executor of the nodes that join, are leaving, and are gone. All methods are called on the executor's
+    thread.
 
     A device of a lost node is not used again before the node is fenced, also if the node has come back.
 
@@ -61,7 +62,7 @@ class KnownNodes:
         self.there, self._lost_nodes = self._read(), dict(lost_nodes)
         self._move(why=why, is_first=True)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Looks at the nodes again, and passes on what has changed."""
         before, self.there = self.there, self._read()
         was, now = ({(name, node.incarnation) for name, node in nodes.items()} for nodes in (before, self.there))
@@ -132,11 +133,11 @@ def following(engine: Engine, executor: Executor, *, cluster: Cluster) -> Iterat
     """Inside the context, passes the changes of an engine's nodes on to an executor whose cluster they are."""
     known_nodes = KnownNodes(engine, executor, cluster=cluster)
 
-    def look() -> None:
-        known_nodes.look()
+    def poll() -> None:
+        known_nodes.poll()
         known_nodes.release_empty()
 
-    with running(partial(keep_calling, look, call=executor.call, every_s=LOOK_EVERY_S), name="nodes"):
+    with running(partial(keep_calling, poll, call=executor.call, every_s=LOOK_EVERY_S), name="nodes"):
         yield
 
 

@@ -71,7 +71,7 @@ class OutcomePolicy:
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)
-        self.part_if_need_be(job)
+        self.split_group_if_needed(job)
         return decision
 
     def follow(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class OutcomePolicy:
         if self._job_table.groups.lead_of(member) is None:
             self._want(f"{member} continues alone")
 
-    def part_if_need_be(self, lead: str) -> None:
+    def split_group_if_needed(self, lead: str) -> None:
         """Lets the members of a lead job go on without it if it has nothing to train, for good or for now."""
         if lead in self._plan_progress.active_jobs or not self._job_table.groups.must_part(lead):
             return

@@ -127,10 +127,10 @@ class PlanManager:
         self._follow(problem, price.plan, why=why)
 
     def seconds_to_look(self) -> float:
-        """Returns the seconds until `look` may have something to do."""
+        """Returns the seconds until `poll` may have something to do."""
         return self.replanner.seconds_to_look(is_running=bool(self._plan_progress.running), is_wanted=self.is_wanted)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Starts re-planning in the background if it is due; the result arrives through `post`.
 
         Returns False if a plan was requested but nothing is left that can be planned.
@@ -144,7 +144,7 @@ class PlanManager:
             if pending_plan is None:
                 self._wanted.clear()
                 return False
-        elif (pending_plan := self.replanner.look(state)) is None:
+        elif (pending_plan := self.replanner.poll(state)) is None:
             return True
         pending_plan.plan.add_done_callback(lambda _: self._post(pending_plan))
         return True
@@ -200,7 +200,8 @@ def problem_left(
 ) -> Problem | None:
     """Returns the problem of planning the jobs that are left, of which none runs; None if none is left.
 
-    add_terms: adds the terms beside the jobs: weights, prices, and deadlines relative to the present.
+    add_terms: adds the terms of the problem other than its jobs: weights, prices, and deadlines relative to the
+    present.
     """
     if not (jobs := job_table.left()):
         return None
@@ -267,7 +268,7 @@ class Forecaster:
             predict_batch = partial(
                 predict,
                 {local[job]: draws for job, draws in of_jobs.items()},
-                surroundings=replanner.surroundings,
+                conditions=replanner.conditions,
                 earliest_s={local[job]: earliest_s[job] for job in of_jobs if job in earliest_s},
                 earliest_last_s=0.0 if least is None else least.of_last(of_jobs),
             )

@@ -1,4 +1,4 @@
-"""The progress of a running segment as its gang reports it: for the executor, and in figures for people."""
+"""The progress of a running segment as its gang reports it: for the executor, and in figures for users."""
 
 import math
 import statistics
@@ -33,7 +33,7 @@ from ringmaster.techniques.profiles import MEASURED
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean
 MAX_STEPS = 100  # the newest steps, over which a speed is measured
-MAX_REPORTS = 50  # the newest reports, over which rates for people are measured
+MAX_REPORTS = 50  # the newest reports, over which rates for users are measured
 STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
 
 NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
@@ -49,7 +49,7 @@ def is_about(event: Event, job: str) -> bool:
 
 
 def reported_step(event: Event) -> int | None:
-    """Returns the step that a job has reached according to an event, None if the event does not say."""
+    """Returns the step that a job has reached according to an event, None if the event does not contain it."""
     return event.step if isinstance(event, (JobReady, Steps)) else None
 
 
@@ -88,7 +88,7 @@ class RunningSegment:
     reported_steps: dict[str, int] = field(default_factory=dict)
     refusal: str = ""
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
-    _mean_s: float | None = None  # of `_steps_s`, once it was asked for
+    _mean_s: float | None = None  # of `_steps_s`, once it was requested
     _is_warm: bool = False
     _learnt: dict[str, Any] = field(default_factory=dict)  # what its gang has reported, as fields of a profile
     _whole_group: Profile | None = None  # what was measured of its whole group, once a member has left
@@ -128,7 +128,7 @@ class RunningSegment:
         """All jobs that its gang trains."""
         return {self.segment.job, *self.members}
 
-    def hear(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """Takes in an event of its gang about its own job."""
         if isinstance(event, CheckpointSaved):
             self._learnt |= {"save_s": event.seconds, "stall_s": event.stall_s}
@@ -154,7 +154,7 @@ class RunningSegment:
         self._mean_s = None
 
     def measured(self, result: Mapping[str, Any]) -> Profile | None:
-        """Returns the profile of its option as it was measured; None if that says nothing.
+        """Returns the profile of its option as it was measured; None if the measurement has no information.
 
         Of a group, the step is that of all of its jobs, as in a trial.
 
@@ -204,7 +204,7 @@ class RunningSegment:
     def step_error(self) -> float:
         """The standard error of `step_s`, relative to it: steps of uneven widths take unequal seconds.
 
-        A handful of steps says little of how much they differ: `USUAL_DEVIATION` counts as `FEWEST_STEPS` of them.
+        A few steps are a poor estimate of their spread: `USUAL_DEVIATION` counts as `FEWEST_STEPS` of them.
         """
         mean_s, num_steps = self.step_s, len(self._steps_s)
         if not mean_s:
@@ -215,7 +215,7 @@ class RunningSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFigures:
-    """What a running job does, in figures for people. None where a figure is unknown.
+    """What a running job does, in figures for users. None where a figure is unknown.
 
     phase: what its gang does other than to train, such as "saving"; empty while it trains.
     loss: of its newest step.
@@ -256,7 +256,7 @@ class JobFigures:
 class JobProgress:
     """What the gang of a running job reports of it, to be shown.
 
-    phase: as its gang called it. phase_s: when it began, on the clock of whoever calls `hear`.
+    phase: as its gang called it. phase_s: when it began, on the clock of whoever calls `handle_event`.
     step_s: median seconds of a step of its newest report.
     predicted_bytes: the memory that a device was predicted to need.
     """
@@ -272,7 +272,7 @@ class JobProgress:
     _reports: deque[Steps] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     _is_warm: bool = False
 
-    def hear(self, event: Event, *, now_s: float = 0.0) -> None:
+    def handle_event(self, event: Event, *, now_s: float = 0.0) -> None:
         """Takes in an event."""
         self.step = max(self.step, reported_step(event) or 0)
         phase = event.phase if isinstance(event, PhaseStarted) else self.phase

@@ -116,9 +116,9 @@ class Replanner:
 
     name: the name of the problems that are planned.
     make_plan: solves a problem.
-    add_terms: adds the terms beside the jobs to a problem.
+    add_terms: adds the terms other than the jobs to a problem.
     policy: the parameters of re-planning.
-    surroundings: what is known of the batch's end beside the speeds of its options, for predictions.
+    conditions: what determines the batch's end in addition to the speeds of its options, for predictions.
     clock: monotonic seconds.
     background: runs the solver; by default on a thread.
     """
@@ -130,14 +130,14 @@ class Replanner:
         make_plan: Callable[[Problem], Plan],
         add_terms: Callable[[Problem], Problem] = lambda problem: problem,
         policy: ReplanPolicy = POLICY,
-        surroundings: ForecastConditions | None = None,
+        conditions: ForecastConditions | None = None,
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
     ) -> None:
         self._name, self._policy, self._clock = name, policy, clock
         self._make_plan, self._add_terms = make_plan, add_terms
         self._background = background or partial(in_a_thread, "replanning")
-        self._began_s, self.surroundings = clock(), surroundings or ForecastConditions()
+        self._began_s, self.conditions = clock(), conditions or ForecastConditions()
         self._beliefs, self._when = SpeedBeliefs(), ReplanTrigger(policy)
         self._pending_plan: PendingPlan | None = None
         self._certificate: Certificate | None = None  # of the plan that is followed
@@ -147,7 +147,7 @@ class Replanner:
         self._stuck: set[str] = set()  # jobs without devices, as last logged
         self.failures: list[BaseException] = []  # of needed plans, since the last one that was made
 
-    def hear(self, running: RunningSegment) -> None:
+    def handle_event(self, running: RunningSegment) -> None:
         """Records the measured speed of a running segment."""
         self._heard_s[running.segment.job] = self._now_s()
         expected_s = running.profile.restricted_to(running.members).gang_step_s
@@ -189,7 +189,7 @@ class Replanner:
             self._expect(self.timeline(state, left))
 
     def seconds_to_look(self, *, is_running: bool, is_wanted: bool) -> float:
-        """Returns the seconds until `look`, or `demand` if a plan is requested, may have something to do."""
+        """Returns the seconds until `poll`, or `demand` if a plan is requested, may have something to do."""
         if self._pending_plan is not None or not (is_running or is_wanted):
             return math.inf
         then_s = self._retry_s if is_wanted else max(self._blind_s, min(self._look_s, self._when.next_s))
@@ -204,7 +204,7 @@ class Replanner:
         state, left = self._plannable(state)
         return None if left is None else self._begin(state, why=why, is_needed=True)
 
-    def look(self, state: State) -> PendingPlan | None:
+    def poll(self, state: State) -> PendingPlan | None:
         """Starts to re-plan if the policy says so, where `seconds_to_look` is 0. Does not wait for the plan.
 
         Returns the pending plan, None if no plan is started.
@@ -295,7 +295,7 @@ class Replanner:
             state.profiles,
             beliefs=self._beliefs,
             certificate=self._certificate,
-            load=self.surroundings.load.ratio,
+            load=self.conditions.load.ratio,
             silences_s={
                 each.segment.job: self._now_s() - self._heard_s.get(each.segment.job, 0.0) for each in state.running
             },

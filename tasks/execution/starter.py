@@ -301,7 +301,7 @@ class Starter:
     def _members(self, segment: PlannedSegment) -> dict[str, int]:
         """Returns the step up to which each member is trained by a segment.
 
-        If the segment reaches the lead job's goal, members are trained to their end. Else a member advances as far
+        If the segment reaches the lead job's goal, members are trained completely. Else a member advances as far
         as it comes while the lead job takes its steps; members whose turn does not come are omitted.
         """
         lead, job_table = segment.job, self._job_table

@@ -143,7 +143,7 @@ def choose_variant(
     if new_size != size or sync_every > 1:
         low, high = ratio_interval(blocks or [NoiseBlock(signal=1.0, noise=0.0)], size=size, new_size=new_size)
     steps = tuple(-int(-left * each // 1) for each in (ratio(new_size), low, high))
-    # A constant rate may train on for as long as the target may take. A schedule that decays must come to its end.
+    # A constant rate may train on for as long as the target may take. A schedule that decays must complete.
     longest = min(steps[2], left) if job.schedule.name == "constant" else steps[0]
     if new_size != size:
         factor = learning_rate_factor(blocks, size=size, new_size=new_size, rule=variables_of(job).learning_rate_rule)
@@ -199,7 +199,7 @@ class TargetScheduler:
     place: the folders of the batch's run.
     notice: receives what was chosen, and why.
     is_replayed: whether `listen` is called with all events of the batch, again after a kill, and later than the journal
-        says what follows from them.
+        returns what follows from them.
     """
 
     PURPOSE = "the choices on the way to targets"
@@ -346,7 +346,8 @@ class TargetScheduler:
         with self._lock:
             self._noise[source] |= {each.step: each for each in event.measurements if each.step < decided_after}
             self._keep()
-        # A gang that may train on is told so before it stops. One that is to change stops at the end of its probe.
+        # A gang that may continue to train is notified before it stops. One that is to change stops at the end of its
+        # probe.
         if source == name and event.step >= decided_after and not self._choice(name).phases(self.jobs[name]):
             self._choose_soon(name)
 

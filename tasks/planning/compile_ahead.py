@@ -1,7 +1,7 @@
 """Compiles the planner's kernels ahead of the first plan: `python -m ringmaster.tasks.planning.compile_ahead`.
 
-numba compiles a kernel at its first call, for the types of its arguments, and caches the result beside the source file.
-The script therefore plans a few small problems that reach the kernels of every kind of search: preemptive and
+numba compiles a kernel at its first call, for the types of its arguments, and caches the result next to the source
+file. The script therefore plans a few small problems that reach the kernels of every kind of search: preemptive and
 non-preemptive, with constraints, and with other objectives. The first run takes one to two minutes on one processor,
 later runs a few seconds.
 """

@@ -1,7 +1,7 @@
 """Divisions of the jobs into fused groups, and estimates of their objective before they are planned.
 
-Similar jobs make similar groups, and the planner cannot tell apart divisions into similar groups, so each class of such
-divisions is estimated once. An estimate uses the division's lower bound and simple list schedules, which takes
+Similar jobs make similar groups, and the planner cannot distinguish divisions into similar groups, so each class of
+such divisions is estimated once. An estimate uses the division's lower bound and simple list schedules, which takes
 milliseconds. The best divisions are planned, each group as one job of an ordinary problem (`Contraction`); the bound is
 that of the fused problem, so that the gap includes what the choice of division may have lost.
 """
@@ -21,7 +21,7 @@ from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option,
 from ringmaster.tasks.planning.work import WorkBudget
 
 Group = frozenset[str]  # ids of the jobs that an option trains together
-Place = tuple[int, int]  # index of a job, index of its option
+OptionIndex = tuple[int, int]  # index of a job, index of its option
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Contracted:
     """A problem with one job per group; places[job id][k] is the (job, option) that the job's option k stands for."""
 
     problem: Problem
-    places: dict[str, tuple[Place, ...]]
+    places: dict[str, tuple[OptionIndex, ...]]
 
     def expanded(self, plan: Plan, problem: Problem) -> tuple[Segment, ...]:
         """Returns a plan's segments as segments of the fused problem."""
@@ -49,7 +49,7 @@ class Contraction:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._places: dict[Group, list[Place]] = {}
+        self._places: dict[Group, list[OptionIndex]] = {}
         for j, job in enumerate(problem.jobs):
             for k, option in enumerate(job.options):
                 self._places.setdefault(frozenset((job.id, *option.jobs)), []).append((j, k))
@@ -81,7 +81,7 @@ class Contraction:
         )
 
     def likeness(self, group: Group) -> Hashable:
-        """Returns a key that is equal for groups that the planner cannot tell apart."""
+        """Returns a key that is equal for groups that the planner cannot distinguish."""
         one = self.ones[group]
         is_special = one.after or one.running is not None or not self._waited_for.isdisjoint(group)
         return group if is_special else likeness(one)

@@ -25,8 +25,8 @@ from ringmaster.tasks.planning.work import CORES, WorkBudget
 IntArray = NDArray[np.int64]
 COOL = 1e-3
 HEATS = (0.02, 0.005)  # initial temperatures of the parallel searches, as shares of the objective
-PER_END = 0.05  # weight of early ends beside the makespan, which values free device time at the end
-PER_LAST = 1e-3  # weight of the last end beside the other objectives
+PER_END = 0.05  # weight of early ends relative to that of the makespan, which values free device time at the end
+PER_LAST = 1e-3  # weight of the last end relative to that of the other objectives
 PLACEMENTS = 24_000_000  # placements of jobs on nodes by one search: about two seconds
 PER_PLACEMENT_S = 8e-8  # work of a placement
 TRIALS_PER_JOB = 12_000  # upper limit: small problems need no more

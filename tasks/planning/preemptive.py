@@ -34,7 +34,7 @@ from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
-PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a share of the makespan
+PER_SWITCH = 5e-4  # minimum gain of a switch, in addition to its own seconds, as a share of the makespan
 # Stages of annealing between groups: depth of polishing, sharpness, initial temperature for 4 groups, trials, and the
 # largest share of the work that is left. The first stage uses the values of configuration LPs alone, which is a hundred
 # times as fast as with polishing. Where there are many jobs per node, it suffices: their plans are hardly longer.

@@ -1,8 +1,8 @@
 """Batch schedulers that lend nodes, each as a job of its own: their commands, their jobs, and the options of these.
 
-A scheduler such as Slurm is a `BatchScheduler`, which says what its commands are and reads what they print, and a
-`BatchOptions`, which says what may be asked for a node. What a pool makes of both is here, and in the worker of Prefect
-that submits the jobs (`ringmaster.flows.pool.batch_worker`).
+A scheduler such as Slurm is a `BatchScheduler`, which defines its commands and parses their output, and a
+`SchedulerOptions`, which says what can be requested for a node. What a pool makes of both is here, and in the worker of
+Prefect that submits the jobs (`ringmaster.flows.pool.batch_worker`).
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _UNREACHABLE = frozenset({"DOWN", "NOT_RESPONDING", "POWERED_DOWN", "REBOOT_ISSU
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchJob:
+class SchedulerJob:
     """A job as its scheduler describes it.
 
     states: its state, such as RUNNING, and flags such as COMPLETING: its processes are being ended.
     node: the name of its node; empty while it waits.
-    user_id: the number of the user who submitted it; None where the scheduler does not say.
+    user_id: the number of the user who submitted it; None where the scheduler does not report it.
     flow_run: the id of the flow run that it was submitted for; empty for other jobs.
     num_restarts: how many times it was requeued after it had started.
     end_s: when it ended, or has to, in seconds since the epoch; None while it waits.
@@ -107,7 +107,7 @@ class BatchJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchNode:
+class SchedulerNode:
     """A node as the scheduler describes it. reason: why it is drained or down, in its administrator's words."""
 
     name: str
@@ -136,8 +136,8 @@ class BatchScheduler(ABC):
     All methods raise EngineUnavailable while the scheduler does not answer.
 
     name: name of the engine, and of its type of work pools in Prefect.
-    title: name of the scheduler in messages. server: what of it answers. ping: the command that says whether it does.
-    submit_command, jobs_command, end_command, cancel_command: options of a job, or a job, follow.
+    title: name of the scheduler in messages. server: its part that answers. ping: the command that checks whether it
+    does. submit_command, jobs_command, end_command, cancel_command: options of a job, or a job, follow.
         Ending a job means SIGTERM to its batch script, which decides what hears of it.
     other_commands: the other programs that have to be installed. clients: how, to follow "such as a login node".
     away: matches what the commands print when the server, or the key service of the cluster, does not answer.
@@ -165,11 +165,11 @@ class BatchScheduler(ABC):
         self._run = run
 
     @abstractmethod
-    def read_jobs(self, text: str) -> Sequence[BatchJob]:
+    def read_jobs(self, text: str) -> Sequence[SchedulerJob]:
         """Returns the jobs that the command has printed. Raises ValueError for a list that may lack jobs."""
 
     @abstractmethod
-    def nodes(self, names: Collection[str]) -> Mapping[str, BatchNode]:
+    def nodes(self, names: Collection[str]) -> Mapping[str, SchedulerNode]:
         """Returns nodes by their names."""
 
     def submit(self, options: Sequence[str], *, script: str, environment: Mapping[str, str]) -> int:
@@ -185,7 +185,7 @@ class BatchScheduler(ABC):
             raise SchedulerError(f"{self.title} names no job: {self.submit_command[0]} prints {answer!r}")
         return int(number[0])
 
-    def jobs(self) -> Sequence[BatchJob]:
+    def jobs(self) -> Sequence[SchedulerJob]:
         """Returns the jobs that the scheduler knows: those that wait or run, and those that ended lately."""
         text = self._query(self.jobs_command)
         try:
@@ -262,7 +262,7 @@ class BatchScheduler(ABC):
         raise SchedulerError(f"{self.title} refuses {name}: {text}")
 
     def _unavailable(self, cause: str) -> EngineUnavailable:
-        remedy = f"To fix: wait until it is back; `{self.ping}` on this machine says whether it is"
+        remedy = f"To fix: wait until it is back; `{self.ping}` on this machine checks whether it is"
         return EngineUnavailable(f"{self.server} does not answer: {cause}. {remedy}")
 
 
@@ -273,7 +273,7 @@ class _KnownJob:
     node: the last node that it ran on.
     has_ended: whether the scheduler has confirmed its end.
     is_lost: whether it has ended, as the scheduler sees it, while that could not reach its node.
-    ended_at_s: when it was asked to end, by the clock.
+    ended_at_s: when its end was requested, by the clock.
     """
 
     node: str = ""
@@ -282,8 +282,8 @@ class _KnownJob:
     ended_at_s: float | None = None
 
 
-class BatchMachines:
-    """The machines that a scheduler lends: what it says of the jobs of a pool's flow runs. Implements `Machines`.
+class SchedulerMachines:
+    """The machines that a scheduler lends: what it reports of the jobs of a pool's flow runs. Implements `Machines`.
 
     Not thread-safe: the provider's thread alone uses it. A job serves one node once. If the scheduler requeues it,
     another one is requested, and it is cancelled.
@@ -298,8 +298,8 @@ class BatchMachines:
         self._scheduler, self._clock, self._user_id = scheduler, clock, os.getuid()
         self._seen: dict[int, _KnownJob] = {}
 
-    def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
-        """Returns what is said of the jobs of `runs`, and of those that ended lately; see `Machines`.
+    def poll(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
+        """Returns the states of the jobs of `runs`, and of those that ended lately; see `Machines`.
 
         Cancels requeued jobs, and those that have not ended in order in time.
         """
@@ -337,24 +337,24 @@ class BatchMachines:
         except SchedulerError as error:  # concerns this job alone
             logger.warning("%s job %d cannot be ended: %s", self._scheduler.title, job, error)
 
-    def _remember(self, job: BatchJob) -> None:
+    def _remember(self, job: SchedulerJob) -> None:
         seen = self._seen.pop(job.id, _KnownJob())  # the job that was seen last is the last to be forgotten
         self._seen[job.id] = replace(seen, node=job.node or seen.node, has_ended=job.has_ended)
         while len(self._seen) > MAX_REMEMBERED:
             del self._seen[next(iter(self._seen))]
 
-    def _insist(self, job: BatchJob) -> None:
+    def _insist(self, job: SchedulerJob) -> None:
         ended_at_s = self._seen[job.id].ended_at_s
         is_late = ended_at_s is not None and self._clock() - ended_at_s > END_GRACE_S
         if not job.has_ended and not job.is_completing and (job.num_restarts or is_late):
             self._try(self._scheduler.cancel, job.id)
 
-    def _allocation(self, job: BatchJob, nodes: Mapping[str, BatchNode]) -> Allocation:
+    def _allocation(self, job: SchedulerJob, nodes: Mapping[str, SchedulerNode]) -> Allocation:
         status, why = self._status(job, nodes)
         until_s = job.end_s if status in (AllocationStatus.RUNNING, AllocationStatus.LEAVING) else None
         return Allocation(id=self._scheduler.allocation_of(job.id), status=status, until_s=until_s, why=why)
 
-    def _status(self, job: BatchJob, nodes: Mapping[str, BatchNode]) -> tuple[AllocationStatus, str]:
+    def _status(self, job: SchedulerJob, nodes: Mapping[str, SchedulerNode]) -> tuple[AllocationStatus, str]:
         node, title = nodes.get(job.node), self._scheduler.title
         name = f"its {title} job {job.id}"
         reason = f" ({job.reason})" if job.reason else ""
@@ -376,10 +376,10 @@ class BatchMachines:
             return AllocationStatus.LEAVING, f"{title} drains {node.name}: {node.reason or 'no reason is given'}"
         return AllocationStatus.RUNNING, ""
 
-    def _ended(self, job: BatchJob, why: str, nodes: Mapping[str, BatchNode]) -> tuple[AllocationStatus, str]:
+    def _ended(self, job: SchedulerJob, why: str, nodes: Mapping[str, SchedulerNode]) -> tuple[AllocationStatus, str]:
         """Returns the status of a job whose processes have ended, unless its node has failed.
 
-        When a node that has failed comes back, the scheduler ends what still runs there, and never says when it is
+        When a node that has failed comes back, the scheduler ends what still runs there, and never reports when it is
         done.
         """
         seen = self._seen[job.id]
@@ -392,11 +392,11 @@ class BatchMachines:
             return AllocationStatus.LOST, f"{why}, and it is unknown where it ran"
         return AllocationStatus.ENDED, why
 
-    def _forgotten(self, number: int, nodes: Mapping[str, BatchNode]) -> Allocation:
+    def _forgotten(self, number: int, nodes: Mapping[str, SchedulerNode]) -> Allocation:
         """Returns the allocation of a job that the scheduler does not know any more.
 
         Slurm forgets a job some minutes after its end, or at once if its controller loses its state. Then the job's
-        processes live until their node asks the controller about them.
+        processes live until their node queries the controller about them.
         """
         seen, title = self._seen.get(number, _KnownJob()), self._scheduler.title
         is_away = seen.node in nodes and nodes[seen.node].is_away
@@ -417,7 +417,7 @@ def batch_script(engine: str, *, directive: str, job: str, node: str, restarts: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(EngineOptions):
+class SchedulerOptions(EngineOptions):
     """The options of nodes that are jobs. Each job has one node.
 
     All fields but those of `EngineOptions` are variables of the base job template, which a work pool, a deployment or a
@@ -482,7 +482,7 @@ class BatchOptions(EngineOptions):
 
         if faults := cls.scheduler.lacking_commands():
             raise ValueError("\n".join(faults))
-        return build_engine(context, lambda _: BatchMachines(cls.scheduler()), name=cls.scheduler.name)
+        return build_engine(context, lambda _: SchedulerMachines(cls.scheduler()), name=cls.scheduler.name)
 
     def deployment(self) -> NodeDeployment:
         """Returns the deployment of lent nodes."""
@@ -506,7 +506,7 @@ class BatchOptions(EngineOptions):
         return [worker]
 
     def preflight(self, home: Path) -> Sequence[str]:
-        """Returns why the scheduler cannot be asked; see `EngineOptions`."""
+        """Returns why the scheduler cannot be queried; see `EngineOptions`."""
         faults = self.scheduler.lacking_commands()
         try:
             if not faults:

@@ -262,12 +262,12 @@ class PoolController:
             self._combine_terms()
             if self._active_batches:
                 self._executor.replan_soon(why="a person has set quotas of users")
-        self._known_nodes.look()
+        self._known_nodes.poll()
         self._ends_s = self._known_nodes.seconds_left()
         self._known_nodes.release_empty(is_lent=self._loans.lends)
         if self._scaler is not None:
             is_awaited = self._loans.is_node_awaited()
-            self._scaler.look(is_node_awaited=is_awaited, lends=self._loans.lends)
+            self._scaler.poll(is_node_awaited=is_awaited, lends=self._loans.lends)
 
     def _tidy_up(self) -> None:
         if self._clock() - self._tidied_s >= EVERY_S:
@@ -347,7 +347,7 @@ class PoolController:
         for name, job in state.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(job.details.get(LIKE, name)):
                 self._fail(batch.id, name, "it was submitted without a profile")
-        for event in state.untold:
+        for event in state.missing_events:
             self._event_log.append(batch.id, event)
         entries = entries_of(batch, struck_out=state.struck_out)
         self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
@@ -426,4 +426,4 @@ class PoolController:
         stale = [d for d, who in leases.held().items() if d not in serving and not is_loan(who)]
         if stale:
             leases.give_back(stale)
-        self._loans.give_back_what_nobody_needs()
+        self._loans.release_unneeded_devices()

@@ -93,7 +93,7 @@ def option(
 
     flag: its option of `ringmaster up`, such as --time; empty for what is chosen elsewhere.
     least, most: the smallest and the largest number that is allowed.
-    schema: what else the schema of a base job template says of it, such as its title.
+    schema: what else the schema of a base job template contains of it, such as its title.
     """
     metadata = {"description": description, "flag": flag, "least": least, "most": most, "schema": schema}
     if isinstance(default, list):
@@ -108,7 +108,7 @@ def default_of(each: Field[Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What `ringmaster up` is told of the engine of a pool, and what the engine makes of it.
+    """The options of `ringmaster up` for the engine of a pool, and what the engine derives from them.
 
     An engine with options of its own has a subclass, whose fields with a flag become options of `up`. This class is
     that of machines of one's own, and of installed engines that are built by a function.
@@ -169,7 +169,7 @@ class EngineOptions:
         return {}
 
     def services(self, home: Path) -> Sequence[Service]:
-        """Returns the processes that the engine needs beside the pool's, on the machine of its servers.
+        """Returns the processes that the engine needs in addition to the pool's, on the machine of its servers.
 
         Those that start after nothing start before the controller, and end after it. home: of the pool.
         """
@@ -184,7 +184,7 @@ class EngineOptions:
         return None
 
     def preflight(self, home: Path) -> Sequence[str]:
-        """Returns what is wrong with what the engine would be asked; asks it, which takes seconds.
+        """Returns what is wrong with the requests to the engine; queries it, which takes seconds.
 
         It is called with options that have no `faults`. home: of the pool.
         """

@@ -161,7 +161,7 @@ class BatchState:
     undecided: the segments that have an outcome in the journal, but no decision on it.
     past: the other segments of jobs that have not ended.
     struck_out: by job, the options that ran out of memory.
-    untold: the events that are missing in the event log.
+    missing_events: the events that are missing in the event log.
     """
 
     batch: Submission
@@ -170,7 +170,7 @@ class BatchState:
     undecided: Sequence[SegmentRecord]
     past: Sequence[SegmentRecord]
     struck_out: Mapping[str, frozenset[OptionKey]]
-    untold: Sequence[ExecutionEvent]
+    missing_events: Sequence[ExecutionEvent]
 
     def qualified(self, record: SegmentRecord) -> SegmentRecord:
         """Returns a segment with its job's name in the pool."""
@@ -193,7 +193,7 @@ def read_batch_state(database: Database, batch: Submission) -> BatchState:
         undecided=undecided,
         past=[s for s in segments if s.outcome is not None and s not in undecided and jobs[s.job].status not in ENDED],
         struck_out=_struck_out(segment for segment in segments if segment not in undecided),
-        untold=_untold(database, batch, jobs, segments, undecided=undecided),
+        missing_events=_untold(database, batch, jobs, segments, undecided=undecided),
     )
 
 
@@ -219,7 +219,7 @@ def speeds_of(
     result = {record.id: as_running(record) for record in records if is_known(record, profiles=profiles)}
     for event in message_store.events(after=0, segments=list(result)):
         if is_about(event.content, result[event.segment].segment.job):
-            result[event.segment].hear(event.content)
+            result[event.segment].handle_event(event.content)
     return [running for running in result.values() if running.step_s is not None]
 
 
@@ -257,7 +257,7 @@ def _untold(
 ) -> list[ExecutionEvent]:
     """Returns the events that follow from the journal and are not logged, except those that await a decision."""
     started, ended = map(BatchEvents(database, batch.id).segments, (SegmentStarted, SegmentEnded))
-    untold: list[ExecutionEvent] = []
+    missing_events: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
         what, members = segment.what, tuple(segment.what.get("fellows", ()))
@@ -272,10 +272,10 @@ def _untold(
                 attempt=1,
                 members=members,
             )
-            untold.append(start)
+            missing_events.append(start)
         if segment.outcome is not None and segment.id not in ended | pending:
             decision, outcome = "reported by the executor that took over", outcome_of(segment)
-            untold.append(
+            missing_events.append(
                 SegmentEnded(number=segment.id, segment=planned, outcome=outcome, decision=decision, members=members)
             )
     job, status = (json_field(EVENT_LOG.c.content, key) for key in ("job", "status"))
@@ -284,5 +284,5 @@ def _untold(
     for name, record in jobs.items():
         if record.status in ENDED and batch.profiles.get(name) and reported.get(name) != record.status:
             details = {**record.details, "step": record.step}
-            untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
-    return untold
+            missing_events.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
+    return missing_events

@@ -90,7 +90,7 @@ class DeviceLoans:
             else:
                 loans[request.id] = request
         if any(number not in loans for number in self._loans):
-            self.give_back_what_nobody_needs()
+            self.release_unneeded_devices()
         self._loans = loans
 
     def grant(self, there: Mapping[str, EngineNode]) -> None:
@@ -119,7 +119,7 @@ class DeviceLoans:
     def _granted(self) -> Sequence[Request]:
         return self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
 
-    def give_back_what_nobody_needs(self) -> None:
+    def release_unneeded_devices(self) -> None:
         """Ends the leases of requests that are not granted any more."""
         holders = {LOAN.format(request.id) for request in self._granted()}
         stale = [d for d, who in self._leases.held().items() if is_loan(who) and who not in holders]

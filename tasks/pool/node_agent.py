@@ -212,7 +212,7 @@ class Gangs:
             self._changed.notify_all()
 
     def run(self, segment: int, on_event: Callable[[Event], None]) -> Outcome:
-        """Runs the gang of an admitted share to its end, after which its devices are free."""
+        """Runs the gang of an admitted share until it ends, after which its devices are free."""
         with self._changed:
             run = self._runs[segment]
         share = run.share
@@ -303,7 +303,7 @@ class NodeAgent:
         self._pulse = Heartbeat(
             beat=self._beat, tick=server.tick, on_replaced=self._on_replaced, every_s=timeouts.beat_every_s
         )
-        self._looking = threading.Thread(target=self._look, name="look", daemon=True)
+        self._poller = threading.Thread(target=self._poll, name="look", daemon=True)
         self._lock = threading.Lock()
         self.incarnation = ""
         self._ever_taken: set[int] = set()
@@ -316,7 +316,7 @@ class NodeAgent:
         """Registers the node; returns once the agent can take orders."""
         self._last_command = max((id for id, _, _ in self._message_store.commands(after=0)), default=0)
         self._register()
-        self._looking.start()
+        self._poller.start()
         self._pulse.start()
 
     @property
@@ -369,7 +369,7 @@ class NodeAgent:
         )
 
     def _beat(self) -> bool:
-        is_whole = self._outbox.is_alive() and self._looking.is_alive()
+        is_whole = self._outbox.is_alive() and self._poller.is_alive()
         if not is_whole:
             self.ended.set()  # so that the worker ends, and another one can be started
         assert is_whole, "a node without its outbox or its order thread must send no heartbeats"
@@ -438,7 +438,9 @@ class NodeAgent:
     def _run(self, segment: int, share: GangShare) -> None:
         slots = {(slot.kind, slot.index) for slot in share.order.slots}
         numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
-        outcome = Outcome(status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log says why")
+        outcome = Outcome(
+            status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log has the reason"
+        )
         try:
             self._device_monitor.begin(segment, numbers, is_part=bool(share.order.meeting))
             outcome = self._gangs.run(
@@ -459,7 +461,7 @@ class NodeAgent:
 
     # -- commands and orders -----------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         with suppress(DatabaseClosed):
             idle_since_s = time.monotonic()
             while not self.ended.wait(LOOK_EVERY_S if time.monotonic() - idle_since_s < IDLE_S else IDLE_LOOK_EVERY_S):

@@ -270,7 +270,7 @@ class NodeScaler:
         self._is_withheld = False  # whether a batch waits to be profiled, and gets no node
         self._worth = NodeWorth(clock=clock)
 
-    def look(self, *, is_node_awaited: bool, lends: Callable[[str], bool]) -> None:
+    def poll(self, *, is_node_awaited: bool, lends: Callable[[str], bool]) -> None:
         """Requests as many nodes as the jobs need, and gives back nodes that have been idle for long.
 
         is_node_awaited: whether a batch needs a node, for example to be profiled there.

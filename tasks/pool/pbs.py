@@ -1,6 +1,6 @@
 """The engine `pbs`: nodes are jobs of OpenPBS or PBS Professional, whose server keeps the history of jobs.
 
-The history (`qmgr -c "set server job_history_enable=true"`) says how a job has ended. Torque has no output in JSON.
+The history (`qmgr -c "set server job_history_enable=true"`) shows how a job has ended. Torque has no output in JSON.
 """
 
 import json
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.tasks.pool.batch_scheduler import (
-    BatchJob,
-    BatchNode,
-    BatchOptions,
     BatchScheduler,
+    SchedulerJob,
+    SchedulerNode,
+    SchedulerOptions,
     batch_script,
     short_time_s,
 )
@@ -30,7 +30,7 @@ _NODE_STATES = {"offline": "DRAIN", "maintenance": "DRAIN", "down": "DOWN", "sta
 
 
 class Pbs(BatchScheduler):
-    """The cluster that the commands of this machine reach, as /etc/pbs.conf or `PBS_CONF_FILE` says."""
+    """The cluster that the commands of this machine reach, as configured by /etc/pbs.conf or `PBS_CONF_FILE`."""
 
     name = "pbs"
     title = "PBS"
@@ -58,24 +58,24 @@ class Pbs(BatchScheduler):
         end = comment.end() if comment is not None else 0
         return super().submit(options, script=f"{script[:end]}{exports}{script[end:]}", environment=environment)
 
-    def read_jobs(self, text: str) -> Sequence[BatchJob]:
+    def read_jobs(self, text: str) -> Sequence[SchedulerJob]:
         """Returns the jobs; see `BatchScheduler`."""
         return [_job(id, row) for id, row in json.loads(text, strict=False).get("Jobs", {}).items()]
 
-    def nodes(self, names: Collection[str]) -> Mapping[str, BatchNode]:
+    def nodes(self, names: Collection[str]) -> Mapping[str, SchedulerNode]:
         """Returns nodes by their names."""
         rows = json.loads(self._query(("pbsnodes", "-a", "-F", "json")))["nodes"] if names else {}
         return {name: _node(name, row) for name, row in rows.items() if name in names}
 
 
-def _job(id: str, row: Mapping[str, Any]) -> BatchJob:
+def _job(id: str, row: Mapping[str, Any]) -> SchedulerJob:
     limit, begun = row.get("Resource_List", {}).get("walltime"), row.get("stime")
     end_s = None
     if limit and begun:
         hours, minutes, seconds = map(int, limit.split(":"))
         end_s = time.mktime(time.strptime(begun)) + 3600 * hours + 60 * minutes + seconds
     status = row.get("Exit_status", 0)
-    return BatchJob(
+    return SchedulerJob(
         id=int(id.partition(".")[0]),
         states=frozenset({_STATES.get(row["job_state"], "PENDING")}),
         node=row.get("exec_host", "").partition("/")[0],
@@ -88,9 +88,9 @@ def _job(id: str, row: Mapping[str, Any]) -> BatchJob:
     )
 
 
-def _node(name: str, row: Mapping[str, Any]) -> BatchNode:
+def _node(name: str, row: Mapping[str, Any]) -> SchedulerNode:
     states = frozenset(_NODE_STATES.get(state, state) for state in row["state"].split(","))
-    return BatchNode(name=name, states=states, reason=row.get("comment", ""))
+    return SchedulerNode(name=name, states=states, reason=row.get("comment", ""))
 
 
 def _user_id(name: str) -> int:
@@ -105,8 +105,8 @@ BATCH_SCRIPT = batch_script(Pbs.name, directive="#PBS", job="${PBS_JOBID%%.*}", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PbsOptions(BatchOptions):
-    """What is asked of PBS for each node; what is empty is left to PBS."""
+class PbsOptions(SchedulerOptions):
+    """The resource request of each node. Empty fields are left to the defaults of PBS."""
 
     scheduler = Pbs
 
@@ -128,7 +128,7 @@ class PbsOptions(BatchOptions):
     batch_script: str = option(BATCH_SCRIPT, "The batch script.", json_schema_extra={"format": "sh"})
 
     def arguments(self, *, job_name: str, flow_run: str, log_dir: Path) -> list[str]:
-        """Returns the options of qsub; see `BatchOptions`."""
+        """Returns the options of qsub; see `SchedulerOptions`."""
         seconds = short_time_s(self.time or "")
         resources = {
             "select": self.select,

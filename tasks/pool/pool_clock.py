@@ -22,7 +22,7 @@ class PoolClock:
     """Seconds since the epoch, as the controller of a pool counts and records them for all processes (`Journal.clock`).
 
     It goes on while a batch is measured or has not ended, also under the next controller; else it is set to the wall
-    clock. `look` is called periodically.
+    clock. `poll` is called periodically.
     """
 
     def __init__(self, database: Database) -> None:
@@ -33,7 +33,7 @@ class PoolClock:
         """Returns seconds since the epoch."""
         return self._clock()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Records a step of the wall clock, and sets the clock to it once no batch counts by the clock."""
         ahead_s = self() - time.time()
         is_stepped = abs(ahead_s - self._ahead_s) >= MAX_AHEAD_S

@@ -60,7 +60,7 @@ class NodeWatch:
         self._silences = SilenceClock(clock, blind_s=blind_after_s)
         self.there: Mapping[str, NodeRecord] = {}
 
-    def look(self, *, ended: Mapping[str, str] | None = None) -> Sequence[tuple[NodeRecord, str]]:
+    def poll(self, *, ended: Mapping[str, str] | None = None) -> Sequence[tuple[NodeRecord, str]]:
         """Checks the registry; returns the workers that are gone since the last check for good, with all that they ran.
 
         Each comes with the cause in words, to follow the node's name.
@@ -195,7 +195,7 @@ class PoolEngine:
         allocations = self._allocations()
         ended = {each.id: each.why for each in allocations.values() if each.status == AllocationStatus.ENDED}
         with self._changed:
-            gone = self._watch.look(ended=ended)
+            gone = self._watch.poll(ended=ended)
             self._nodes = self._watch.there
             self._provider.served({record.allocation for record in self._nodes.values() if record.allocation})
             if gone:
@@ -219,7 +219,7 @@ class PoolEngine:
         return {**self._gone_allocations, **reported}
 
     def request(self, num_nodes: int) -> None:
-        """Asks the provider for nodes."""
+        """Requests nodes from the provider."""
         self._provider.request(num_nodes)
 
     def release(self, node: str) -> None:
@@ -232,7 +232,7 @@ class PoolEngine:
             self._provider.release(record.allocation)
 
     def is_fenced(self, node: str) -> bool:
-        """Returns True: a node ends its own ranks some time before it counts as gone, as `Timeouts` says, and a worker
+        """Returns True: a node ends its own ranks some time before it counts as gone, by `Timeouts`, and a worker
         that ends or is started again leaves none.
         """
         return True

@@ -2,7 +2,7 @@
 
 A provider starts and ends *allocations*. In each allocation a node agent registers itself as a node of the pool, under
 the allocation's id. From then on the agent takes orders from the pool's database, as on a machine of one's own. The
-provider reports what the engine says about the machine: how long it is lent, and whether its processes have ended.
+provider reports the state of the machine from the engine: how long it is lent, and whether its processes have ended.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class AllocationStatus(StrEnum):
-    """What the engine says of an allocation."""
+    """The state of an allocation in the engine."""
 
     PENDING = "pending"  # waits in the engine's queue
     RUNNING = "running"
@@ -41,7 +41,7 @@ class Allocation:
 
 
 class NodeProvider:
-    """Lends machines to a pool; this one lends none: people start workers on machines of their own.
+    """Lends machines to a pool; this one lends none: users start workers on machines of their own.
 
     All methods are thread-safe, and none waits for the engine.
 
@@ -49,7 +49,7 @@ class NodeProvider:
     """
 
     def request(self, num_nodes: int) -> None:
-        """Asks for allocations until `num_nodes` of them run or are pending, for as long as no other number is asked.
+        """Sets the target number of running and pending allocations to `num_nodes`.
 
         With fewer than before, pending allocations are withdrawn; running ones stay until they are released.
         """

@@ -16,10 +16,10 @@ from typing import Any
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.pool.batch_scheduler import (
     WAITING,
-    BatchJob,
-    BatchNode,
-    BatchOptions,
     BatchScheduler,
+    SchedulerJob,
+    SchedulerNode,
+    SchedulerOptions,
     batch_script,
     short_time_s,
 )
@@ -53,7 +53,7 @@ def seconds_of(text: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmNode(BatchNode):
+class SlurmNode(SchedulerNode):
     """A node as Slurm describes it.
 
     partitions: names of the partitions that it belongs to.
@@ -126,14 +126,14 @@ def _node_states(text: str) -> frozenset[str]:
     return frozenset(text.rstrip("*~#!%$@^-").split("+")) | ({"NOT_RESPONDING"} if "*" in text else set())
 
 
-def _job(row: Mapping[str, Any]) -> BatchJob:
+def _job(row: Mapping[str, Any]) -> SchedulerJob:
     states = _states(row.get("job_state"))
     flags = {flag for flag in _states(row.get("flags", [])) if flag in ("COMPLETING", "CONFIGURING")}
     is_waiting = bool(states & WAITING)
     reason = str(row.get("state_reason") or "")
     description = str(row.get("state_description") or "")
     user_id, comment = _number(row.get("user_id")), _text(row.get("comment"))
-    return BatchJob(
+    return SchedulerJob(
         id=int(_number(row["job_id"]) or 0),
         states=states | flags,
         node=str(row.get("nodes") or ""),
@@ -176,14 +176,14 @@ def _exit(value: Any) -> str:
 
 
 class Slurm(BatchScheduler):
-    """The cluster that the commands of this machine reach, as `SLURM_CONF` or /etc/slurm says."""
+    """The cluster that the commands of this machine reach, as configured by `SLURM_CONF` or /etc/slurm."""
 
     name = "slurm"
     title = "Slurm"
     server = "Slurm's controller (slurmctld)"
     ping = "scontrol ping"
     submit_command = ("sbatch", "--parsable", "--export=ALL")  # Slurm shows the environment to nobody else
-    # Slurm 22.05 prints all jobs, whatever it is asked for.
+    # Slurm 22.05 prints all jobs, whatever the arguments.
     jobs_command = ("squeue", "--all", "--states=all", "--json")
     # Not to the script's children: it decides which of them hear of it.
     end_command = ("scancel", "--batch", "--signal=TERM")
@@ -203,7 +203,7 @@ class Slurm(BatchScheduler):
     variables = re.compile("SLURM_(?!CONF$)")
     log = "{job}.log"
 
-    def read_jobs(self, text: str) -> Sequence[BatchJob]:
+    def read_jobs(self, text: str) -> Sequence[SchedulerJob]:
         """Returns the jobs; see `BatchScheduler`.
 
         squeue 22.05 reports an error with an empty list and the exit status 0.
@@ -247,8 +247,8 @@ BATCH_SCRIPT = batch_script(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmOptions(BatchOptions):
-    """What is asked of Slurm for each node; what is empty is left to Slurm."""
+class SlurmOptions(SchedulerOptions):
+    """The resource request of each node. Empty fields are left to the defaults of Slurm."""
 
     scheduler = Slurm
 
@@ -271,7 +271,7 @@ class SlurmOptions(BatchOptions):
     )
     notice_s: int = option(
         NOTICE_S,
-        "How long before the end of the time limit the job is told to end in order. Slurm may be a minute early.",
+        "How long before the end of the time limit the job gets the signal to end. Slurm may be a minute early.",
         least=0,
         title="Notice (seconds)",
     )
@@ -287,7 +287,7 @@ class SlurmOptions(BatchOptions):
     batch_script: str = option(BATCH_SCRIPT, "The batch script.", json_schema_extra={"format": "sh"})
 
     def arguments(self, *, job_name: str, flow_run: str, log_dir: Path) -> list[str]:
-        """Returns the options of sbatch; see `BatchOptions`."""
+        """Returns the options of sbatch; see `SchedulerOptions`."""
         given: dict[str, Any] = {
             "job-name": job_name,
             "comment": comment_of(flow_run),
@@ -314,7 +314,7 @@ class SlurmOptions(BatchOptions):
         return self.scheduler.lacking_commands() or self.with_template().refusals(self.scheduler())
 
     def refusals(self, slurm: Slurm) -> Sequence[str]:
-        """Returns what is wrong with these options, about which sbatch is asked itself, too.
+        """Returns what is wrong with these options, as checked here and by sbatch itself.
 
         What was found to be wrong before is left out of its request.
         """
@@ -322,7 +322,7 @@ class SlurmOptions(BatchOptions):
             partitions, nodes = slurm.partitions(), list(slurm.described_nodes().values())
             default = [each for each in partitions if each.is_default]
             names = self.partition.split(",") if self.partition else []
-            # Where the job may run; where it cannot run as asked, any partition, so that other faults are found, too.
+            # The job's partition; any partition where it cannot run there, so that other errors are found, too.
             allowed = ([each for each in partitions if each.name in names] if names else default) or partitions
             partition_faults = _partition_faults(names, partitions)
             time_faults = _time_faults(self.time or "", allowed)
@@ -344,7 +344,7 @@ class SlurmOptions(BatchOptions):
         return self.arguments(job_name="preflight", flow_run="preflight", log_dir=Path())
 
     def _gpu_faults(self, allowed: Sequence[SlurmPartition], nodes: Sequence[SlurmNode]) -> Sequence[str]:
-        """Returns the fault of a job whose node would not see the GPUs that are to serve, as nothing asks for them.
+        """Returns the error of a job whose node would not see its GPUs, as nothing requests them.
 
         A job that has its node for itself is given all GPUs of it. Where Slurm does not know of GPUs, it hides none.
         """
@@ -360,7 +360,7 @@ class SlurmOptions(BatchOptions):
         if not knows_gpus or (self.exclusive and have_gpus):
             return []
         return [
-            f"--node-devices gpu:{number}: nothing asks Slurm for GPUs, so that a node may be given none. "
+            f"--node-devices gpu:{number}: nothing requests GPUs from Slurm, so that a node may be given none. "
             f"To fix: --gres gpu:{number}"
         ]
 

@@ -2,8 +2,8 @@
 
 A batch that is handed over is in the pool's database before its submission is confirmed. The executor's process makes a
 flow run for it and supervises it (`ringmaster.flows.pool.controller`). The process of a flow run, or of a command, that
-measures a batch says so in a fact of the pool. Each of them can be cancelled: who acts on it finds the mark. Once its
-jobs are profiled, the batch is submitted, to be included in the pool's plan.
+measures a batch records it as a fact of the pool. Each of them can be cancelled: who acts on it finds the mark. Once
+its jobs are profiled, the batch is submitted, to be included in the pool's plan.
 """
 
 import uuid

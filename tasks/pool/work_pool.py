@@ -1,7 +1,7 @@
 """A provider whose allocations are flow runs in a work pool of Prefect: each flow run serves one node.
 
 The work pool's worker starts the machine of a flow run, for example as a job of Slurm. What has become of the machine
-is asked of the engine itself (`Machines`), as Prefect learns of it later or, without its worker, never.
+is read from the engine itself (`Machines`), as Prefect learns of it later or, without its worker, never.
 """
 
 import logging
@@ -28,8 +28,8 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
 class Machines(Protocol):
     """The machines that an engine lends, as it reports them. Calls wait for the engine, and raise EngineUnavailable."""
 
-    def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
-        """Returns what the engine says of all its allocations: those of `runs`, and those that ended lately."""
+    def poll(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
+        """Returns the states of all allocations in the engine: those of `runs`, and those that ended lately."""
 
     def allocation_of(self, run: NodeRun) -> str:
         """Returns the id of a flow run's allocation, under which the node registers; empty if it is not known yet."""
@@ -49,7 +49,7 @@ class MachinesOfRuns:
         self._node_runs = node_runs
         self._seen: dict[str, Allocation] = {}
 
-    def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
+    def poll(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         """Returns the allocations of all flow runs that live, and of those that lived before, as far as remembered."""
         for allocation in self._seen.values():
             why = "its flow run has ended"
@@ -74,7 +74,7 @@ class MachinesOfRuns:
 class WorkPoolProvider(NodeProvider):
     """Keeps as many flow runs alive as nodes are requested.
 
-    From `begin` to `close`, a thread asks the engine and Prefect.
+    From `begin` to `close`, a thread polls the engine and Prefect.
 
     node_runs: the flow runs.
     machines: what they run on.
@@ -100,7 +100,7 @@ class WorkPoolProvider(NodeProvider):
         self._served: set[str] = set()
         self._num_failures, self._not_before_s = 0, -math.inf
         self._lock = threading.Lock()
-        self._num_wanted: int | None = None  # until the controller has asked for a number, nothing is started or ended
+        self._num_wanted: int | None = None  # until the controller has set a number, nothing is started or ended
         self._to_release: set[str] = set()
         self._allocations: Mapping[str, Allocation] = {}
         self._closing, self._is_due = threading.Event(), threading.Event()
@@ -115,7 +115,7 @@ class WorkPoolProvider(NodeProvider):
         self._ended.add_done_callback(self._report)
 
     def request(self, num_nodes: int) -> None:
-        """Asks for nodes; see `NodeProvider`."""
+        """Sets the target node count; see `NodeProvider`."""
         with self._lock:
             if num_nodes != self._num_wanted:
                 logger.info("%d nodes are requested", num_nodes)
@@ -153,7 +153,7 @@ class WorkPoolProvider(NodeProvider):
     def _work(self) -> None:
         while not self._closing.is_set():
             try:
-                self.look()
+                self.poll()
                 self._is_away = False
             except ConnectionError as error:
                 if not self._is_away:
@@ -162,10 +162,10 @@ class WorkPoolProvider(NodeProvider):
             self._is_due.wait(self._look_every_s)
             self._is_due.clear()
 
-    def look(self) -> None:
-        """Asks the engine and Prefect once, and acts on what is requested. Raises ConnectionError."""
+    def poll(self) -> None:
+        """Polls the engine and Prefect once, and acts on what is requested. Raises ConnectionError."""
         # The engine first: what became of the machines matters also while Prefect is away.
-        self._allocations = allocations = self._machines.look(self._runs)
+        self._allocations = allocations = self._machines.poll(self._runs)
         with self._lock:
             num_wanted, to_release = self._num_wanted, set(self._to_release)
         for id in sorted(to_release):
@@ -212,7 +212,7 @@ class WorkPoolProvider(NodeProvider):
         machine = self._allocations.get(self._starting[run] or run)
         why = [self._node_runs.why_ended(run), machine.why if machine is not None else ""]
         text = "; ".join(filter(None, why))
-        return f"{run}: {text}" if text else f"the log of flow run {run} in Prefect says why"
+        return f"{run}: {text}" if text else f"the log of flow run {run} in Prefect has the reason"
 
     def _is_alive(self, run: NodeRun) -> bool:
         """Returns whether a flow run serves a node that takes segments, or will."""

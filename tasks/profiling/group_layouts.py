@@ -90,7 +90,7 @@ class GroupLayout:
         return whole // self.num_devices + min(2 * int(facts["largest_layer_bytes"]), whole)
 
     def own_bytes(self, job: Job, preflight: Preflight) -> int | None:
-        """Returns the bytes on each device beside the base; None if a device has too little memory.
+        """Returns the bytes on each device in addition to the base; None if a device has too little memory.
 
         They are those of the adapter, its training state and the activations of the job's batch. The batch is divided
         over the devices and no further.
@@ -130,7 +130,7 @@ class GroupLayout:
         )
 
     def __str__(self) -> str:
-        """Returns a description for people."""
+        """Returns a readable description."""
         devices = "one device" if self.num_devices == 1 else f"{self.num_devices} devices"
         divided = ", the base divided" if self.base == SHARDED else ""
         return devices + divided + (", activations computed again" if self.recompute == AGAIN else "")
@@ -163,8 +163,8 @@ class SoloProfile:
     key: equal for jobs that cannot differ in speed.
     profile: its fastest profile.
     base_bytes: the bytes of the base model's weights on each device.
-    own_bytes: the bytes on each device beside the base: the adapter, its training state and the activations of its
-        batch, which a group does not divide any further.
+    own_bytes: the bytes on each device in addition to the base: the adapter, its training state and the activations of
+        its batch, which a group does not divide any further.
     launch_share: the predicted part of its step that launches operators, whatever the rows.
     """
 

@@ -93,7 +93,7 @@ class GroupScaling:
 
     step: the seconds of a group's step, by the sum of its jobs' step seconds when they run alone.
     startup: the seconds of a group's start, by the number of jobs.
-    peak: the bytes on a device, by the bytes that the jobs need there beside the base.
+    peak: the bytes on a device, by the bytes that the jobs need there in addition to the base.
     layout: the layout for which the lines hold.
     """
 
@@ -171,7 +171,7 @@ def step_s_alone(group: group_layouts.Group) -> float:
 
 
 def own_bytes(group: Sequence[group_layouts.SoloProfile]) -> int:
-    """Returns the bytes that the jobs need beside the base."""
+    """Returns the bytes that the jobs need in addition to the base."""
     return sum(solo.own_bytes for solo in group)
 
 

@@ -58,7 +58,7 @@ def gang_shape(devices: Sequence[Device]) -> GangShape:
     return GangShape(kind=devices[0].kind, num_devices=len(devices), memory_bytes=min(d.memory_bytes for d in devices))
 
 
-def untold(job: str, why: str) -> None:
+def ignore_failure(job: str, why: str) -> None:
     """Ignores the failure of a job; the caller reads it from the faults."""
 
 
@@ -70,12 +70,12 @@ def preflight_jobs(
     notice: Notice,
     shapes: Sequence[GangShape] | None = None,
     evaluated: Sequence[str] = (),
-    failed: ReportFailure = untold,
+    failed: ReportFailure = ignore_failure,
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
 
-    Jobs that no inspection can tell apart, such as those of a grid of learning rates and seeds, are inspected once. One
-    process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
+    Jobs that no inspection can distinguish, such as those of a grid of learning rates and seeds, are inspected once.
+    One process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
 
     shapes: the shapes of gangs; by default the first n devices of one node, for every n.
     evaluated: the names of jobs whose data is only evaluated on.
@@ -114,7 +114,7 @@ def preflight_order(
 class PreflightAhead:
     """A preflight that runs in a thread while the run of its batch is still being opened.
 
-    notice: shows progress until the result is asked for.
+    notice: shows progress until the result is requested.
     """
 
     def __init__(self, order: PreflightOrder, *, server: ForkServerClient, notice: Notice) -> None:
@@ -141,7 +141,7 @@ class PreflightAhead:
 
 
 def run_preflight(
-    order: PreflightOrder, *, server: ForkServerClient, notice: Notice, failed: ReportFailure = untold
+    order: PreflightOrder, *, server: ForkServerClient, notice: Notice, failed: ReportFailure = ignore_failure
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Carries out a preflight order in worker processes; returns preflights and faults, by job name."""
     Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
@@ -184,20 +184,20 @@ def run_preflight(
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlikeJobs:
+class EquivalentJobs:
     """Jobs of which an inspection has found the same. preflight: without the options, whose times may change."""
 
     names: tuple[str, ...]
     preflight: Preflight
 
 
-def distinct(preflights: Mapping[str, Preflight]) -> list[AlikeJobs]:
+def distinct(preflights: Mapping[str, Preflight]) -> list[EquivalentJobs]:
     """Returns each distinct result of an inspection with its jobs."""
     names: dict[int, list[str]] = {}
     for name, preflight in preflights.items():
         names.setdefault(id(preflight.facts), []).append(name)
     return [
-        AlikeJobs(names=tuple(alike), preflight=replace(preflights[alike[0]], candidates=()))
+        EquivalentJobs(names=tuple(alike), preflight=replace(preflights[alike[0]], candidates=()))
         for alike in names.values()
     ]
 
@@ -216,7 +216,8 @@ def inspection_key(job: Job, *, weights: Mapping[str, str]) -> str:
 
 
 def _foreign_tokens(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[tuple[str, str]]:
-    """Returns the jobs whose base, a job beside them, reads text by another tokenizer, and why they cannot train."""
+    """Returns the jobs whose base, another job of the batch, reads text by another tokenizer, and why they cannot
+    train."""
 
     def tokenizer(name: str) -> Path | None:
         return from_json(PreparedData, preflights[name].data).tokenizer_dir

@@ -50,7 +50,7 @@ NUMBERS = frozenset(
 LENGTHS_AN_OCTAVE = 4  # lengths of samples that differ by less than a fifth count as equal
 TRIALS_VERSION = 2  # the version of the measurement, incremented when new profiles are not comparable with old ones
 
-TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
+TRIAL_STEPS = 12  # the steps of a trial whose profile does not contain their number
 MAX_STEPS = 200  # for which older measurements count: a machine may change
 
 
@@ -120,7 +120,7 @@ def _others(job: Job) -> dict[str, Any]:
 
 
 def _lengths(data: Mapping[str, Any]) -> Any:
-    """Returns what tells how long samples are that are padded to the longest of a step; None for equally long ones.
+    """Returns a key of the lengths of samples that are padded to the longest of a step; None for equally long ones.
 
     Data of tomorrow that are about as long as those of today need no new profile.
     """
@@ -228,7 +228,7 @@ class ProfileStore:
         return list(profiles.values())
 
     def add(self, fingerprint: str, result: Result) -> None:
-        """Stores a measurement for later runs: a profile beside what is known of its option, or a lack of memory."""
+        """Stores a measurement for later runs: a profile and what is known of its option, or a lack of memory."""
         if isinstance(result, FailedTrial):
             if result.kind == OUT_OF_MEMORY:
                 self.keep(fingerprint, to_json(result))

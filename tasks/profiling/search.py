@@ -40,7 +40,7 @@ class FailedTrial:
 
     @property
     def leaves_prediction(self) -> bool:
-        """Whether it says nothing of the option: its prediction stands."""
+        """Whether it has no information on the option, so that its prediction remains."""
         return self.kind in (KILLED, TIMED_OUT)
 
 
@@ -212,7 +212,7 @@ def _why_trials_failed(failures: Sequence[FailedTrial]) -> str:
 def refusal_line(refused: Mapping[str, Iterable[Refusal]]) -> str:
     """Returns which techniques were left out for which jobs, and why, in one line; "" if none was.
 
-    A reason stands there once, with all jobs and techniques that it concerns.
+    Each reason is listed once, with all jobs and techniques that it concerns.
     """
     jobs: dict[tuple[str, str], list[str]] = {}
     for job, refusals in refused.items():

@@ -21,7 +21,7 @@ Integrating over w_j, the job contributes to theta
 so that one system of 1 + K equations is solved, however many jobs there are. `SpeedBeliefs.draws` draws theta, then
 each w_j given theta, then each z_jo given both, so that draws of several options are correlated as the posterior is.
 
-The load of a machine by other work, as the reference kernel measures it beside trials and before a plan.
+The load of a machine by other work, as the reference kernel measures it during trials and before a plan.
 
 The load is the kernel's mean seconds over its seconds on a quiet machine. These are the fewest seconds that a
 repetition took on this machine lately: repetitions are shorter than a time slice, so some of them are undisturbed on a
@@ -56,7 +56,7 @@ from ringmaster.techniques.registry import TECHNIQUES
 TARGET = "ringmaster.techniques.estimates.device_rates:main"
 VERSION = 1  # incremented when the kernel changes
 BUSY_LOAD = 1.15
-"""The load above which a machine counts as busy with other work, and its user is told."""
+"""The load above which a machine counts as busy with other work, which is reported."""
 NUM_KEPT = 100  # measurements by which a quiet machine is known; older ones may be of another state of it
 
 MIN_SPREAD = 1e-9  # of an option that has not run

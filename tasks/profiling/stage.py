@@ -24,9 +24,9 @@ from ringmaster.tasks.profiling.preflight import (
     TrialEnvironment,
     data_lines,
     gang_shape,
+    ignore_failure,
     preflight_jobs,
     resolve_steps,
-    untold,
 )
 from ringmaster.tasks.profiling.profile_store import ProfileStore, fingerprint, speed_key, technique_code
 from ringmaster.tasks.profiling.search import (
@@ -117,7 +117,7 @@ def profile_jobs(
     lend: Lend | None = None,
     num_nodes: int = 1,
     policy: TrialPolicy = TrialPolicy.NEEDED,
-    failed: ReportFailure = untold,
+    failed: ReportFailure = ignore_failure,
     all_or_none: bool = False,
     share: float = 0.05,
 ) -> ProfilingResult:
@@ -133,7 +133,7 @@ def profile_jobs(
     """
     known = known or ProfileStore()
     preflights, faults = preflight_jobs(
-        jobs, environment=environment, cluster=cluster, notice=notice, failed=untold if all_or_none else failed
+        jobs, environment=environment, cluster=cluster, notice=notice, failed=ignore_failure if all_or_none else failed
     )
     undivided = {
         job.name: f"may_vary: its batch must stay whole: {why}"
@@ -163,7 +163,7 @@ def profile_jobs(
     if is_thorough:
         search_thoroughly(options.searches, options.by_name, runner=runner)
     elif policy == TrialPolicy.NEEDED:
-        # What the smallest gangs take is known before the share of the batch's time is asked for again.
+        # What the smallest gangs take is known before the share of the batch's time is computed again.
         for trials in of_each_size(needed_trials(options.searches, options.by_name)):
             options.take(runner.measure(trials))
         options.take(runner.measure(options.needed_group_trials(num_nodes=num_nodes)))

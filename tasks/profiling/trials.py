@@ -41,7 +41,7 @@ _Device = TypeVar("_Device")
 
 READY_SHARE = 0.75  # of a trial's time limit, after which a gang that has not begun to train is killed
 STOPPING_S = 5.0  # after the limit, for gangs to end
-MAX_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option stands
+MAX_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option remains
 MIN_TRIAL_S = 3.0  # of a trial of a small model; less time is not begun
 
 
@@ -92,7 +92,7 @@ class Trial:
         return self.key.fingerprint
 
     def __str__(self) -> str:
-        """Returns a description of the trial for people."""
+        """Returns a readable description of the trial."""
         config = " ".join(f"{key}={value}" for key, value in self.candidate.config.items())
         others = f" and {len(self.members)} more" if self.members else ""
         return f"{self.job.name}{others}: {self.candidate.technique} x{self.candidate.num_devices} ({config})"
@@ -249,7 +249,7 @@ class TrialLimits:
         return self.trial_s if batch_s is None else min(self.trial_s, self.share * batch_s - spent_s)
 
     def __str__(self) -> str:
-        """Returns the limits for people."""
+        """Returns a readable description of the limits."""
         if not self.share:
             return "no time"
         batch_s = self.batch_s()
@@ -260,7 +260,7 @@ class TrialLimits:
 class TrialRunner:
     """Makes and counts trials.
 
-    limits: None for no limits. With limits, a trial that is killed or takes too long says nothing.
+    limits: None for no limits. With limits, a trial that is killed or takes too long has no result.
     num_trials: the number of trials that were made.
     spent_s: the seconds that trials took, from the request of their devices to their return.
     is_closed: whether no devices are available, so that no more trials are made.
@@ -293,7 +293,7 @@ class TrialRunner:
             try:
                 wave, results = self._next_wave(left, limit_s=limit_s)
             except DevicesBusy as error:
-                self._notice(f"{error}: what is left is planned by predictions")
+                self._notice(f"{error}: the remaining options are planned by predictions")
                 self.is_closed = True
                 break
             results_by_name |= results
@@ -321,7 +321,7 @@ class TrialRunner:
             elif self._limits is None or not result.leaves_prediction:
                 usable[trial.fingerprint] = result
             else:
-                self._notice(f"{trial}: its prediction stands: {result.message}")
+                self._notice(f"{trial}: its prediction remains: {result.message}")
         return wave, usable
 
     def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float) -> dict[str, Result]:

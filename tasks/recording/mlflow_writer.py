@@ -134,7 +134,7 @@ class MlflowWriter:
             defaultdict[str, list[MetricPoint]](list),
             defaultdict[str, list[MetricPoint]](list),
         )
-        self._waiting: set[str] = set()  # jobs whose pages say that they wait
+        self._waiting: set[str] = set()  # jobs whose pages show that they wait
         self._energy = EnergyMeter(journal)
         self._code_version = code_version(batch.folder)
         self._measured = MeasuredOptions(profile_store(ledger))
@@ -199,7 +199,7 @@ class MlflowWriter:
                     self.ledger.resume_run(self._job_run(job))
             case GangReport():
                 self._points[event.job] += metric_points(event.event, at_ms=at_ms)
-                self._energy.hear(event)
+                self._energy.handle_event(event)
                 self._note_waiting(event.job, event.event)
             case SegmentEnded():
                 for job, points in self._energy.end(event, at_ms=at_ms).items():

@@ -157,14 +157,14 @@ class EnergyMeter:
     """The energy in joules that each job has used over all its segments.
 
     The journal stores the energy of each segment, so segments that an earlier process ran are counted too. Pass the
-    executor's events to `hear` and `end`; passing an event twice is harmless.
+    executor's events to `handle_event` and `end`; passing an event twice is harmless.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._running: dict[int, dict[str, float]] = {}  # by segment and node
 
-    def hear(self, report: GangReport) -> None:
+    def handle_event(self, report: GangReport) -> None:
         """Takes in an event of a gang; a telemetry event reports the energy that its devices have used so far."""
         if not isinstance(report.event, DeviceTelemetry):
             return
@@ -279,7 +279,7 @@ def manifest_of(prepared: Mapping[str, Any]) -> RowManifest | None:
 def rows_text(prepared: Mapping[str, Any]) -> str | None:
     """Returns the content hashes of the rows as JSON, for the artifact `ROWS`; None if they are unknown.
 
-    The columns that were hashed stand beside them, where a sample is made of several.
+    The hashed columns are in the field after them, where a sample is made of several.
     """
     rows = manifest_of(prepared)
     if rows is None:

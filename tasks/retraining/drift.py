@@ -45,7 +45,7 @@ class DriftEntry(Section):
     ks: Probability | None = Field(
         default=None, description="the Kolmogorov-Smirnov p-value below which, such as 0.001, or leave it out"
     )
-    min_rows: Whole = Field(default=100, description="the rows that must be there to tell, such as 100")
+    min_rows: Whole = Field(default=100, description="the minimum number of rows for a decision, such as 100")
     inputs: dict[str, Any] | None = Field(
         default=None, description="data as in a batch file that came in lately; the model's own where it is left out"
     )
@@ -82,7 +82,7 @@ class Drift:
     """The drift of a feature.
 
     has_drifted: whether at least one measure shows drift; False if there are too few rows.
-    why: an explanation for people.
+    why: an explanation for users.
     p: the p-value of the Kolmogorov-Smirnov test.
     """
 
@@ -127,7 +127,7 @@ def drift_of(feature: str, reference: FeatureReference, values: Sequence[Any] | 
     numbers = _finite(values) if reference.is_number else None
     num_rows = len(_texts(values)) if numbers is None else len(numbers)
     if num_rows < rule.min_rows:
-        why = f"{feature} has {num_rows} rows, too few to tell (min_rows {rule.min_rows})"
+        why = f"{feature} has {num_rows} rows, too few to decide (min_rows {rule.min_rows})"
         return Drift(feature=feature, has_drifted=False, why=why, num_rows=num_rows)
     lines: list[str] = []
     index = p = None

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
-from ringmaster.findings import Finding, Place
+from ringmaster.findings import Finding, Location
 from ringmaster.tasks.batch import yaml_sections
 from ringmaster.tasks.batch.document import FileKind
 from ringmaster.tasks.batch.references import Distinct, Metric, Name, Positive, Whole, wrong
@@ -82,7 +82,7 @@ MORE_SLICES = "name a suite with slices, or leave max_loss out"
 class PromotionPolicy:
     """The rules for the promotion of a challenger; all of them must hold.
 
-    metric: the metric that decides; None stands for the model's own.
+    metric: the metric that decides; None means the model's own.
     min_gain: in the metric's unit.
     significance: the upper bound of the paired bootstrap's p-value; None for no such test.
     max_loss: the most that any slice of at least `min_slice_rows` rows may lose; None for any loss.
@@ -127,9 +127,9 @@ def load_policy(path: Path) -> PromotionPolicy:
             suites.extend([] if suite is None else [suite])
         if entry.max_loss is not None and len(suites) == len(entry.suites):
             if not any(suite.slices for suite in suites):
-                yield Finding(("max_loss",), "asks for slices, and no suite has any", MORE_SLICES)
+                yield Finding(("max_loss",), "requires slices, and no suite has any", MORE_SLICES)
         elif entry.max_loss is not None and not suites:
-            yield Finding(("max_loss",), "asks for the slices of a suite that cannot be read", MORE_SLICES)
+            yield Finding(("max_loss",), "requires the slices of a suite that cannot be read", MORE_SLICES)
 
     entry = yaml_sections.load_section(path, PolicyEntry, rules=rules, kind=FileKind.POLICY)
     return PromotionPolicy(
@@ -148,14 +148,14 @@ def load_policy(path: Path) -> PromotionPolicy:
 
 
 def load_named(
-    load: Callable[[Path], T], folder: Path, name: str, *, at: Place, remedy: str
+    load: Callable[[Path], T], folder: Path, name: str, *, at: Location, remedy: str
 ) -> tuple[T | None, list[Finding]]:
     """Loads a file that another one names at a place; returns None and the faults where it cannot be loaded.
 
     remedy: what to do where there is no such file.
     """
     if not is_file(folder, name):
-        return None, [Finding(at, f"there is no file {name!r} beside this one", remedy)]
+        return None, [Finding(at, f"there is no file {name!r} next to this one", remedy)]
     try:
         return load(folder / name), []
     except BatchFileError as error:
@@ -171,7 +171,7 @@ PLAIN_RULE = PromotionPolicy(name="rule", significance=None)
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionDecision:
-    """Whether the challenger is promoted, with the reason for people.
+    """Whether the challenger is promoted, with the reason for users.
 
     reasons: all reasons, and the comparison with the champion.
     compared: the metric over all rows, with that of the champion; None where a person decides, or it is not known.
@@ -249,7 +249,7 @@ def comparison(line: SliceMetric) -> str:
     if gain is None or low is None or high is None or not math.isfinite(gain):
         return f"the models cannot be compared {figures}"
     how = "as good as the champion" if gain == 0 else f"{_direction(gain)} by {abs(gain):.3g}"
-    if low * high >= 0 and gain != 0:  # the whole interval lies on one side
+    if low * high >= 0 and gain != 0:  # the whole interval is on one side
         ends = sorted((abs(low), abs(high)))
         bounds = f"{ends[0]:.3g} to {ends[1]:.3g}"
     else:

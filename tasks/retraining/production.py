@@ -21,7 +21,7 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
-from ringmaster.findings import Finding, Place, as_list, findings_where
+from ringmaster.findings import Finding, Location, as_list, findings_where
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
@@ -85,7 +85,7 @@ class ModelEntry(Section):
     )
     sweep: dict[str, Annotated[list[Any], Field(min_length=1), Distinct]] = Field(
         default={},
-        description="values to try beside its own, by dotted keys, such as {optimizer.lr: [1e-3]}",
+        description="values to try in addition to its own, by dotted keys, such as {optimizer.lr: [1e-3]}",
     )
     priority: int = Field(default=0, description="a whole number: where time is short, higher ones are trained first")
 
@@ -146,7 +146,7 @@ class ProductionEntry(Section):
     name: Name = Field(description="a name that the registered models' names start with, such as production")
     devices: Any = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     policy: str | None = Field(
-        default=None, description="a file that says when a challenger is promoted, such as policy.yaml"
+        default=None, description="a file that defines when a challenger is promoted, such as policy.yaml"
     )
     shrink: bool = Field(
         default=False, description="true to train smaller models from one that breaks a limit of the policy, else false"
@@ -203,7 +203,7 @@ class ProductionModel:
     variants: the job under the other values of its sweep.
     inputs: a job on recent data, for drift.
     rules: what makes the model due.
-    folder: the folder of the file, in which the files that `rules` names lie.
+    folder: the folder of the file, with the files that `rules` names.
     window_days: the number of days of dated files to read.
     priority: models of higher priority are trained first if not all fit in the run.
     """
@@ -269,7 +269,7 @@ class Production:
     folder: the folder of the file, absolute; relative paths and factories are resolved there.
     file: the path of the file, absolute.
     digest: of the content of the file, with the absolute paths of its data.
-    policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
+    policy: the promotion policy; None means the plain rule that promotes what is better by `min_gain`.
     broken: the faults of entries of the file and of tags that no model can be made of, by model name.
     """
 
@@ -454,8 +454,8 @@ def _other_data(compare_on: Job | None, own: Job) -> Job | None:
 
 
 ELSEWHERE = {
-    "name": "write it beside job: it names the registered model",
-    "data": "write it beside job",
+    "name": "write it next to job: it names the registered model",
+    "data": "write it next to job",
     "base": "leave it out: a model starts from its champion where there is one, unless warm_start is false",
     "deadline_s": "write deadline at the top of the file: it holds for all models of a run",
     "weight": "leave it out: the models of a run are planned by its deadline and budget",
@@ -464,7 +464,7 @@ ELSEWHERE = {
 """The keys that a model's `job` must not have."""
 
 INPUTS, COMPARE_ON = ".inputs", ".compare_on"
-DATA: Mapping[str, Place] = {
+DATA: Mapping[str, Location] = {
     "": ("data",),
     COMPARE_ON: ("compare_on",),
     INPUTS: ("due", "drift", "inputs"),
@@ -480,13 +480,13 @@ def misplaced(raw: Mapping[str, Any]) -> Iterator[Finding]:
     for i, model in enumerate(as_list(raw.get("models"))):
         job = model.get("job") if isinstance(model, Mapping) else None
         for key in ELSEWHERE.keys() & (job.keys() if isinstance(job, Mapping) else ()):
-            yield Finding(("models", i, "job", key), "does not stand in the job", ELSEWHERE[key])
+            yield Finding(("models", i, "job", key), "is not allowed in the job", ELSEWHERE[key])
 
 
 def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict[str, list[str]], list[Finding]]:
     """Returns all jobs of the file as one batch, the names of the sweep's jobs by model, and all faults."""
     jobs: list[dict[str, Any]] = []
-    origins: list[tuple[int, Place]] = []  # for each job: its model's position, and the place of its data or values
+    origins: list[tuple[int, Location]] = []  # for each job: its model's position, and the place of its data or values
     variants: dict[str, list[str]] = {}
     result: list[Finding] = []
     models = as_list(raw.get("models"))
@@ -523,7 +523,7 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
         return None, variants, result
 
 
-def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> tuple[list[Any], list[Finding]]:
+def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Location) -> tuple[list[Any], list[Finding]]:
     """Returns the job under every combination of values; none if a value is not a list, which is reported elsewhere."""
     if not all(isinstance(values, list) and values for values in over.values()):
         return [], []
@@ -535,7 +535,7 @@ def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> t
     return [combination.raw for combination in made], result
 
 
-def _place(text: str, origins: list[tuple[int, Place]]) -> Place:
+def _place(text: str, origins: list[tuple[int, Location]]) -> Location:
     """Converts a place of the batch, such as jobs[1].optimizer.lr, to a place in the file."""
     place = parsed_place(text)
     if len(place) < 2 or place[0] != "jobs" or not isinstance(place[1], int):
@@ -552,7 +552,7 @@ def _place(text: str, origins: list[tuple[int, Place]]) -> Place:
             return ("models", i, "job", *rest)
 
 
-def _at(model: Mapping[str, Any], place: Place) -> Any:
+def _at(model: Mapping[str, Any], place: Location) -> Any:
     value: Any = model
     for key in place:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -73,7 +73,7 @@ def write_decision(
 
     The table holds all decisions, the tag as many of the newest as fit. Repeating the last decision changes nothing.
 
-    notice: is told where the run was deleted and has no table any more.
+    notice: is called where the run was deleted and has no table any more.
     """
     known = read_decisions(ledger, model)
     if known and replace(known[-1], at=decision.at) == decision:
@@ -214,7 +214,7 @@ class MoveLog:
     def finish_left_behind(self, ledger: Ledger, model: str | None = None) -> list[str]:
         """Completes the moves of processes that have ended, for one model or for all. Returns the models concerned.
 
-        Moves that cannot be completed, now or later, are set aside, and people are told of them: what is lost for one
+        Moves that cannot be completed, now or later, are set aside and reported: what is lost for one
         model must not stop the moves that come after.
         """
         finished = []
@@ -234,7 +234,7 @@ class MoveLog:
             else:
                 self._notice(
                     f"a move of aliases of {model} was interrupted, cannot be finished and is set aside; the aliases "
-                    f"stay where they are, as `ringmaster lineage show {model}` says. It was {row['moves']}: {fault}"
+                    f"stay where they are, as `ringmaster lineage show {model}` shows. It was {row['moves']}: {fault}"
                 )
         return finished
 
@@ -357,7 +357,7 @@ def _lives(row: dict[str, Any]) -> bool:
 class ServingVersions:
     """The current versions of a registered model.
 
-    challenger: without one that a sweep has made of its own name, as nobody asked it to.
+    challenger: except one that a sweep has created under its own name without being requested to.
     latest: the newest version that a retraining run has made, or that an alias names, whatever was decided about it.
     candidate: the same version, if it has not been compared with a champion yet.
     foreign: a newer version that anything else has made, such as a batch of the same name. It is no candidate.
@@ -451,7 +451,7 @@ def apply(
     log: MoveLog,
     champion: int | None,
     who: str = "rule",
-    sound: Callable[[Alarm], None] = lambda alarm: None,
+    emit_alarm: Callable[[Alarm], None] = lambda alarm: None,
 ) -> None:
     """Moves the aliases of the candidate's name by `decision`, and records it. A repeated call changes nothing.
 
@@ -460,7 +460,7 @@ def apply(
 
     champion: the version that the candidate was compared with.
     who: the decider.
-    sound: raises an alarm, here for a candidate that does not become champion.
+    emit_alarm: raises an alarm, here for a candidate that does not become champion.
 
     Raises PromotionRefused if another promotion was faster.
     """
@@ -481,10 +481,10 @@ def apply(
     try:
         log.move(ledger, name, moves, entry)
     except PromotionRefused as error:
-        sound(promotion_refused(name, version=version, why=str(error)))
+        emit_alarm(promotion_refused(name, version=version, why=str(error)))
         raise
     if not decision.promote:
-        sound(promotion_refused(name, version=version, why=decision.why, who=who))
+        emit_alarm(promotion_refused(name, version=version, why=decision.why, who=who))
 
 
 def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "") -> tuple[int, int]:
@@ -517,7 +517,7 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
 
 
 def leave_waiting(ledger: Ledger, candidate: ModelRecord, why: str, *, who: str) -> None:
-    """Records that a candidate waits for approval. No alias moves: the next retraining run asks again."""
+    """Records that a candidate waits for approval. No alias moves: the next retraining run asks for approval again."""
     champion = ledger.get_alias(candidate.registered_name, CHAMPION)
     entry = DecisionRecord(
         version=version_of(candidate),

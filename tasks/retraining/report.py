@@ -19,7 +19,7 @@ from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import page_template
 
-UNCHANGED, FAILED, LEFT = "unchanged", "failed", "left"  # the outcomes beside `PROMOTED` and `KEPT`
+UNCHANGED, FAILED, LEFT = "unchanged", "failed", "left"  # the outcomes other than `PROMOTED` and `KEPT`
 OUTCOME_TEXTS = {LEFT: "left for the next run"}
 """The display text of an outcome, where it differs from the outcome's name."""
 
@@ -129,7 +129,7 @@ class ModelResult:
     num_rows: the number of these rows; None if nothing was measured.
     gain: by how much the candidate is better, negative if it is worse; None without a champion.
     gain_low, gain_high: the 95 % confidence interval of the gain.
-    notes: what people should inspect.
+    notes: what users should inspect.
     """
 
     model: str

@@ -167,7 +167,7 @@ def _tried(
     return RunSelection(jobs=tuple(jobs), plan=plan, cost=cost)
 
 
-SHORT = 8  # characters of a digest, enough for people to see that two differ
+SHORT = 8  # characters of a digest, enough for users to see that two differ
 
 
 class AssertionsEntry(Section):
@@ -224,7 +224,7 @@ class ModelObservations:
 
 @dataclass(frozen=True, kw_only=True)
 class DueDecision:
-    """Whether a model is to be retrained, and the reason. notes: what people should inspect."""
+    """Whether a model is to be retrained, and the reason. notes: what users should inspect."""
 
     is_due: bool
     why: str

@@ -110,7 +110,7 @@ class Database:
         if file is None:
             return None
         writes = self._read_only_file is None if writes is None else writes
-        return fault_of(file, contents="what it says of runs", writes=writes)
+        return fault_of(file, contents="its records of runs", writes=writes)
 
     def write(self, act: Callable[[Connection], T]) -> T:
         """Runs `act` in a write transaction and returns its result. Once this returns, the changes are durable."""
@@ -300,7 +300,7 @@ def json_text(value: Any, *, may_have_nan: bool = True) -> str:
 
 
 def json_value(text: str) -> Any:
-    """Returns the value of a JSON text that is stored. A damaged one, which no row beside it is to suffer from, becomes
+    """Returns the value of a JSON text that is stored. A damaged one, which must not affect other rows, becomes
     an object with the text under UNREADABLE.
     """
     try:
@@ -376,7 +376,7 @@ def _sqlite(url: str, *, synced: bool) -> Engine:
 
 
 def _sqlite_to_read(file: Path) -> Engine:
-    """Returns an engine whose every transaction opens the file anew, as others may begin to write it meanwhile."""
+    """Returns an engine that opens the file again for each transaction, as others may begin to write it meanwhile."""
     return create_engine(
         "sqlite://",
         creator=lambda: read_only(file, check_same_thread=False),

@@ -291,7 +291,7 @@ def _rows_of_file(file: Path, table: str, *, order: str, content: str) -> list[d
             rows = connection.execute(f"SELECT * FROM {table} WHERE batch = '' ORDER BY {order}").fetchall()
         return [{**dict(row), content: json.loads(row[content])} for row in rows]
     except (sqlite3.Error, ValueError) as error:
-        fault = fault_of(file, contents="what it says of runs", writes=False)
+        fault = fault_of(file, contents="its records of runs", writes=False)
         raise DatabaseFileError([fault or f"{file}: {error}. To fix: restore the file"]) from error
 
 

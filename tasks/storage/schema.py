@@ -210,7 +210,7 @@ EVENT_LOG = Table(
     Column("told_s", Float, nullable=False),
 )
 
-# The requests of people, flows and nodes to the executor, with its answers.
+# The requests of users, flows and nodes to the executor, with its answers.
 REQUESTS = Table(
     "requests",
     METADATA,

@@ -190,7 +190,7 @@ class DrawnLine:
 class SweepFigures:
     """The figures of a sweep as SVG.
 
-    reports: by trial and step. done: the trials that were trained to their end. ranked: trials with a value of the
+    reports: by trial and step. done: the trials that were trained completely. ranked: trials with a value of the
     objective, the best first. best: the best one that is done; None for none.
     """
 

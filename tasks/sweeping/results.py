@@ -60,7 +60,7 @@ def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn
 def name_fault(ledger: Ledger, sweep: str) -> str | None:
     """Returns why the best trial of a sweep that challenges no other model cannot be registered under its name.
 
-    The registered model of that name may be one in production, whose challenger nobody asked for.
+    The registered model of that name may be one in production, for which no challenger was requested.
     """
     others = ledger.batches_of(sweep) - {sweep}
     if not others:
@@ -68,7 +68,7 @@ def name_fault(ledger: Ledger, sweep: str) -> str | None:
     makers = enumerated([f"batch {other}" if other else "another program" for other in sorted(others)])
     return (
         f"the sweep has the name of the registered model {sweep}, of which {makers} has made versions. "
-        f"To fix: rename the sweep, or say `challenger_of: {sweep}`"
+        f"To fix: rename the sweep, or set `challenger_of: {sweep}`"
     )
 
 
@@ -91,8 +91,8 @@ def challenge(ledger: Ledger, uri: str, *, sweep: str, challenger_of: str) -> Mo
 
 def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     won, num_done = best(rows), sum(row["status"] == JobStatus.DONE for row in rows)
-    text = "no trial has come to its end" if won is None else f"the best is **{markdown(won['job'])}**"
-    return f"Of {len(rows)} trials {num_done} were trained to their end; {text}."
+    text = "no trial has been trained completely" if won is None else f"the best is **{markdown(won['job'])}**"
+    return f"Of {len(rows)} trials {num_done} were trained completely; {text}."
 
 
 def leaderboard(

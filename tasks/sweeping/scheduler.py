@@ -1,6 +1,6 @@
 """Scheduler of a running sweep: receives the trials' results and decides which trials go on and what to try next.
 
-The scheduler runs beside an executor, in the same process or another one, and acts by `SteeringRequest`. Results and
+The scheduler runs alongside an executor, in the same process or another one, and acts by `SteeringRequest`. Results and
 decisions are written to the batch's journal before any request. After a kill at any moment, the next scheduler of the
 sweep continues from the journal and repeats the same requests, which changes nothing.
 """
@@ -77,9 +77,9 @@ class SweepScheduler:
         self._late = self._likes(name for name in self.values if name not in known and name in self._jobs)
         self._keep()
 
-    def judged(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
+    def with_rungs(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Returns trials with evaluations at their rungs, once their steps are known: a template may give epochs."""
-        return tuple(self.spec.stopping.judged(job) for job in jobs)
+        return tuple(self.spec.stopping.with_rungs(job) for job in jobs)
 
     def details(self) -> dict[str, dict[str, Any]]:
         """Returns what the jobs' records must contain about the sweep before an executor reads them, by job."""
@@ -245,7 +245,7 @@ class SweepScheduler:
         job = self.spec.job(name, self.values[name])
         if job.num_steps is not None:
             return job
-        return self.spec.stopping.judged(replace(job, num_steps=self._jobs[like].total_steps, num_epochs=None))
+        return self.spec.stopping.with_rungs(replace(job, num_steps=self._jobs[like].total_steps, num_epochs=None))
 
     def _first_rung(self, job: Job) -> int:
         return self.spec.stopping.rungs(job.total_steps)[0]
@@ -265,7 +265,7 @@ class SweepScheduler:
 
     def _why_untrainable(self, name: str) -> str:
         shape = ", ".join(f"{key}: {value}" for key, value in self.spec.shape(self.values[name]).items())
-        return f"stopped early: no trial with {shape} can be trained here; the trials that failed say why"
+        return f"stopped early: no trial with {shape} can be trained here; the failed trials have the reasons"
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None
     result = [
         *(finding for parameter in space for finding in _of_one(parameter)),
         *(
-            Finding(("space", key), "stands there twice", "keep one of the two")
+            Finding(("space", key), "is there twice", "keep one of the two")
             for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i])
         ),
     ]

@@ -32,11 +32,11 @@ NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
 CUTS = ((0.04, 2 / 5), (0.10, 1 / 2))
 """The rungs of `cut` as shares of a trial's steps, and the share of the trials there that go on from each.
 
-Bad trials show in the first tenth of their steps, and the best few cannot be told apart before the end: a fifth is kept
-to the end.
+Bad trials show in the first tenth of their steps, and the best few cannot be distinguished before the end: a fifth is
+kept to the end.
 """
 NUM_AVERAGED = 3  # evaluations up to a rung, whose mean `cut` compares
-EARLIEST_CUT = 10  # steps: before that, a learning curve says nothing
+EARLIEST_CUT = 10  # steps: before that, a learning curve has no information
 FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
 
 
@@ -86,7 +86,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
     """The policy that stops trials early, a part of a sweep's file and form.
 
     `min_steps` is the first rung; None for the total divided twice by `reduction_factor`, but at least a tenth of the
-    total. With "cut", no rung lies before it; None for `EARLIEST_CUT`.
+    total. With "cut", no rung is before it; None for `EARLIEST_CUT`.
     """
 
     policy: Literal["cut", "asha", "halving", "median", "none"] = Field(
@@ -95,7 +95,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         description="cut compares the trials at 4 and at 10 percent of their steps, and trains the best fifth to the "
         "end. asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
         "continues them when all trials have reached the rung. median stops a trial that is worse than half of the "
-        "others at its step. none trains all trials to their end.",
+        "others at its step. none trains all trials completely.",
     )
     min_steps: int | None = Field(
         default=None,
@@ -130,7 +130,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         """Returns the step at which a trial of `total` steps is first compared."""
         return self.min_steps or max(1, total // self.reduction_factor**2, math.ceil(total / EARLIEST))
 
-    def judged(self, job: Job) -> Job:
+    def with_rungs(self, job: Job) -> Job:
         """Returns a trial that is evaluated where the policy compares it: at its rungs, or as often as the first rung.
 
         Evaluations that the trial has anyway are kept. Those that are averaged are a hundredth of the steps apart.
@@ -150,7 +150,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
     def rungs(self, total: int) -> list[int]:
         """Returns the rungs of a trial of `total` steps: r, r eta, r eta^2, ..., and the last step.
 
-        Apart from the first, no rung lies in the second half, as a trial that is nearly done is not worth stopping.
+        Apart from the first, no rung is in the second half, as a trial that is nearly done is not worth stopping.
         """
         if not self.has_rungs:
             return [total]
@@ -198,7 +198,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
             (
                 not is_counted and job.get("num_epochs") is None,
                 ("early_stopping",),
-                "counts in steps, and the template does not say how many",
+                "counts in steps, and the template does not define how many",
                 "give the template num_steps or num_epochs, or choose the policy none",
             ),
             (
@@ -345,7 +345,7 @@ class SweepSpec:
 
     def job(self, name: str, values: Values) -> Job:
         """Returns a trial as a job."""
-        return self.stopping.judged(self._parsed([{**self._raw(values), "name": name}]).jobs[0])
+        return self.stopping.with_rungs(self._parsed([{**self._raw(values), "name": name}]).jobs[0])
 
     def batch(self) -> Batch:
         """Returns all trials as jobs of one batch; trials that are not proposed yet have provisional values.
@@ -356,7 +356,7 @@ class SweepSpec:
             raise BatchFileError(faults)
         trials = zip(self.trials, self.provisional(), strict=True)
         batch = self._parsed([{**self._raw(values), "name": name} for name, values in trials])
-        return replace(batch, jobs=tuple(self.stopping.judged(job) for job in batch.jobs))
+        return replace(batch, jobs=tuple(self.stopping.with_rungs(job) for job in batch.jobs))
 
     def faults(self) -> list[Fault]:
         """Returns all faults of the space, the stopping policy and the resulting jobs."""

@@ -110,7 +110,7 @@ def job_table(run_timeline: RunTimeline, most: int) -> tuple[list[str], list[lis
 def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
     """Returns the rows of a table of jobs, running jobs first, with the cells of `JOB_COLUMNS`.
 
-    The message of a running job says what its gang does other than to train.
+    The message of a running job describes what its gang does other than to train.
     """
     letter = letters_of(run_timeline)
     order = {"running": 0, "failed": 1, "waiting": 2, "paused": 3, "cancelled": 4, "done": 5}

@@ -183,9 +183,9 @@ class TimelineReader:
             if not isinstance(event, PACE_EVENTS):
                 continue
             if is_about(event, running.get(number, "")):
-                self._paces.setdefault(number, JobProgress()).hear(event)
+                self._paces.setdefault(number, JobProgress()).handle_event(event)
             elif isinstance(event, JobEvent) and event.job is not None:
-                self._member_progress.setdefault((number, event.job), JobProgress()).hear(event)
+                self._member_progress.setdefault((number, event.job), JobProgress()).handle_event(event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
         self._member_progress = {key: pace for key, pace in self._member_progress.items() if key[0] in running}
 

@@ -116,9 +116,9 @@ class GanttArtifact:
             CoalescingWorker, name="gantt artifact"
         ),
         clock: Callable[[], float] = time.monotonic,
-        look: Callable[[RunTimeline], object] = lambda _: None,
+        on_drawn: Callable[[RunTimeline], object] = lambda _: None,
     ) -> None:
-        self._timeline_reader, self._batch, self._clock, self._look = timeline_reader, batch, clock, look
+        self._timeline_reader, self._batch, self._clock, self._on_drawn = timeline_reader, batch, clock, on_drawn
         self._write = write or _write
         self._artifact = self._write(None, self._markdown())
         self._drawn_s = clock()
@@ -144,7 +144,7 @@ class GanttArtifact:
 
     def _markdown(self) -> str:
         run_timeline = self._timeline_reader.read(self._batch)
-        self._look(run_timeline)
+        self._on_drawn(run_timeline)
         return markdown(run_timeline)
 
 

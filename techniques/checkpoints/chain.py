@@ -5,7 +5,7 @@ the steps since the link before, and the digest of that link. So two trainings o
 although their checkpoints are gone; and nobody can change a link without changing all that follow.
 
 The digests are of whole tensors, so that they do not depend on how a checkpoint is divided among ranks. Rank 0 reads
-the checkpoint that it has just published, in the background. Beside the last one of a segment, links are made for at
+the checkpoint that it has just published, in the background. For the last one of a segment, links are made for at
 most 2 % of the time.
 
 A job that untrusted nodes may train has digests of single steps as well, of the tensors that rank 0 holds: for at most
@@ -77,7 +77,7 @@ class StateLink:
 
     @property
     def digest(self) -> str:
-        """The digest of all that the link says, and so of all links before it."""
+        """The digest of the content of the link, and so of all links before it."""
         return digest(self, length=64)
 
 
@@ -137,7 +137,7 @@ class StateChain:
 
 
 def read_chain(root: str | Path) -> StateChain | None:
-    """Returns the chain beside the checkpoints under `root`; None where there is none, or it was damaged."""
+    """Returns the chain stored with the checkpoints under `root`; None where there is none, or it was damaged."""
     try:
         return StateChain.parse(place_of(root).read(FILE))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

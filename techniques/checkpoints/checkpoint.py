@@ -1,6 +1,6 @@
 """Checkpoint store: the canonical state of a job at a step, readable by every technique at every world size.
 
-    ROOT/latest                             the name of the newest folder, for people and tools
+    ROOT/latest                             the name of the newest folder, for users and tools
     ROOT/chain.json                         the states so far (`chain`)
     ROOT/step-00000030/manifest.json        tensors, their pieces, the files' sizes and SHA-256, the manifest's SHA-256
                        rank-00000.safetensors ...
@@ -38,7 +38,7 @@ from ringmaster.techniques.checkpoints.storage import (
     MANIFEST,
     Block,
     CheckpointRoot,
-    LocalPlace,
+    LocalStorage,
     place_of,
     sync_path,
 )
@@ -293,7 +293,7 @@ def retain(place: CheckpointRoot, name: str, *, keep: int) -> None:
 
 def copy_checkpoint(root: str | Path, step: int, *, to: Path) -> None:
     """Copies a checkpoint into a folder of checkpoints. Raises CheckpointError where it is not whole."""
-    place, name, target = place_of(root), folder_of(step), LocalPlace(to)
+    place, name, target = place_of(root), folder_of(step), LocalStorage(to)
     checkpoint = CheckpointStore(root).whole(name)
     if checkpoint is None:
         raise CheckpointError(f"{place.location(name)} is damaged or gone")
@@ -398,7 +398,7 @@ def store_model(folder: Path, url: str) -> None:
     """Stores the files of a folder below a URL; what was there before is removed. Raises OSError."""
     place, name = _place_and_name(url)
     place.remove(name)
-    local, files = LocalPlace(folder), dict[str, CheckpointFile]()
+    local, files = LocalStorage(folder), dict[str, CheckpointFile]()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         path = file.relative_to(folder).as_posix()
         files[path] = write_described(place, f"{name}/{path}", local.blocks(path))
@@ -420,7 +420,7 @@ def fetch_model(url: str, folder: Path) -> None:
                 "between the machines"
             )
         for path, stored in manifest.files.items():
-            LocalPlace(aside).write(path, _checked(place, f"{name}/{path}", stored))
+            LocalStorage(aside).write(path, _checked(place, f"{name}/{path}", stored))
 
     publish_once(folder, copy_files)
 

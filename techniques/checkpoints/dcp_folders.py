@@ -68,7 +68,7 @@ def weights_in_stream(stream: io.BytesIO | str, *, named: str) -> Any:
     try:
         return torch.load(stream, map_location="cpu", weights_only=True, mmap=isinstance(stream, str) or None)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        # Without torch's advice, which is to run what the file says.
+        # Without torch's advice, which is to run code from the file.
         lines = [line for line in str(error).splitlines() if "GLOBAL" in line] or str(error).splitlines() or [""]
         why = lines[0].partition(". Please")[0][:300]
         raise ValueError(f"{named} cannot be read as weights: {why}. {SAVE_AGAIN}") from error
@@ -100,7 +100,7 @@ class DcpFolder:
             self._places: dict[metadata.MetadataIndex, Any] = dict(content.storage_data)
             self.tensors: dict[str, DcpTensor] = {}
             self.values: set[str] = set()
-            faults: dict[str, None] = {}  # a file's fault is said once
+            faults: dict[str, None] = {}  # each file's error is reported once
             for name, stored in content.state_dict_metadata.items():
                 if isinstance(stored, metadata.TensorStorageMetadata):
                     faults |= dict.fromkeys(self._faults(name, stored))
@@ -127,22 +127,22 @@ class DcpFolder:
             if min((*chunk.offsets, *chunk.sizes), default=0) < 0 or any(
                 end > size for end, size in zip(ends, stored.size, strict=True)
             ):
-                faults.append(f"{self.folder / METADATA}: a chunk of {name} lies outside of it")
+                faults.append(f"{self.folder / METADATA}: a chunk of {name} is outside of it")
             place = self._places.get(metadata.MetadataIndex(name, chunk.offsets))
             if place is None:
-                faults.append(f"{self.folder / METADATA} does not say where a chunk of {name} is")
+                faults.append(f"{self.folder / METADATA} has no position of a chunk of {name}")
                 continue
             file = self.folder / place.relative_path
             if transforms := getattr(place, "transform_descriptors", None):
                 faults.append(f"{file} is compressed or encrypted ({', '.join(transforms)})")
             elif not file.resolve().is_relative_to(self.folder.resolve()):
-                faults.append(f"{file} lies outside of the checkpoint")
+                faults.append(f"{file} is outside of the checkpoint")
             elif not file.is_file():
                 faults.append(f"{file} is missing")
             elif place.offset < 0 or file.stat().st_size < place.offset + place.length:
                 faults.append(f"{file} is cut: it has {file.stat().st_size} bytes")
             elif place.length < math.prod(chunk.sizes) * stored.properties.dtype.itemsize:
-                faults.append(f"{file}: a chunk of {name} has fewer bytes than its shape says")
+                faults.append(f"{file}: a chunk of {name} has fewer bytes than its shape requires")
         if num_items != math.prod(stored.size):
             faults.append(f"{self.folder / METADATA}: the chunks of {name} are not the whole tensor")
         return faults
@@ -154,7 +154,7 @@ class DcpFolder:
                 continue
             part = self._chunk(metadata.MetadataIndex(name, chunk.offsets))
             if not isinstance(part, Tensor) or part.shape != chunk.sizes or part.dtype != result.dtype:
-                raise ValueError(f"{self.folder}: a chunk of {name} is not what {METADATA} says. {SAVE_AGAIN}")
+                raise ValueError(f"{self.folder}: a chunk of {name} does not match {METADATA}. {SAVE_AGAIN}")
             place = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
             if row is None:
                 result[place] = part

@@ -11,7 +11,7 @@ So a rank never waits for another, and a crash at any moment leaves the publishe
 segment works in the same way but without a copy, and the ranks wait for it.
 
 Where a disk or store takes nothing (it is full, over its quota, read-only or away), training on would only lose more
-steps at the next fault. The ranks therefore stand still with their state in memory, and try again until it is written:
+steps at the next fault. The ranks therefore wait with their state in memory, and try again until it is written:
 no more than one interval is ever repeated.
 """
 
@@ -91,8 +91,8 @@ class WriteRetries:
         begun_s = time.monotonic()
         while True:
             now_s = time.monotonic()
-            asks = (self._gives_up(), now_s - self._since_s >= self._timeout_s, now_s - begun_s >= self._wait_s)
-            is_over, is_late, is_due = (number > 0 for number in self._ranks.sum(list(map(float, asks))))
+            votes = (self._gives_up(), now_s - self._since_s >= self._timeout_s, now_s - begun_s >= self._wait_s)
+            is_over, is_late, is_due = (number > 0 for number in self._ranks.sum(list(map(float, votes))))
             if is_over:
                 return False
             if is_late:
@@ -122,9 +122,9 @@ class Saver:
         """Whether no save is in progress."""
         return self._save is None
 
-    def asks(self) -> SaveVotes:
+    def votes(self) -> SaveVotes:
         """Returns the values that this rank contributes to the sums of this step."""
-        return self._save.asks() if self._save is not None else SaveVotes()
+        return self._save.votes() if self._save is not None else SaveVotes()
 
     def begin(self) -> None:
         """Copies the present state and starts to write it while training continues."""
@@ -205,7 +205,7 @@ class Saver:
         value = None
         while self._save is not None:
             self._save.wait(BEAT_EVERY_S)
-            sums = SaveVotes(*self._ranks.sum(list(self.asks())))
+            sums = SaveVotes(*self._ranks.sum(list(self.votes())))
             if sums != value:
                 self._reporter.beat()
             value = sums
@@ -262,7 +262,7 @@ class _Save:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def asks(self) -> SaveVotes:
+    def votes(self) -> SaveVotes:
         thread = self._thread
         is_done = thread is not None and not thread.is_alive()
         if thread is not None and is_done:

@@ -21,7 +21,7 @@ from ringmaster.techniques.checkpoints.checkpoint import (
     TensorPiece,
     WritePieces,
 )
-from ringmaster.techniques.checkpoints.storage import UrlPlace
+from ringmaster.techniques.checkpoints.storage import UrlStorage
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
 from ringmaster.techniques.training.gradients import local
 
@@ -206,7 +206,7 @@ class Reader:
     def _open(self, name: str) -> Any:
         if name not in self._files:
             place, path = self._checkpoint.place, f"{self._checkpoint.name}/{name}"
-            if isinstance(place, UrlPlace):
+            if isinstance(place, UrlStorage):
                 self._files[name] = DistantFile(partial(place.read_range, path))
             else:
                 self._files[name] = safe_open(place.location(path), framework="pt").__enter__()  # type: ignore[no-untyped-call]

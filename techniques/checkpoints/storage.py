@@ -101,8 +101,8 @@ def place_of(root: str | Path) -> CheckpointRoot:
     """Returns the place at a path or URL. Raises ValueError where the library for its protocol is missing."""
     if isinstance(root, str) and is_url(root):
         protocol, _, path = root.partition("://")
-        return LocalPlace(Path(path)) if protocol in ("file", "local") else UrlPlace(root)
-    return LocalPlace(Path(root))
+        return LocalStorage(Path(path)) if protocol in ("file", "local") else UrlStorage(root)
+    return LocalStorage(Path(root))
 
 
 def checkpoint_steps(root: str | None) -> dict[int, str]:
@@ -140,7 +140,7 @@ def join_root(root: str | Path, *names: str) -> str:
     return "/".join([str(root).rstrip("/"), *names]) if is_url(str(root)) else str(Path(root, *names))
 
 
-class LocalPlace:
+class LocalStorage:
     """The folders of one job's checkpoints, in a local folder, where a rename is atomic. Paths are relative to it.
 
     Failures raise OSError: FileNotFoundError where a file does not exist.
@@ -150,7 +150,7 @@ class LocalPlace:
         self._root = root
 
     def location(self, path: str) -> str:
-        """Returns the whole path or URL, for people."""
+        """Returns the full path or URL, to be shown."""
         return str(self._root / path)
 
     def names(self) -> list[str]:
@@ -223,7 +223,7 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-class UrlPlace:
+class UrlStorage:
     """A prefix of an object store, where a file appears as a whole when it is closed, or not at all.
 
     Implements `CheckpointRoot`. Errors of the store's library are raised as ObjectStoreUnavailable, and files that do
@@ -339,4 +339,4 @@ class UrlPlace:
         return [str(name).rstrip("/").rpartition("/")[2] for name in result]
 
 
-CheckpointRoot = LocalPlace | UrlPlace
+CheckpointRoot = LocalStorage | UrlStorage

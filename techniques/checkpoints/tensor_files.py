@@ -80,7 +80,7 @@ class DistantFile:
     """A remote safetensors file, of which only requested rows are read.
 
     It implements those methods of `safe_open` that are used here. Small tensors are read in aligned blocks, which are
-    kept for those that lie beside them: a request for each of thousands of biases and norms would take minutes.
+    kept for those that are stored next to them: a request for each of thousands of biases and norms would take minutes.
     """
 
     def __init__(self, read_range: ReadRange, *, block_bytes: int = REMOTE_BLOCK_BYTES) -> None:

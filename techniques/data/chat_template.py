@@ -28,7 +28,7 @@ ARGUMENTS = "arguments"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The keys of messages for what a model thinks before it answers."""
 REASONING_END = "</think>"
-"""What ends the reasoning that stands in a content, before the answer."""
+"""What ends the reasoning within a content, before the answer."""
 ANSWER = "assistant"
 
 # Comparisons of a role with names, such as `message['role'] == 'tool'` and `message.role in ["tool", "ipython"]`.
@@ -41,7 +41,7 @@ OTHER_TEMPLATE = "set data.tokenizer to one whose template renders"
 
 
 class Remark(IntFlag):
-    """What is to be said of a row: that a conversation of it was rendered, has a special token in a message, and lost
+    """Remarks on a row: that a conversation of it was rendered, has a special token in a message, and lost
     the reasoning of an answer that is not learnt."""
 
     RENDERED, SPECIAL, SHORTENED = 1, 2, 4
@@ -96,7 +96,7 @@ class ChatTemplate:
 
     @cached_property
     def roles(self) -> frozenset[str]:
-        """The roles of messages that it tells apart by name."""
+        """The roles of messages that it distinguishes by name."""
         tests = _ROLE_TESTS.findall(self._source)
         return frozenset(name for result in tests for name in re.findall(r"[\w-]+", " ".join(result)))
 
@@ -259,7 +259,7 @@ class ChatTemplate:
         return any(isinstance(text, str) and self._special.search(text) for text in texts)
 
     def notes(self, remarks: NDArray[np.uint8]) -> Iterator[str]:
-        """Yields what people should know of rows with these remarks, [rows]."""
+        """Yields what users should know of rows with these remarks, [rows]."""
         if num_special := int(np.count_nonzero(remarks & Remark.SPECIAL)):
             yield f"{num_special:,} rows have special tokens in messages, which are special as in apply_chat_template"
         if num_shortened := int(np.count_nonzero(remarks & Remark.SHORTENED)):
@@ -281,7 +281,7 @@ class ChatTemplate:
         question, first, last, name = {"role": "user", CONTENT: _mark(2)}, _mark(0), _mark(1), _mark(3)
         result = {"role": "tool", "name": name, "tool_call_id": CALL_ID, CONTENT: _mark(4)}
         text = self._end_behind([last], [question, {"role": ANSWER, CONTENT: last}], question, tools=None)
-        # What also stands between two calls ends neither. Some templates render one call alone.
+        # Text that is also between two calls ends neither. Some templates render one call alone.
         calls = self._end_behind([first, last], _calling(name, first, last), result, tools=_tools(name))
         if calls is None:
             calls = self._end_behind([last], _calling(name, last), result, tools=_tools(name))
@@ -407,7 +407,7 @@ def _call_in_form(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass
 class _Marking:
-    """Replaces the texts and numbers of conversations by marks. parts: what each mark stands for."""
+    """Replaces the texts and numbers of conversations by marks. parts: what each mark represents."""
 
     parts: dict[str, LeftOut] = field(default_factory=dict)
 

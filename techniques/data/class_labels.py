@@ -18,7 +18,7 @@ from ringmaster.techniques.metric import IGNORED
 
 MAX_CLASSES = 10_000
 UNLABELLED = "-1"
-"""The number by which some data sets say that a row has no label; in others it is a class."""
+"""The number that in some data sets marks a row without a label; in others it is a class."""
 
 
 class ClassLabels:
@@ -40,7 +40,7 @@ class ClassLabels:
             return self._numbers[as_class_name(value)]
         except KeyError:
             raise ValueError(
-                f"label {value!r} is none of the classes {shown(self.names)}. To fix: correct it, or add it to "
+                f"label {value!r} is not one of the classes {shown(self.names)}. To fix: correct it, or add it to "
                 "data.labels"
             ) from None
 
@@ -118,10 +118,10 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.
 
 
 def check_labelled(value: Any) -> None:
-    """Raises ValueError where a value stands for a missing label, or cannot be the name of a class."""
+    """Raises ValueError where a value means a missing label, or cannot be the name of a class."""
     if not isinstance(value, str):
         if value == IGNORED:
-            raise ValueError(f"label {IGNORED} stands for none. To fix: add the label, or remove the row")
+            raise ValueError(f"label {IGNORED} means no label. To fix: add the label, or remove the row")
         return
     try:
         value.encode()
@@ -206,7 +206,7 @@ def without_variants(names: Collection[str]) -> set[str]:
 
 
 def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool) -> Iterator[str]:
-    """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
+    """Yields what users should know of classes. trained: the numbers of those of rows to train on."""
     if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
         yield f"classes without a row to train on: {shown(unseen)}"
     if not are_learnt:
@@ -231,7 +231,8 @@ def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool)
 
 
 def _form(name: str) -> str:
-    """What is equal of names that people read as one: without case, Unicode's form, unseen characters, and blanks."""
+    """Names in a form that is equal for names that read alike: without case, Unicode's form, unseen characters, and
+    blanks."""
     seen = (each for each in unicodedata.normalize("NFKC", name) if unicodedata.category(each) != "Cf")
     text = unicodedata.normalize("NFKC", " ".join("".join(seen).split()).casefold())
     text = {"true": "1", "false": "0"}.get(text, text)  # as some programs write the one, and some the other

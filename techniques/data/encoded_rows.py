@@ -74,8 +74,8 @@ class RowsPart:
     """Rows that are encoded together.
 
     rows: returns them. key: identifies them where their encoding is kept. path: of their file, in messages. held_out:
-    whether they are; None where `by_position` a share of them is, or each row says it. is_windowed: whether a window
-    chooses among them; then a row of which no sample can be made matters only if it is chosen.
+    whether they are; None where `by_position` selects a share of them, or each row defines it. is_windowed: whether a
+    window chooses among them; then a row of which no sample can be made matters only if it is chosen.
     """
 
     rows: Callable[[], Iterator[Row]]
@@ -108,7 +108,7 @@ def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> dict[str, 
     """Returns what is known of some rows of a part, as columns.
 
     Their numbers in their files, the hashes of their contents, their positions between 0 and 2**64, by which a share is
-    held out; whether they are held out otherwise; their times in seconds since the epoch, if a window asks for them.
+    held out; whether they are held out otherwise; their times in seconds since the epoch, if a window requires them.
 
     Raises ValueError where a row has no time, and a window asks for it.
     """
@@ -171,7 +171,7 @@ class EncodedPart:
 
 
 def notes_on_written(parts: Sequence[EncodedPart]) -> tuple[str, ...]:
-    """Returns what people should know of rows whose texts have special tokens, if there are any."""
+    """Returns what users should know of rows whose texts have special tokens, if there are any."""
     num_rows = sum(int(each.column(WRITTEN)[each.wanted].sum()) for each in parts)
     what = "row has" if num_rows == 1 else "rows have"
     note = f"{num_rows:,} {what} special tokens of the tokenizer in a text, where they are read as plain text"
@@ -240,7 +240,7 @@ def encoded_parts(
 ) -> Iterator[list[EncodedPart]]:
     """Yields parts, in order, with the rows that are read; those that are not kept are encoded by `write`.
 
-    They are kept in folders `encoded/KEY` of a cache; without one, they lie in `folder` until the context ends. Then
+    They are kept in folders `encoded/KEY` of a cache; without one, they are in `folder` until the context ends. Then
     the manifest of data with a name is written there.
 
     settings: a JSON value of what their content depends on besides the rows.

@@ -111,7 +111,7 @@ def _matching_below(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
 
 
 def _folders(folder: Path, *, above: frozenset[Path]) -> Iterator[Path]:
-    """Yields a folder and those below it; a link to a folder that it lies in is not followed."""
+    """Yields a folder and those below it; a link to a parent folder is not followed."""
     real = folder.resolve()
     if real in above or not folder.is_dir():
         return

@@ -193,7 +193,7 @@ def _position(key: str) -> float:
 
 DAY_S = 86_400.0
 MAX_SECONDS = 1e11
-"""No time of a row lies so far from 1970: such a number is one of milliseconds."""
+"""No time of a row is so far from 1970: such a number is in milliseconds."""
 
 
 def needs_moments(window: Mapping[str, Any] | None) -> bool:
@@ -202,7 +202,7 @@ def needs_moments(window: Mapping[str, Any] | None) -> bool:
 
 
 def rows_in_window(moments: Sequence[NDArray[np.float64]], window: Mapping[str, Any] | None) -> list[NDArray[np.bool_]]:
-    """Returns which rows lie in a window; without one, all.
+    """Returns which rows are in a window; without one, all.
 
     moments: the times of the rows of each part, [rows], in seconds since the epoch; of any value where the window asks
         for none. Days count back from the newest row of all parts.
@@ -299,7 +299,7 @@ def with_leaks(prepared: PreparedData, spec: DataSpec, source: DataSource) -> Pr
     """Returns the description of data with what is wrong where rows are trained on and evaluated on.
 
     It is a fault where the spec names the files to evaluate on. Where whole files are held out of those that it names,
-    it is for people to know: they may not be able to change it.
+    it is for users to know: they may not be able to change it.
     """
     if spec.held_out_path is not None and (same := _same_file(spec)) is not None:
         fault = f"held_out_path {spec.held_out_path!r} has the same rows as path: it names {same}, too"

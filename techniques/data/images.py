@@ -110,7 +110,7 @@ def _decoded(stream: BinaryIO, what: str) -> Image:
 
 
 def _turned(image: Image) -> Image:
-    """The image, decoded, as its EXIF orientation says: cameras write pixels as their sensor lies."""
+    """The image, decoded, as its EXIF orientation says: cameras write pixels in the orientation of their sensor."""
     from PIL.ImageOps import exif_transpose
 
     image.load()

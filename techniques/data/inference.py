@@ -189,7 +189,7 @@ def with_processor_of(spec: DataSpec, model: ModelSpec) -> DataSpec:
 def _normalisation(name: str, given: Collection[str]) -> dict[str, Any]:
     """The mean and std of a model's processor that options neither give nor have by default.
 
-    A processor that cannot be read is named beside the options, which the check of the data then refuses.
+    A processor that cannot be read is named in addition to the options, which the check of the data then refuses.
     """
     missing = {"mean": ImageOptions.mean, "std": ImageOptions.std}
     missing = {key: usual for key, usual in missing.items() if key not in given}

@@ -44,7 +44,7 @@ class Retriever:
 
     Attributes:
         store: the folder of a knowledge store. In batch files also the name of a version, such as wiki@champion, or of
-            a job. A folder with prepared passages stands for a store that is not made yet: see `find_passages`.
+            a job. A folder with prepared passages represents a store that is not made yet: see `find_passages`.
         k: the passages of each question.
         template: what the model reads, with {passages}, of which each is a line, the best first, and {prompt}.
         passages: the JSON form of the data of the job that makes the store; None for a store that is there.
@@ -351,7 +351,7 @@ class RowKind(StoredSource):
     decisive: well-known columns that change what a row means and that are not read, each with what is wrong with a row
         that has a value there, and a remedy. Rows are refused, unless `ignored_columns` names the column.
     has_targets: whether labels are the tokens of a target, which an encoder-decoder writes.
-    packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
+    packs: whether several samples may be in one row; only for causal ones of `input_ids` and `labels`.
     is_embedded: whether samples are texts whose embeddings are compared, as Sentence-Transformers computes them.
     """
 
@@ -397,7 +397,7 @@ class RowKind(StoredSource):
         return None
 
     def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
-        """Returns what people should know of a row of which a sample is made; None where it is like most rows.
+        """Returns what users should know of a row of which a sample is made; None where it is like most rows.
 
         The rows of each remark are counted. row: as of `sample`.
         """
@@ -441,7 +441,8 @@ class RowKind(StoredSource):
         return prepared
 
     def training_faults(self, folder: Path) -> Iterable[str]:
-        """Returns why no model should be trained on the samples in a folder, beside labels that are all the same."""
+        """Returns why no model should be trained on the samples in a folder, apart from labels that are all the
+        same."""
         return ()
 
     @property

@@ -123,7 +123,7 @@ class RowSamples:
             )
 
     def _remarks(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
-        """Yields what people should know of some rows, with how many there are."""
+        """Yields what users should know of some rows, with how many there are."""
         given = (each.facts["remark"].filter(each.wanted).drop_null().to_pylist() for each in parts)
         for remark, number in Counter(chain.from_iterable(given)).items():
             yield f"{number:,} {'row' if number == 1 else 'rows'}: {remark}"

@@ -242,7 +242,7 @@ class RowTokenizer:
             if len(written) != len(answers):
                 raise ValueError(
                     f"the chat template marks {len(written)} parts of {len(answers)} messages of the assistant's, so "
-                    "that those of weight 0 cannot be told apart. To fix: give one conversation a row for each answer"
+                    "that those of weight 0 cannot be separated. To fix: give one conversation a row for each answer"
                 )
             written = [*compress(written, is_learnt)]
         return self._rendered_encoder(text, written)
@@ -321,7 +321,7 @@ class RowTokenizer:
         if first is None or not text.startswith(upto) or len(upto) < first:
             raise ValueError(
                 f"message {turn + 1} is rendered in another way by the chat template where other messages follow it, "
-                "or without what begins an answer, so that the assistant's tokens cannot be told apart. To fix: give "
+                "or without what begins an answer, so that the assistant's tokens cannot be separated. To fix: give "
                 "a chat template that marks answers with {% generation %}, or one conversation a row for each answer"
             )
         return range(first, len(upto))

@@ -1,4 +1,5 @@
-"""Whether samples hold what their rows say: compared with the library's own calls, and counted where it was lost."""
+"""Whether samples have the content of their rows: compared with the library's own calls, and counted where it was
+lost."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ MAX_LOST_SHARE = 0.5
 """Above this share of samples that have lost their rows' content, no model is trained on them."""
 EQUAL_REMEDY = (
     "raise seq_len where the rows differ only behind what is cut off; or set a data.tokenizer or data.processor that "
-    "tells them apart, or other columns"
+    "distinguishes them, or other columns"
 )
 FIRST_COMPARED = 32
 """Rows of a file that are compared in its first rows that are read together; half as many in the next ones, and so on
@@ -45,7 +46,7 @@ class ContentLoss(IntEnum):
 
 
 class LossDescription(NamedTuple):
-    """A kind of loss for people: what the samples are, and what to do."""
+    """A kind of lost content, described for users: what the samples are, and what to do."""
 
     what: str
     remedy: str
@@ -231,7 +232,7 @@ class SplitContent:
 
 
 def notes_and_faults(parts: Sequence[EncodedPart]) -> tuple[list[str], list[str]]:
-    """Returns what people should know of samples that lost their rows' content, and why no model is trained on them."""
+    """Returns what users should know of samples that lost their rows' content, and why no model is trained on them."""
     notes, faults = list[str](), list[str]()
     for split in SPLITS:
         for what, remedy, share in SplitContent(parts, split=split).problems():
@@ -242,7 +243,7 @@ def notes_and_faults(parts: Sequence[EncodedPart]) -> tuple[list[str], list[str]
 
 
 def notes_on_unknown(num_unknown: Mapping[str, int], num_tokens: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Returns what people should know of unknown tokens of each split, and why no model is trained on them."""
+    """Returns what users should know of unknown tokens of each split, and why no model is trained on them."""
     notes, faults = list[str](), list[str]()
     for split in SPLITS:
         if num_unknown[split]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = "data.json"
-"""What describes the samples in a folder. Releases before 0.4 had another one, beside files of another form."""
+"""What describes the samples in a folder. Releases before 0.4 had another one, with files of another format."""
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
 FORMAT = 5
 # Settings that may name a folder, and arguments of `load_dataset` that may name files of this machine.
@@ -54,7 +54,7 @@ def prepare_once(
 ) -> data_source.PreparedData:
     """Returns what `write` has written into a folder of the cache: at an earlier time, or else now.
 
-    name: for people. location: the path or URI of what is prepared. state, settings: values on which it depends.
+    name: to be shown. location: the path or URI of what is prepared. state, settings: values on which it depends.
     """
     key = digest({"format": FORMAT, "settings": settings, "source": location, "state": state})
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[-60:] or "data"
@@ -87,7 +87,7 @@ def states_of_arguments(spec: DataSpec) -> list[Any]:
 
 
 def note_on_unread(there: Iterable[str], *, read: Collection[str], spec: DataSpec) -> tuple[str, ...]:
-    """Returns what people should know of columns that are there and not read, nor ignored on purpose, if any."""
+    """Returns what users should know of columns that are there and not read, nor ignored on purpose, if any."""
     known = {*read, *spec.options.get("ignored_columns", ()), spec.time_column}
     unread = [name for name in there if name not in known]
     return (f"columns that are not read: {data_source.shown(unread)}",) if unread else ()
@@ -240,7 +240,7 @@ def progress_to(listener: Listener) -> Iterator[None]:
 
 
 class TextProgress:
-    """Counts texts and their characters. doing, what: what is done, and with what, for people."""
+    """Counts texts and their characters. doing, what: what is done, and with what, for users."""
 
     def __init__(self, doing: str, *, what: str = "texts", clock: Callable[[], float] = time.monotonic) -> None:
         self._doing, self._what, self._clock = doing, what, clock

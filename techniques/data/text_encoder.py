@@ -76,7 +76,7 @@ def _between_cuts(before: str) -> str:
 
 
 def _words_of_gpt2() -> str:
-    """The expression of GPT-2 for ASCII; a word beside another character goes on to the next cut.
+    """The expression of GPT-2 for ASCII; a word next to another character continues to the next cut.
 
     Classes of other characters differ between versions of Unicode. `++` keeps a match from giving characters back.
     """
@@ -103,7 +103,7 @@ KNOWN_EXPRESSIONS = frozenset(
 def rule_of(tokenizer: Mapping[str, Any]) -> CutRule | None:
     """Returns the rule of a tokenizer, given as the content of its `tokenizer.json`; None where no cut is known exact.
 
-    The text of special tokens must be encoded as any other text. Tokens that were added beside these, normalizers other
+    The text of special tokens must be encoded as any other text. Tokens that were added to these, normalizers other
     than NFC, and dropout in the BPE may reach across a cut.
     """
     normalizer, splitting = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer") or {}

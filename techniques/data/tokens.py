@@ -256,7 +256,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _no_length(where: str) -> ValueError:
-    return ValueError(f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
+    return ValueError(f"{where}: seq_len is missing. To fix: set the number of tokens of a sample, e.g. seq_len: 128")
 
 
 def _no_text(column: str, *, where: str) -> ValueError:
@@ -272,14 +272,14 @@ TOKENIZED = "tokenized"
 """The kind of rows of token ids with labels."""
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 LABEL_COLUMNS = frozenset({arrow_files.LABELS, "assistant_mask", *LOSS_MASKS})
-"""Columns that say which tokens of a row are learnt. Rows with one of them are samples by themselves."""
+"""Columns that define which tokens of a row are learnt. Rows with one of them are samples by themselves."""
 OTHER_LABEL_COLUMNS = frozenset(
     {"label_ids", "target_ids", "label_mask", "labels_mask", "target_mask", "response_mask", "prompt_mask"}
     | {"assistant_tokens_mask", "train_mask", "token_weights", "loss_weights"}
 )
-"""Columns of other programs that say which tokens are learnt, and that are not read."""
+"""Columns of other programs that define which tokens are learnt, and that are not read."""
 NOT_LEARNT = (
-    "which seems to say what is learnt, and is not read. To fix: give it as labels, with -100 for what is not learnt, "
+    "which seems to mark what is learnt, and is not read. To fix: give it as labels, with -100 for what is not learnt, "
     "or as completion_mask, with 1 for what is"
 )
 
@@ -300,7 +300,7 @@ def tokenized_source(spec: DataSpec, there: Collection[str]) -> StoredSource | N
 
 
 def as_tokenized(spec: DataSpec) -> DataSpec:
-    """Returns the spec of rows of token ids with labels, of which the options of text say nothing."""
+    """Returns the spec of rows of token ids with labels, which the options of text do not concern."""
     return replace(spec, kind=TOKENIZED, options={})
 
 
@@ -364,7 +364,7 @@ class TextFiles(StoredSource):
         return rows_of_files(spec, self._reading(spec))
 
     def _tokenized(self, spec: DataSpec) -> StoredSource | None:
-        """The kind of the rows where they have labels, as the first one says."""
+        """The kind of the rows where they have labels, by the first one."""
         return tokenized_source(spec, self._there(spec))
 
     def _there(self, spec: DataSpec) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def in_children(
     ended = sorted(children, key=lambda each: each[0])
     if faults := [fault for _, _, fault in ended if fault]:
         print(f"a measurement: {faults[0]}", file=sys.stderr)
-        raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, says why")
+        raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, has the reason")
     return [answer for _, answer, _ in ended]
 
 
@@ -425,7 +425,7 @@ def segment_costs(
     disk: DiskRates,
     generating_s: float = 0.0,
 ) -> dict[str, float]:
-    """Returns the predicted seconds of a job beside its steps under an option, by the names of a `Candidate`'s fields.
+    """Returns the predicted seconds of a job outside its steps under an option, by the names of a `Candidate`'s fields.
 
     step_s: predicted seconds of a step; 0 where they are unknown.
     forward_share: the part of a step that a batch of an evaluation takes.

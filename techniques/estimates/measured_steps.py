@@ -1,15 +1,15 @@
 """Measured seconds of a job's step on one device, from the job's own trainer with few layers and few rows.
 
-A model of many equal layers is built with a few of them. Marks before and after each layer, forward and backward, tell
-a layer's time from the rest's (embeddings, head, loss). With t_k the seconds of a layer of kind k, n_k their number in
-the whole model, and e the rest, a micro-batch of m rows takes
+A model of many equal layers is built with a few of them. Marks before and after each layer, forward and backward,
+measure a layer's time from the rest's (embeddings, head, loss). With t_k the seconds of a layer of kind k, n_k their
+number in the whole model, and e the rest, a micro-batch of m rows takes
 
     T(m) = e(m) + sum of n_k t_k(m) = launch + m row
 
 which two sizes m determine. A GPU computes while the host launches the operators of the layers that follow, so that a
 micro-batch takes at least as long as launching it; with few layers the head's computation would hide that, so the
-host's seconds are measured beside the device's. A GPU computes also while a thread loads the samples of coming steps,
-so loading is measured by itself; cores compute and load in turn. What the trainer does is measured as it is: the
+host's seconds are measured separately from the device's. A GPU computes also while a thread loads the samples of coming
+steps, so loading is measured by itself; cores compute and load in turn. What the trainer does is measured as it is: the
 precision, frozen and adapted weights, the reference of a loss, dropout, the optimizer, and samples padded to the data's
 mean width.
 """
@@ -51,7 +51,7 @@ from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
-from ringmaster.techniques.training.batch_loader import BatchRequest
+from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.generation import num_expected
 from ringmaster.techniques.training.job_state import LONGEST, WIDTH_MULTIPLE
 from ringmaster.techniques.training.parts import Share, TrainedModel, TrainerPart
@@ -102,7 +102,7 @@ class StepTimes:
         return num_tokens * self.forward_share * token_s
 
     def with_extra_forward(self, size: float) -> StepTimes:
-        """Returns the times with a forward of another model beside each row; `size` in sizes of the job's model."""
+        """Returns the times with a forward of another model for each row; `size` in sizes of the job's model."""
         return replace(self, row_s=self.row_s * (1 + size * self.forward_share))
 
 
@@ -351,7 +351,7 @@ class _ChosenRows(RankBatches):
         """Loads nothing ahead by itself, so that what loading takes is measured."""
         self.loader.begin_step(iter(()))
 
-    def load(self, request: BatchRequest, **seeds: Callable[..., object]) -> dict[str, torch.Tensor]:
+    def load(self, request: RowsRequest, **seeds: Callable[..., object]) -> dict[str, torch.Tensor]:
         """Loads the rows, as the loader's thread does without seeds."""
         self.timer.begin("load")
         batch = self.loader.batch(request)

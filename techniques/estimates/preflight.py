@@ -101,7 +101,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     if tried is not None:
         facts = with_probe(facts, tried, job)
     if job.adapter is not None and facts.decoder is not None and (more := _other_columns(job, data, order)):
-        facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
+        facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} besides their tokens")
     job = replace(job, exact_chunk=choose_chunk(job, facts))
     estimator = Estimator(job, facts=facts, data=to_json(data), order=order)
     candidates: list[Candidate] = []
@@ -217,7 +217,7 @@ def _check_weights(job: Job, data: PreparedData, folders: Mapping[str, str]) -> 
 
 
 def _other_columns(job: Job, data: PreparedData, order: PreflightOrder) -> list[str]:
-    """Names of sample columns beside tokens and labels, such as a padding mask.
+    """Names of sample columns other than tokens and labels, such as a padding mask.
 
     A technique that packs samples does not pass these columns to the model.
     """
@@ -250,15 +250,13 @@ def _least_too_large(too_large: Sequence[tuple[Refusal, int]], shape: GangShape,
 
 
 def why_no_adaptation(technique: Technique, job: Job) -> str | None:
-    """Returns why a technique cannot make the adaptation that a job asks for, or None."""
+    """Returns why a technique cannot make the adaptation of a job, or None."""
     if isinstance(technique, BlackBox):
         return None  # their `supports` checks the adaptation
     if not job.trains or job.made_by:
         return f"the job trains no step: {job.made_by or 'rewrite'} is for it"
     if copies_reference(job) and DISTILLED not in technique.adaptations:
-        return (
-            f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
-        )
+        return f"the loss {job.loss} needs a copy of the initial weights, which {technique.name} has not"
     if reasons := [reason for part in job.parts if (reason := part.why_not(technique)) is not None]:
         return reasons[0]
     if job.adapter is not None and job.adapter.dora and not technique.whole_layers:

@@ -117,7 +117,8 @@ def predicted_step_s(
     t = max(r c w + k l / p, k h / p) (1 + recomputed) (1 + (p - 1) / k) + u / n + sent / L + messages * m
     and at least r d, as a thread loads the rows of the next step meanwhile.
 
-    All ranks of a pipeline wait for the slowest one: the measured `times` of layers say how much longer it computes.
+    All ranks of a pipeline wait for the slowest one: the measured `times` of layers determine how much longer it
+    computes.
 
     alone: the step on one device. num_operators: of a micro-batch.
     """
@@ -178,7 +179,7 @@ def _sent(
     facts, sent, k = workload.facts, _RankTraffic(), num_micro_batches
     layers = max(facts.num_layers, 1) / axes.get("pp", 1)
     own_bytes = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
-    updated = facts.num_updated / max(facts.num_parameters, 1)  # of mine: beside an adapter no weight has a gradient
+    updated = facts.num_updated / max(facts.num_parameters, 1)  # with an adapter, none of the model's own
     shards = axes.get("dp_shard", 1) if not config.get("sharded") else axes.get("cp", 1)
     if (size := axes.get("dp_expert", 1)) > 1:  # weights of experts are not gathered
         shards, own_bytes = size, own_bytes - facts.expert_bytes
@@ -218,7 +219,8 @@ def _sent(
 
 
 MAX_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
-# A config needs no memory estimate if its state fits beside so many times the activations of its rows and the weights.
+# A config needs no memory estimate if its state fits in addition to so many times the activations of its rows and the
+# weights.
 ACTIVATIONS, WEIGHTS = 1.5, 3.0
 MEASURED_LAYERS = 6  # largest layers, their gradients included, that a device holds while layers are measured on it
 SURELY_KEPT = 0.7  # of the activations that one device alone stores: divided, slightly less is stored
@@ -332,7 +334,7 @@ class Estimator:
         return self._facts.parameter_bytes if copies_reference(self._job) else 0
 
     def _adaptation_bytes(self, config: Config) -> int:
-        """Bytes that the job's adaptation needs beside the training state."""
+        """Bytes that the job's adaptation needs in addition to the training state."""
         if self._job.adaptation is None:
             return 0
         num_rows = int(config.get("micro_batch", self._job.global_batch_size))
@@ -362,7 +364,8 @@ class Estimator:
         )
 
     def _launch_share(self, step_s: float | None, *, num_ranks: int) -> float:
-        """The part of a step that is no computation of rows and no update: another job's rows beside them share it."""
+        """The part of a step that is no computation of rows and no update: rows of another job in the same step share
+        it."""
         if not step_s or self._alone is None:
             return 0.0
         rows_s = self._job.global_batch_size / num_ranks * self._alone.row_s
@@ -371,7 +374,8 @@ class Estimator:
     def _other_seconds(
         self, technique: Technique, config: Config, *, num_ranks: int, step_s: float | None
     ) -> dict[str, float]:
-        """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""
+        """The predicted seconds outside the steps, by the names of a candidate's fields; none where they are
+        unknown."""
         if isinstance(technique, BlackBox) or not self._order.slots:
             return {}
         alone, widths = self._alone, self._widths
@@ -521,7 +525,7 @@ def describe(job: Job) -> PreparedData | None:
 
 
 def _of_pairs(job: Job) -> tuple[SampleTensor, ...]:
-    """The tensors of a sample, for a loss of pairs of sequences; () for other losses, as the kind tells them."""
+    """The tensors of a sample, for a loss of pairs of sequences; () for other losses, as the kind determines them."""
     loss = loss_function_of(job.loss, job.loss_options)
     if loss is None or not loss.in_pairs or job.data.seq_len is None:
         return ()

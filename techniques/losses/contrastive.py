@@ -17,7 +17,7 @@ class NumNegatives(WholeNumbers):
     """The number of hard negatives of a sample; false for none, true for one."""
 
     def allow(self, value: Any) -> bool:
-        """Returns whether `value` is a number of negatives, or says whether there is one."""
+        """Returns whether `value` is a number of negatives, or whether there is one."""
         return isinstance(value, bool) or super().allow(value)
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Contrastive(LossFunction):
             )
         if mask is None:
             raise ValueError(
-                f"loss {self.name}: the samples have no attention_mask, which says what is padding. To fix: give each "
+                f"loss {self.name}: the samples have no attention_mask, which marks padding. To fix: give each "
                 "sample an attention_mask [2, tokens]"
             )
         return hidden.float().reshape(*mask.shape, -1), mask

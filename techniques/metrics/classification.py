@@ -69,8 +69,8 @@ class ClassCounts(Metric):
 
     average: the average, named as in scikit-learn. None stands for "binary" with two classes of which one is right (the
         positive class is 1), else "macro", the mean over classes, and for rows with one prediction only: of tokens, one
-        class is usually "none", and what people mean is an average or entities. A class that is neither predicted nor
-        right counts in a mean only where several classes may be right.
+        class is usually "none", and what is meant is usually an average or entities. A class that is neither predicted
+        nor right counts in a mean only where several classes may be right.
     """
 
     higher_is_better = True

@@ -26,9 +26,9 @@ class RecallAt1(GatheredMetric):
 
     A row has two sequences, anchor and positive; a third one, such as a hard negative, is left out. The embedding of a
     sequence is the mean of the last hidden states of its tokens, divided by its length, and the similarity is the
-    cosine (Reimers & Gurevych, Sentence-BERT, 2019), unless a base of Sentence-Transformers says otherwise. The order
-    of positives that are equally similar is drawn, and the expected share is returned: if all embeddings are equal, it
-    is k / rows. A sample, or a slice, is one of anchors; the positives are always those of all rows.
+    cosine (Reimers & Gurevych, Sentence-BERT, 2019), unless a base of Sentence-Transformers defines another one. The
+    order of positives that are equally similar is drawn, and the expected share is returned: if all embeddings are
+    equal, it is k / rows. A sample, or a slice, is one of anchors; the positives are always those of all rows.
     """
 
     name = "recall_at_1"

@@ -1,7 +1,7 @@
 """Tasks of EleutherAI's lm-evaluation-harness as metrics: `lm-eval/TASK`, or `lm-eval/TASK/MEASURE`.
 
-A task is one of the library's own, or a YAML file in a folder `lm_eval_tasks` on the import path, such as beside the
-batch file. Paths of data files in it are relative to it. The extra `lm-eval` is needed.
+A task is one of the library's own, or a YAML file in a folder `lm_eval_tasks` on the import path, such as next to
+the batch file. Paths of data files in it are relative to it. The extra `lm-eval` is needed.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def task_file(task: str) -> Path:
                 return file
     raise ValueError(
         f"metric {FAMILY}/{task}: there is no task {task!r}. To fix: name a task of lm-eval (no group), or put its "
-        f"YAML file in a folder {FOLDER} beside the batch file"
+        f"YAML file in a folder {FOLDER} next to the batch file"
     )
 
 

@@ -133,7 +133,7 @@ def with_config_of(spec: ModelSpec, folder: Path) -> ModelSpec:
         return spec
     if family_of(own) != family_of(theirs):
         return spec
-    # The data says which classes there are, and what pads.
+    # The data defines the classes and the padding token.
     left_out = {*OF_LOADING, *OF_CLASSES, "pad_token_id", "problem_type"}
     left_out |= set() if spec.config.keys().isdisjoint(LAYERS) else {*LAYERS}  # the same by another name
     fields = {name: value for name, value in content.items() if name not in left_out and value is not None}
@@ -163,7 +163,7 @@ def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
         _set_padding(config, data)
     if not config.architectures:
         raise ValueError(
-            f"model: {name!r} does not say its class. To fix: add it to model.config, e.g. "
+            f"model: {name!r} does not name its class. To fix: add it to model.config, e.g. "
             f"architectures: [LlamaForCausalLM]"
         )
     return _checked(config, data, spec, of=str(name))
@@ -187,7 +187,7 @@ def _pretrained(spec: ModelSpec) -> Any:
 
 
 def _read_config(file: Path) -> Any:
-    """The content of a model's config, {} where transformers is to say what is wrong with it."""
+    """The content of a model's config, {} where transformers will report what is wrong with it."""
     try:
         content = file.read_bytes()[: MAX_CONFIG_BYTES + 1]
         if len(content) > MAX_CONFIG_BYTES:
@@ -390,7 +390,7 @@ def is_anonymous(classes: Sequence[str]) -> bool:
 
 
 def note_on_classes(spec: ModelSpec, data: PreparedData, weights_from: Path | None) -> str | None:
-    """Returns what people should know where the classes of a trained head have no names, and get those of the data."""
+    """Returns what users should know where the classes of a trained head have no names, and get those of the data."""
     name = str(weights_from or "") or (None if spec.has_fresh_head else spec.from_pretrained)
     if name is None or not data.labels or is_anonymous(data.labels):
         return None
@@ -404,7 +404,7 @@ def note_on_classes(spec: ModelSpec, data: PreparedData, weights_from: Path | No
 def _set_classes(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> None:
     """Gives a config what its outputs are: the names of the data's classes, and the type of the problem.
 
-    Raises ValueError where its classes have other names, or where `spec` says that the problem is another one.
+    Raises ValueError where its classes have other names, or where `spec` defines another problem.
     """
     check_labels(config, data, of=of)
     if data.labels:
@@ -494,9 +494,9 @@ def _check_images(config: Any, data: PreparedData, *, of: str) -> None:
         )
 
 
-@cache  # a large model takes a second, and each process asks for it several times
+@cache  # a large model takes a second, and each process needs it several times
 def _takes(name: str, fields: str, shape: tuple[int | None, ...]) -> bool:
-    """Whether a model takes images of a shape, whatever its config says.
+    """Whether a model takes images of a shape, regardless of its config.
 
     Convolutions take images of any size, and some models, such as DINOv2, interpolate the embeddings of positions.
 

@@ -145,7 +145,7 @@ def _local_folder(name: str | None) -> Path | None:
 def _quantization(config: Any, *, of: str) -> str | None:
     """Returns the method by which another program has quantized a model; None where none has.
 
-    Its config is made to ask for plain weights, which transformers else chooses by the devices that a process sees.
+    Its config is made to request plain weights. Otherwise transformers chooses by the devices that a process sees.
     Raises ValueError if it cannot be loaded here, or where its weights stay quantized, so that no step changes them.
     """
     from transformers.quantizers.auto import AutoHfQuantizer

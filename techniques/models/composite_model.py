@@ -147,7 +147,7 @@ class CompositeLoss(Loss):
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
         """Returns the batch's summand of the loss times the number of samples of the global batch, and its samples.
 
-        Raises ValueError where a job has no label in the global batch, or counts what its labels do not tell.
+        Raises ValueError where a job has no label in the global batch, or its labels do not determine its count.
         """
         totals, num_samples = self.known, len(next(iter(batch.values())))
         if totals is None:

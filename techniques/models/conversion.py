@@ -39,7 +39,7 @@ from ringmaster.techniques.checkpoints.checkpoint import (
 )
 from ringmaster.techniques.checkpoints.dcp_folders import DcpTensor, write_dcp
 from ringmaster.techniques.checkpoints.state import Reader
-from ringmaster.techniques.checkpoints.storage import LocalPlace
+from ringmaster.techniques.checkpoints.storage import LocalStorage
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, LazyTensor, blocks_of
 from ringmaster.techniques.models.foreign_checkpoints import CHECKPOINT, DCP, MEGATRON, STEP, LazyModel, open_foreign
 from ringmaster.techniques.models.llama_layouts import STACKED, LlamaShape, NamedTensors, to_megatron, to_torchtitan
@@ -197,7 +197,7 @@ def convert(source: str, destination: Path, *, to: str) -> dict[str, Any]:
         if to == HUGGING_FACE:
             if model.kind in (HUGGING_FACE, CHECKPOINT):
                 LlamaShape.of(model.config)
-            _write_hugging_face(LocalPlace(aside), model.tensors)
+            _write_hugging_face(LocalStorage(aside), model.tensors)
         else:
             num_states = WRITERS[to](aside, model)
         (aside / "config.json").write_text(json.dumps(_config(model), indent=2) + "\n")
@@ -298,7 +298,7 @@ def _lazy(files: Iterable[Path]) -> NamedTensors:
     return result
 
 
-def _write_hugging_face(place: LocalPlace, tensors: NamedTensors) -> None:
+def _write_hugging_face(place: LocalStorage, tensors: NamedTensors) -> None:
     from huggingface_hub import split_state_dict_into_shards_factory
 
     parts = split_state_dict_into_shards_factory(

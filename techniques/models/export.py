@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ringmaster.codec import to_json
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, publish
 from ringmaster.techniques.checkpoints.state import Reader
-from ringmaster.techniques.checkpoints.storage import LocalPlace
+from ringmaster.techniques.checkpoints.storage import LocalStorage
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 from ringmaster.techniques.data.chat_template import turn_end_of
 from ringmaster.techniques.data_source import PreparedData, data_source_of
@@ -69,7 +69,7 @@ def export_model(
     model: the trained model. Only its configs are used; its weights are not read.
     state: full tensors under the model's own names, on any device.
     base: the folder or hub name whose weights the training began with.
-    job: the one that trained it, whose loss is kept beside it.
+    job: the one that trained it, whose loss is stored with it.
     """
     with publish(folder) as aside:
         _save_loss(aside, job, began_with=base)
@@ -162,7 +162,7 @@ def _save_loss(folder: Path, job: Job | None, *, began_with: str | None = None) 
 
 
 def _copy_description(folder: Path, model: nn.Module, *, prepared: PreparedData, base: str | None) -> None:
-    """Copies what belongs to a model beside its weights and its config."""
+    """Copies the files of a model other than its weights and its config."""
     copy_processors(folder, prepared=prepared, base=base)
     if _has_no_head(model):
         copy_modules(base, folder, seq_len=prepared.seq_len)
@@ -275,7 +275,7 @@ def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> 
                     axis = int(".lora_B." in tensor)
                     load, shape = partial(_with_last_half, load, file, tensor, axis), now
                 tensors[tensor] = LazyTensor(dtype=dtype, shape=shape, load=load)
-            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata=model_folders.metadata_of(file)))
+            LocalStorage(aside).write(path.as_posix(), blocks_of(tensors, metadata=model_folders.metadata_of(file)))
 
 
 def _read(reader: Reader, name: str, dtype: torch.dtype) -> torch.Tensor:

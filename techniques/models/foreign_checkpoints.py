@@ -5,13 +5,13 @@
     DeepSpeed      *_model_states.pt, *_optim_states.pt       ZeRO of stage 1 to 3
     universal      zero/PARAMETER/{fp32,exp_avg,...}.pt       DeepSpeed's after `ds_to_universal`
 
-None of them says which model it is of: a Hugging Face config.json lies beside it. What it holds is compared with what
+None of them names its model: a Hugging Face config.json next to it does. What it holds is compared with what
 a model of that config has.
 
 DeepSpeed: of stages 1 and 2, the parameters of a group, one behind the other, are one vector that the ranks divide; of
 stage 3, each parameter is divided, and a rank's shares lie one behind the other. The states of the optimizer lie as the
 weights in fp32 do. What the optimizer does not update (frozen weights, buffers) is in the files of the model's states.
-The files are pickles with four classes of DeepSpeed beside the weights. They are read as weights alone, with stand-ins
+The files are pickles with four classes of DeepSpeed besides the weights. They are read as weights alone, with stand-ins
 for these; a file that names anything else is refused before it runs.
 
 Source: DeepSpeed 0.19, utils/zero_to_fp32.py and checkpoint/ds_to_universal.py.
@@ -58,8 +58,8 @@ class LazyModel:
     tensors: its tensors under Hugging Face's names.
     tokenizer: its tokenizer's files.
     states: of its optimizer, by the name of the state (`exp_avg`) and then the parameter's.
-    step: the number of steps that it was trained for, if the source says so.
-    hyperparameters: of its optimizer, as far as the source says.
+    step: the number of steps that it was trained for, if known.
+    hyperparameters: of its optimizer, as far as known.
     """
 
     kind: str
@@ -74,14 +74,14 @@ class LazyModel:
 def open_foreign(checkpoint: FoundCheckpoint) -> LazyModel:
     """Returns the model in a foreign checkpoint.
 
-    Raises ValueError, with all faults of a kind, where it is damaged, or is none of the model that its config says.
+    Raises ValueError, with all faults of a kind, where it is damaged, or not of the model that its config names.
     """
     folder = checkpoint.folder
     places = [each / CONFIG for each in (folder, folder.parent) if (each / CONFIG).is_file()]
     config = read_json(places[0]) if places else {}
     if not config.get("model_type") or not config.get("architectures"):
         raise ValueError(
-            f"{folder} is a checkpoint of {checkpoint.kind}, and no {CONFIG} beside it says of which model. To fix: "
+            f"{folder} is a checkpoint of {checkpoint.kind}, and no {CONFIG} next to it names its model. To fix: "
             f"put the model's Hugging Face {CONFIG}, with its architectures, into {folder}"
         )
     wanted = expected_tensors(config)

@@ -43,7 +43,7 @@ def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
     model = job.adaptation.teacher_model or (model_of_folder(folder) if folder is not None else None)
     if model is None:
         raise ValueError(
-            f"distillation: the teacher {job.adaptation.teacher} does not say what model it is. "
+            f"distillation: the teacher {job.adaptation.teacher} does not name its model. "
             f"To fix: give adaptation.teacher_model"
         )
     return model
@@ -77,7 +77,7 @@ def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
 
 
 def config_in(name: str) -> SimpleNamespace | None:
-    """Returns what the config in a folder, or of a model on the hub, says of text; None where there is none.
+    """Returns the text part of the config in a folder, or of a model on the hub; None where there is none.
 
     It is as it was written, without the defaults of its class, which may take much memory to be made.
     """
@@ -120,7 +120,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {name: tensor for path in paths for name, tensor in tensors_in(path).items()}
     places = read_json(index).get("weight_map")
     if not isinstance(places, Mapping) or not all(isinstance(each, str) for each in places.values()):
-        raise ValueError(f"model: {index} does not say which file has which tensor. {COPY_AGAIN}")
+        raise ValueError(f"model: {index} does not map tensors to files. {COPY_AGAIN}")
     files = {name: tensors_in(folder / name) for name in sorted(set(places.values()))}
     if absent := [name for name, file in places.items() if name not in files[file]]:
         raise ValueError(f"model: {index} has {absent[0]} in {places[absent[0]]}, which lacks it. {COPY_AGAIN}")

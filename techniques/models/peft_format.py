@@ -73,7 +73,7 @@ def read_adapter(folder: Path) -> Adapter:
     try:
         return _adapter_of(read_config(folder), folder)
     except (KeyError, TypeError) as error:
-        reason = f"says nothing of {error}" if isinstance(error, KeyError) else f"has a value of another kind: {error}"
+        reason = f"lacks {error}" if isinstance(error, KeyError) else f"has a value of another kind: {error}"
         raise ValueError(f"adapter: {folder / ADAPTER_CONFIG} {reason}. To fix: save the adapter again") from error
 
 
@@ -169,7 +169,7 @@ def base_of(folder: Path) -> Path | None:
     config = read_config(folder).get(NAMED)
     if not config:
         raise ValueError(
-            f"adapter: {folder} does not say which model it is on. To fix: write base_model_name_or_path into its "
+            f"adapter: {folder} does not name its base model. To fix: write base_model_name_or_path into its "
             "adapter_config.json"
         )
     path = Path(config)
@@ -326,7 +326,7 @@ def _is_lost(name: str) -> bool:
 def on_base(folder: Path, base: Path, *, copy: Path) -> Path:
     """Returns a copy of an adapter that names `base`, a folder; an existing copy whose base exists is reused.
 
-    Of a whole model, a folder of links to its files, beside the file of its loss that names `base` as its reference.
+    Of a whole model, a folder of links to its files, and the file of its loss that names `base` as its reference.
     """
     if copy.is_dir() and all(file.exists() for file in copy.iterdir()) and not has_lost_base(copy):
         return copy

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 FILES = (MODULES, SETTINGS, "sentence_*_config.json", "[0-9]_*/*")
-"""Patterns of the files beside those of the transformer."""
+"""Patterns of the files other than those of the transformer."""
 TRANSFORMER_SETTINGS = "sentence_{}_config.json"
 TRANSFORMER_NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 """The file of the settings of a transformer, and the names in it, of which the first that is there counts."""
@@ -57,9 +57,9 @@ class Pooling:
 
 @cache
 def pooling_of(base: str | None) -> Pooling:
-    """Returns the pooling of a base, a folder or a name on the hub; the normalized mean where it does not say one.
+    """Returns the pooling of a base, a folder or a name on the hub; the normalized mean where it does not define one.
 
-    Embeddings that the base does not normalize are compared as it says: by cosine, or by their product ("dot").
+    Embeddings that the base does not normalize are compared as it defines: by cosine, or by their product ("dot").
 
     Raises ValueError, with a remedy, where it has other modules than can be trained, or compares in another way.
     """
@@ -99,7 +99,7 @@ def max_length_of(base: str) -> int | None:
 
     try:
         folder = local_folder(base, patterns=(*FILES, CONFIG, TOKENIZER_CONFIG))
-    except (OSError, ValueError, HfHubHTTPError):  # nothing is there: what loads the tokenizer says so
+    except (OSError, ValueError, HfHubHTTPError):  # nothing is there: loading the tokenizer reports that
         return None
     if not (folder / MODULES).is_file():
         return None
@@ -116,7 +116,7 @@ def max_length_of(base: str) -> int | None:
 
 
 def copy_modules(base: str | None, folder: Path, *, seq_len: int | None) -> None:
-    """Copies the modules of a base, beside its transformer, to the folder of an export; nothing where it has none.
+    """Copies the modules of a base, other than its transformer, to the folder of an export; nothing where it has none.
 
     seq_len: the most tokens of the texts that were trained on, which the export reads as well.
     """

@@ -36,7 +36,7 @@ class ShardedModel(nn.Module):
         them whole, and exchange them in the last micro-batch's backward.
     most_live_buckets: maximum number of gradient buffers, if backward reaches the buckets in their order: one is being
         filled, the others are being sent.
-    overlap: run exchanges beside computation; otherwise one after the other, when all gradients are there.
+    overlap: overlap exchanges with computation; otherwise one after the other, when all gradients are there.
     rounds: send gradients in bf16, and accumulate them in fp32 at the receiver.
     exact: add along the tree of `training.exact_sums`, after each micro-batch over the ranks.
     """

@@ -122,7 +122,7 @@ class HostOffload:
         for module in self._model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 own_buffers(module)[name] = buffer.to(device)
-        if device.type == "cuda":  # copies run beside computation only from pinned memory
+        if device.type == "cuda":  # copies overlap with computation only from pinned memory
             self._inward, self._outward = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.pin_memory()

@@ -134,7 +134,7 @@ def why_never_packed(job: Job) -> str:
 
 
 def why_without_positions(job: Job, model: nn.Module, loss: Loss) -> str:
-    """Returns why a model cannot tell packed samples apart, with a remedy, where it takes no positions; else empty."""
+    """Returns why a model cannot separate packed samples, with a remedy, where it takes no positions; else empty."""
     if not job.data.packing or loss.inputs is None or POSITIONS in loss.inputs:
         return ""
     return (

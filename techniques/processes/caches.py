@@ -29,8 +29,8 @@ def own_caches(home: Path | None = None) -> dict[str, str]:
     """Returns environment variables that name folders in the home, which are created; what the user has set stays.
 
     Each machine has its own, as code is compiled for its processor, and so has each user of a home that a group shares.
-    Downloaded models stay in `~/.cache/huggingface`, and what numba compiles beside its source or in `~/.cache`, unless
-    `~` is another user's or everybody may write there, as where a service runs without a folder of its own.
+    Downloaded models stay in `~/.cache/huggingface`, and what numba compiles next to its source or in `~/.cache`,
+    unless `~` is another user's or everybody may write there, as where a service runs without a folder of its own.
 
     home: by default RINGMASTER_HOME, or `.ringmaster` in the working folder.
 
@@ -79,7 +79,7 @@ def _why_unsafe(path: Path, *, is_inner: bool, is_owned: bool) -> str:
     is_shared = bool(int(os.environ.get("RINGMASTER_UMASK") or "077", 8) & stat.S_IWGRP == 0)
     if is_owned and stat_of.st_uid not in (os.geteuid(), 0) and (is_inner or not is_shared):
         return "belongs to another user"
-    if stat.S_ISLNK(stat_of.st_mode):  # its mode says nothing
+    if stat.S_ISLNK(stat_of.st_mode):  # its mode is meaningless
         return ""
     if is_inner:
         writers = stat_of.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP)

@@ -2,7 +2,8 @@
 
 Ranks send events to their supervisor, which passes on those of rank 0. A node adds the telemetry of its devices and the
 outcome of its part of the gang. `event_from_json` is called where an event enters a process; from there on it is a
-value of one of these classes. They check themselves, as a user's trainer may send any: ValueError says what is wrong.
+value of one of these classes. They check themselves, as a user's trainer may send any: ValueError describes what is
+wrong.
 """
 
 import math
@@ -180,7 +181,7 @@ class PreflightStarted(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class DataProgress(JobEvent):
-    """The data of a job is being prepared. progress: what is read and written so far, for people."""
+    """The data of a job is being prepared. progress: what is read and written so far, for users."""
 
     NAME = "preparing"
     progress: str
@@ -472,7 +473,7 @@ def event_from_json(content: Mapping[str, Any]) -> Event:
 
 
 def event_or_refusal(content: Any) -> Event:
-    """Returns the event whose JSON form is `content`, or a `RefusedEvent` that says why there is none."""
+    """Returns the event whose JSON form is `content`, or a `RefusedEvent` with the reason why there is none."""
     try:
         return event_from_json(content)
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:

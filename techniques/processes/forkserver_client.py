@@ -233,7 +233,7 @@ class ForkServer(ForkServerClient):
         while waiting.poll() and not self._is_closed:
             try:
                 process = self.start()._process
-            except ForkServerError as error:  # its log says more; the next connection is another try
+            except ForkServerError as error:  # its log has more; the next connection is another try
                 sys.stderr.write(f"{error}\n")
                 with contextlib.suppress(OSError, ValueError):  # it is closed meanwhile
                     while select.select([listener], [], [], 0)[0]:
@@ -295,7 +295,9 @@ class ForkServer(ForkServerClient):
             lines = self._log.read_text(errors="replace").split("\n")  # `_launch` has made it
             end = shortened(next(filter(str.strip, reversed(lines)), "nothing"), 500)
             late = f" within {START_TIMEOUT_S:g} s" if is_late else ""
-            remedy = "try again once this machine is less busy" if is_late else "mend what its log says, and try again"
+            remedy = (
+                "try again once this machine is less busy" if is_late else "resolve the error in its log, and try again"
+            )
             raise ForkServerError(
                 f"the fork server, which starts all processes that train, did not start{late}; its log {self._log} "
                 f"ends with: {end}. To fix: {remedy}"

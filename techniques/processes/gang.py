@@ -69,7 +69,7 @@ class Gang:
     def send(self, command: str) -> None:
         """Sends a command to every living rank: "stop" (checkpoint at the next step and end) or a trial's "measure"."""
         for rank in self._ranks:
-            rank.tell(command)
+            rank.send_command(command)
 
     def kill(self) -> None:
         """Kills every rank at once; `wait` then returns."""
@@ -184,7 +184,7 @@ class _Rank:
             self.alive = False
         return events
 
-    def tell(self, command: str) -> None:
+    def send_command(self, command: str) -> None:
         if self.alive:
             with suppress(ChannelClosed):  # the rank has ended, and `wait` is about to read its exit status
                 self.channel.send({"command": command})

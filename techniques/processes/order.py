@@ -54,8 +54,8 @@ class GangOrder:
     digested_steps: the steps after which the state is digested, of a job that untrusted nodes may train; empty for as
         many as fit into a share of the time.
     import_paths: folders appended to the workers' import path, which contain users' factories.
-    members: orders of the jobs that the same gang trains beside `job` on one base (`techniques.shared_base`). Only
-        their job, data, folders and last step are used.
+    members: orders of the jobs that the same gang trains together with `job` on one base (`techniques.shared_base`).
+        Only their job, data, folders and last step are used.
     ordered_at_s: CLOCK_MONOTONIC when the order was given; start-up time is counted from it.
     first_rank, num_ranks_in_all, meeting: only for a gang over several machines, whose `slots` are those of this
         machine. Its ranks here are `first_rank` and the following ones of `num_ranks_in_all`. All ranks meet at
@@ -127,7 +127,7 @@ class Launcher(Protocol):
 
     A rank reports {"event": "started", "pid": N} first, and then the events of `worker`. After its end, its launcher
     adds {"event": "exit", "status": N, "fenced": false} and closes the channel. N is negative for a signal, as in
-    `subprocess`; "fenced" tells whether a fence (`forkserver.Fence`) ended the rank.
+    `subprocess`; "fenced": whether a fence (`forkserver.Fence`) ended the rank.
 
     A rank and the processes that it has started are killed when the other end of its channel is closed or hung up.
     They therefore end with the process that started the rank, however that ends.
@@ -161,8 +161,8 @@ def rank_environment() -> dict[str, str]:
         # other processes need the cores too, two threads then take up to 25 times as long; with this limit twice as
         # long as one. On cores of their own both limits are equally fast.
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "5000"),
-        # Whoever asks whether there is a GPU, such as transformers at its import, would open a context on one, after
-        # which children of this process could use none. By NVML nothing is opened.
+        # Code that checks whether there is a GPU, such as transformers at its import, would open a context on one,
+        # after which children of this process could use none. By NVML nothing is opened.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # Otherwise MKL's order of summation on AMD CPUs depends on the memory address of a result, and a job that is
         # resumed, or trained in a group, would not end with the same bits.

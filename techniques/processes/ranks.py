@@ -147,8 +147,8 @@ def alone(device: torch.device) -> Ranks:
 def show_gpus(slots: tuple[Slot, ...]) -> None:
     """Lets CUDA see the GPUs of these slots alone; to be called before CUDA is used.
 
-    A process without a GPU must see none: each step of an optimizer asks CUDA whether a graph is being captured, also
-    for tensors on the CPU, which opens a context on a GPU.
+    A process without a GPU must see none: each step of an optimizer queries CUDA whether a graph is being captured,
+    also for tensors on the CPU, which opens a context on a GPU.
     """
     gpus = [slot.uuid or str(slot.index) for slot in slots if slot.kind == "gpu"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

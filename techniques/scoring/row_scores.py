@@ -171,8 +171,8 @@ class RowScores:
     kind: "causal", "classifier" or "other".
     arrays: arrays with one entry per row, by name: the sums of metrics, such as loss_sums, loss_counts, hits and
         labelled; num_tokens (rows of tokens); log_probabilities of whole rows (causal); predictions, and probabilities
-        [rows, labels] (classifiers); column.NAME (integer columns); slice.NAME; input.NAME. Beside them document.NAME:
-        the values of a metric on rows of its own.
+        [rows, labels] (classifiers); column.NAME (integer columns); slice.NAME; input.NAME. Further columns are
+        document.NAME: the values of a metric on rows of its own.
     """
 
     kind: str
@@ -191,7 +191,7 @@ class ScoreCollector:
             self._rows.setdefault(key, {}).update(zip(numbers, of, strict=True))
 
     def missing(self, metrics: Sequence[str]) -> list[str]:
-        """Returns those of some metrics that lack sums, beside those with rows of their own."""
+        """Returns those of some metrics that lack sums, other than those with rows of their own."""
         asked = (metric for metric in metrics_named(metrics) if not isinstance(metric, ModelMetric))
         return [metric.name for metric in asked if not self._rows.keys() >= set(metric.sums)]
 
@@ -276,7 +276,7 @@ def score_alone(
             )
         count(len(numbers))
     scores = collected.scores(shifted=loss.shifted)
-    if rows.cases is None or rows.num_rows == 0:  # literal cases are scored beside rows
+    if rows.cases is None or rows.num_rows == 0:  # literal cases are scored with rows
         scores = replace(scores, arrays={**scores.arrays, **dict(_document_scores(model, metrics, rows, model_dir))})
     return scores
 

@@ -238,7 +238,7 @@ class ScoredRows:
         num_rows = sum(len(numbers) for _, numbers in self._parts)
         if num_rows == 0 and self.trained_on is not None:
             raise ValueError(
-                "all rows to compare on are among those that are trained on, and say nothing. To fix: name rows that "
+                "all rows to compare on are among those that are trained on, and prove nothing. To fix: name rows that "
                 "no model is trained on"
             )
         if num_rows == 0:
@@ -421,7 +421,7 @@ def _tokenized(texts: list[str], tokenizer_name: str, *, config: Any, shifted: b
     if limit is not None and longest > limit:
         raise ValueError(f"a case has {longest} tokens, and the model reads {limit}. To fix: shorten it")
     if min(map(len, ids)) < (2 if shifted else 1):
-        raise ValueError("a case has too few tokens to say anything of it. To fix: leave empty texts out")
+        raise ValueError("a case has too few tokens to be measured. To fix: leave empty texts out")
     return ids
 
 

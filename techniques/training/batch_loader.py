@@ -33,7 +33,7 @@ Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRequest:
+class RowsRequest:
     """The samples of a batch, by index, and the width to which they are padded; None for the data set's own."""
 
     rows: tuple[int, ...]
@@ -52,8 +52,8 @@ class BatchLoader:
         # Its thread ends with this object. It is not a process: the samples of a user's factory may hold what cannot be
         # pickled, CUDA cannot be forked, and shared memory is small in containers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batch-loader")
-        self._following: Iterator[BatchRequest] = iter(())
-        self._ahead: tuple[BatchRequest, Future[tuple[Batch, float]]] | None = None
+        self._following: Iterator[RowsRequest] = iter(())
+        self._ahead: tuple[RowsRequest, Future[tuple[Batch, float]]] | None = None
         self._num_slow = 0  # loads in succession
         self._is_thread_safe = True
         self._generators: Any = None  # their states when they were seeded last, where loads are slow
@@ -63,7 +63,7 @@ class BatchLoader:
         """Whether batches are loaded ahead: two slow loads in succession, and nothing drawn in the second, allow it."""
         return self._is_thread_safe and self._num_slow > 1
 
-    def begin_step(self, following: Iterator[BatchRequest]) -> None:
+    def begin_step(self, following: Iterator[RowsRequest]) -> None:
         """Begins a step. following: the batches from this step on, in the order in which `batch` will return them."""
         if self.is_ahead and self._ahead is None:
             self._following = following
@@ -71,7 +71,7 @@ class BatchLoader:
 
     def batch(
         self,
-        request: BatchRequest,
+        request: RowsRequest,
         *,
         seed: Callable[[], object] | None = None,
         seed_sample: Callable[[int], object] | None = None,
@@ -94,7 +94,7 @@ class BatchLoader:
                     self._generators = _generator_states()
 
             self._following = iter(())
-            # The load after a slow one tells whether samples draw.
+            # The load after a slow one shows whether samples draw random numbers.
             self._generators = _generator_states() if self._num_slow == 1 and self._is_thread_safe else None
             loaded, seconds = self._load(request, before_each=before_each)
             self._compare_generators()
@@ -114,7 +114,7 @@ class BatchLoader:
             self._compare_generators()
         self._generators = None
 
-    def _take(self, request: BatchRequest) -> Batch | None:
+    def _take(self, request: RowsRequest) -> Batch | None:
         """Returns the batch that was loaded ahead; None where there is none, or it may differ."""
         if self._ahead is None:
             return None
@@ -129,7 +129,7 @@ class BatchLoader:
         return batch
 
     def _load(
-        self, request: BatchRequest, *, before_each: Callable[[int], object] | None = None, pins: bool = False
+        self, request: RowsRequest, *, before_each: Callable[[int], object] | None = None, pins: bool = False
     ) -> tuple[Batch, float]:
         """Returns a batch and the seconds that it took."""
         started_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Calibration of a device: the bits of a small training, by which nodes that compute other bits are told apart.
+"""Calibration of a device: the bits of a small training, by which nodes that compute other bits are recognized.
 
 The bits of trained weights depend on the instruction set, the number of threads and the versions of libraries. Work
 that is repeated elsewhere can be compared where all of these agree.

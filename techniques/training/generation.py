@@ -195,7 +195,8 @@ class AnswerWriter:
         return [row for (row,) in groups]
 
     def _most_prompt_tokens(self, model: nn.Module) -> int:
-        """Returns of how many tokens, the last ones of a prompt, the model has positions beside those of the answer."""
+        """Returns of how many tokens, the last ones of a prompt, the model has positions in addition to those of the
+        answer."""
         has = num_positions(model.config)
         if has is None or _encodes(model):
             return 0  # all of them
@@ -514,7 +515,7 @@ def _number(name: str, value: Any, remedy: str) -> float:
 def _taken(name: str, function: Reward, known: Mapping[str, Any]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function of C, which tells nothing of its arguments
+    except (TypeError, ValueError):  # a C function, whose arguments cannot be inspected
         return dict(known)
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         return dict(known)

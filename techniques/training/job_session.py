@@ -161,17 +161,17 @@ class JobSession:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def asks(self) -> tuple[float, ...]:
+    def votes(self) -> tuple[float, ...]:
         """The rank's save requests, to be summed over the ranks. Either all ranks have a save under way, or none."""
         every_s = self.state.order.checkpoint_every_s
         is_due = every_s is not None and time.monotonic() - self._saved_s >= every_s
-        return (float(is_due),) if self._saver.is_idle else (float(is_due), *self._saver.asks())
+        return (float(is_due),) if self._saver.is_idle else (float(is_due), *self._saver.votes())
 
     def follow(self, sums: Sequence[float]) -> bool:
         """Advances a save under way by the ranks' summed requests; returns whether another save is to begin."""
-        is_due, *asks = sums
-        if asks:
-            self._saver.follow(SaveVotes(*asks))
+        is_due, *votes = sums
+        if votes:
+            self._saver.follow(SaveVotes(*votes))
         return is_due > 0 and self._saver.is_idle
 
     @property

@@ -83,7 +83,7 @@ class Loss:
         return () if self.function is None else self.function.total_names
 
     def num_counted(self, batch: Batch) -> Tensor | int:
-        """Returns the count of a batch as far as its labels tell it; of the losses that they do not, its rows."""
+        """Returns the count of a batch if its labels determine it; otherwise the number of its rows."""
         if self.compute is next_token_loss:
             return (next_tokens(batch) != IGNORED).sum()
         if self.compute is classification_loss and not labels_of(batch).is_floating_point():

@@ -10,7 +10,7 @@ from torch import Tensor
 from ringmaster.techniques.data import Dataset, Indices
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.training.batch_loader import BatchLoader, BatchRequest
+from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
 from ringmaster.techniques.training.job_state import batch_width
 from ringmaster.techniques.training.parts import Share, TrainerPart
 
@@ -63,13 +63,13 @@ class RankBatches:
         """Begins the first one of `steps`; the following micro-batches of `shares` may be loaded ahead."""
         self.loader.begin_step(self._following(steps, shares))
 
-    def _following(self, steps: range, shares: Sequence[Share]) -> Iterator[BatchRequest]:
+    def _following(self, steps: range, shares: Sequence[Share]) -> Iterator[RowsRequest]:
         for step in steps:
             indices, width = self.samples(step)
             for share in shares:
                 for places in self.places(step, share):
-                    yield BatchRequest(rows=tuple(int(indices[place]) for place in places), width=width)
+                    yield RowsRequest(rows=tuple(int(indices[place]) for place in places), width=width)
 
-    def load(self, request: BatchRequest, **seeds: Callable[..., object]) -> dict[str, Tensor]:
+    def load(self, request: RowsRequest, **seeds: Callable[..., object]) -> dict[str, Tensor]:
         """Loads a micro-batch. seeds: as of `BatchLoader.batch`."""
         return self.loader.batch(request, **seeds)

@@ -59,7 +59,7 @@ class Stepper(Protocol):
     def leave(self, state: SessionState) -> None:
         """Trains a job no longer."""
 
-    def step(self, states: Sequence[SessionState], asks: tuple[float, ...]) -> dict[str, StepReport]:
+    def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
         """Takes the next step of jobs; returns their reports by name. asks: summed over the ranks, if given."""
 
     def evaluate(self, states: Sequence[SessionState]) -> Mapping[str, Mapping[str, float]]:
@@ -69,15 +69,15 @@ class Stepper(Protocol):
 class TrainedState(SessionState, Protocol):
     """A job that a gang trains alone: a trainer, or the encoding of a knowledge store."""
 
-    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
-        """Trains the next global step; `asks` are summed over the ranks."""
+    def step(self, votes: tuple[float, ...] = ()) -> StepReport:
+        """Trains the next global step; `votes` are summed over the ranks."""
 
     def evaluate(self) -> dict[str, float]:
         """Returns the metrics over held-out data."""
 
 
 class SingleStepper:
-    """Takes the steps of one job. What ranks ask of each other is summed with its loss."""
+    """Takes the steps of one job. The votes of the ranks are summed with its loss."""
 
     isolates = False
 
@@ -96,9 +96,9 @@ class SingleStepper:
     def leave(self, state: SessionState) -> None:
         """Does nothing."""
 
-    def step(self, states: Sequence[SessionState], asks: tuple[float, ...]) -> dict[str, StepReport]:
+    def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
         """Takes the job's next step."""
-        return {self._state.job.name: self._state.step(asks)}
+        return {self._state.job.name: self._state.step(votes)}
 
     def evaluate(self, states: Sequence[SessionState]) -> dict[str, dict[str, float]]:
         """Evaluates the job."""
@@ -114,7 +114,7 @@ def train_segment(state: TrainedState, order: GangOrder, reporter: Reporter) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Requests:
-    """What a rank asks of all: its values, and whose they are.
+    """The votes of a rank: its values, and the job of each.
 
     values: whether to stop, the lead job's last step, whether each of `waiting` leaves, and those of the jobs.
     asked: the jobs, and how many values each has: whether it leaves, and the state of its saves.
@@ -173,8 +173,8 @@ class SegmentLoop:
         """
         started_s, sessions = time.perf_counter(), list(self._sessions.values())
         requests = None if self._stepper.isolates else self._requests()
-        asks = () if requests is None else requests.values
-        reports = self._all_or_each(sessions, lambda states: self._stepper.step(states, asks))
+        votes = () if requests is None else requests.values
+        reports = self._all_or_each(sessions, lambda states: self._stepper.step(states, votes))
         seconds = time.perf_counter() - started_s
         for name, report in reports.items():
             if math.isfinite(report.loss):
@@ -182,7 +182,7 @@ class SegmentLoop:
             else:
                 self._lose(self._sessions[name], report)
         self._reporter.beat()
-        if requests is None:  # a job that failed asks for nothing any more
+        if requests is None:  # a job that failed has no votes any more
             requests = self._requests()
             return seconds, self._follow(requests, self._ranks.sum([*requests.values]))
         return seconds, self._follow(requests, reports[self._order.job.name].requests)
@@ -213,7 +213,7 @@ class SegmentLoop:
         return result
 
     def _requests(self) -> _Requests:
-        """Returns what this rank asks of all, in the same order on every rank.
+        """Returns the votes of this rank, in the same order on every rank.
 
         A command to one rank reaches all. Only the first rank sets the last step.
         """
@@ -221,9 +221,9 @@ class SegmentLoop:
         is_over = self._reporter.has_command(STOP) or self._order.job.name in reported
         until = float(self._reporter.commanded_until()) if self._ranks.rank == 0 else 0.0
         never_begun = {name: float(name in reported) for name in self._in_line}
-        asks = [(float(session.name in reported), *session.asks()) for session in sessions]
-        values = (float(is_over), until, *never_begun.values(), *chain.from_iterable(asks))
-        return _Requests(values=values, waiting=[*never_begun], asked=[*zip(sessions, map(len, asks), strict=True)])
+        votes = [(float(session.name in reported), *session.votes()) for session in sessions]
+        values = (float(is_over), until, *never_begun.values(), *chain.from_iterable(votes))
+        return _Requests(values=values, waiting=[*never_begun], asked=[*zip(sessions, map(len, votes), strict=True)])
 
     def _follow(self, requests: _Requests, sums: Sequence[float]) -> bool:
         """Saves, evaluates and ends jobs after a step, as due or commanded; returns whether it did any of these.

@@ -29,7 +29,7 @@ from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
-from ringmaster.techniques.training.batch_loader import BatchRequest
+from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
@@ -88,7 +88,7 @@ class StepReport:
 class Trainer(JobTrainingState):
     """The training state of a job on one rank.
 
-    model: the model to train, as it was built; by default it is built as the job says.
+    model: the model to train, as it was built; by default it is built from the job.
     parts: further ones than those of the job's features.
     """
 
@@ -484,7 +484,7 @@ class _TrainerWork:
         if self.completions is not None:
             self._num_tokens[index] = num_tokens_of(self.completions[index])
             return self.completed(self.completions[index])
-        request = BatchRequest(rows=tuple(self.micro_batches[index]), width=self.width)
+        request = RowsRequest(rows=tuple(self.micro_batches[index]), width=self.width)
         if not trainer._draws_by_hash:
             first = self.places[index].start
             of_rank = (0, first // trainer.micro_batch) if trainer.job.is_exact else (trainer.own_share[0], index)

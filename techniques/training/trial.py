@@ -1,4 +1,4 @@
-"""A trial: a few steps from fresh weights, measured with all that a segment does besides."""
+"""A trial: a few steps from fresh weights, measured with everything else that a segment does."""
 
 import shutil
 import statistics
@@ -35,7 +35,7 @@ class TrialSubject(Protocol):
 
     ranks: Ranks
 
-    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+    def step(self, votes: tuple[float, ...] = ()) -> StepReport:
         """Trains the next global step."""
 
     def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
@@ -91,9 +91,9 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
 
 
 def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
-    asks = (float(reporter.has_command(STOP)), float(reporter.has_command(MEASURE)))
+    votes = (float(reporter.has_command(STOP)), float(reporter.has_command(MEASURE)))
     started_s = time.perf_counter()
-    report = trainer.step(asks)
+    report = trainer.step(votes)
     if trainer.ranks.device.type == "cuda":
         torch.cuda.synchronize()
     stop, measure = report.requests[0] > 0, report.requests[1] > 0

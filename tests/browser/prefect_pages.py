@@ -104,14 +104,14 @@ def wait_for_state(page, url, name):
     """Waits until the flow run of a page has a state, and the page shows it; returns the run."""
     address = _in_api(page, url)
 
-    def look():
+    def poll():
         _, run = ask(address, user=_signed_in(page))
         if run["state"]["name"] == name:
             return run
         assert run["state"]["type"] not in ENDS, f"the run is {run['state']['name']}: {run['state']['message']}"
         return None
 
-    run = until(f"the flow run is {name}", look, seconds=RUN_TIMEOUT_S)
+    run = until(f"the flow run is {name}", poll, seconds=RUN_TIMEOUT_S)
     _visible_or_reload(page, page.get_by_text(name, exact=True).first)
     return run
 

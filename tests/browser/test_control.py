@@ -35,11 +35,11 @@ def command(home, tmp_path):
 def run_of(home, url, name):
     """Waits for a flow run whose name begins so; returns it."""
 
-    def look():
+    def poll():
         _, runs = home.ask(f"{url}/api/flow_runs/filter", body={"flow_runs": {"name": {"like_": name}}})
         return next((run for run in runs if run["name"].startswith(name)), None)
 
-    return until(f"{name} has a flow run", look, seconds=UP_TIMEOUT_S)
+    return until(f"{name} has a flow run", poll, seconds=UP_TIMEOUT_S)
 
 
 @pytest.mark.full

@@ -17,8 +17,8 @@ def told(home):
     """(user, password), as a user reads them in the output of `up`."""
     said = home.up().stderr
     file = Path(re.search(r"`cat (.+)`", said).group(1))
-    user = re.search(r"asks for one line: (\w+):PASSWORD", said).group(1)
-    assert f"MLflow's page and the metrics ask for a user, {user}, and PASSWORD" in said
+    user = re.search(r"requires one line: (\w+):PASSWORD", said).group(1)
+    assert f"MLflow's page and the metrics require a user, {user}, and PASSWORD" in said
     return user, file.read_text().strip()
 
 

@@ -34,7 +34,7 @@ def test_a_sweep_is_filled_in_started_waited_for_and_read_in_mlflow(form, prefec
     batch = follow(run, "The sweep in MLflow")
     expect(batch.get_by_role("heading", name="rates")).to_be_visible()
     assert "optimizer.lr" in picture(batch, "parallel_coordinates")
-    expect_text(batch, f"Of {NUM_TRIALS} trials {NUM_TRIALS} were trained to their end")
+    expect_text(batch, f"Of {NUM_TRIALS} trials {NUM_TRIALS} were trained completely")
 
     board = follow(batch, "leaderboard")
     expect_text(board, "leaderboard.json", "held-out accuracy", "optimizer.lr")

@@ -242,14 +242,14 @@ class Pool:
     def wait_for_checkpoint(self, batch, *, job=None, beyond=0, seconds=TIMEOUT_S):
         """Waits for a checkpoint event of a batch (or of its job) beyond a step; returns the event."""
 
-        def look():
+        def poll():
             jobs = {segment.id: segment.job for segment in self.segments(batch)}
             for word in self.said(batch, "checkpoint"):
                 if word.content.step > beyond and job in (None, jobs[word.segment]):
                     return word
             return None
 
-        return until("a checkpoint", look, seconds=seconds)
+        return until("a checkpoint", poll, seconds=seconds)
 
     def model_dir(self, batch, job):
         """Returns the folder of a job's finished model."""
@@ -260,11 +260,11 @@ class Pool:
     def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=TIMEOUT_S):
         """Waits for a job's first step after `after_s`, by a process other than `not_by`."""
 
-        def look():
+        def poll():
             steps = self.trace.of(job=job, node=node and self.nodes[node].mark, after_s=after_s)
             return next((step for step in steps if step["pid"] != not_by), None)
 
-        return until(f"{job} is trained", look, seconds=seconds)
+        return until(f"{job} is trained", poll, seconds=seconds)
 
 
 def _command(process):

@@ -233,11 +233,11 @@ class Workbench:
         order = self.order(job, layout, folder, **changes)
         gang, events = self.start(order), list[Event]()
 
-        def hear(event: Event) -> None:
+        def handle_event(event: Event) -> None:
             events.append(event)
             on_event(gang, event)
 
-        return Trained(outcome=gang.wait(hear), events=events, order=order)
+        return Trained(outcome=gang.wait(handle_event), events=events, order=order)
 
     def reference(self, job: Job, layout: Layout = SINGLE) -> Trained:
         """Returns the job trained undisturbed, by default by `single` on one slot; trains each job once."""

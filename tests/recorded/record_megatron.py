@@ -1,10 +1,10 @@
-"""Records or loads a torch_dist checkpoint of Megatron-Core on CPUs, and keeps its logits beside it.
+"""Records or loads a torch_dist checkpoint of Megatron-Core on CPUs, and writes its logits next to it.
 
 torchrun --nproc_per_node TP*PP record_megatron.py save|load FOLDER TP PP [nemo]
 
 With "nemo", it is saved as `nemo.lightning` 2.4 does: `MegatronParallel.sharded_state_dict` names the tensors of a
 `LightningModule` with the prefix "module.", `MegatronStrategy.save_checkpoint` puts them and the optimizers into
-Lightning's dictionary, and `MegatronCheckpointIO` saves it to FOLDER/weights, beside FOLDER/context.
+Lightning's dictionary, and `MegatronCheckpointIO` saves it to FOLDER/weights, next to FOLDER/context.
 """
 
 import sys

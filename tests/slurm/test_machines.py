@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
-from ringmaster.tasks.pool.batch_scheduler import COMMAND, BatchMachines
+from ringmaster.tasks.pool.batch_scheduler import COMMAND, SchedulerMachines
 from ringmaster.tasks.pool.provider import AllocationStatus
 from ringmaster.tasks.pool.slurm import BATCH_SCRIPT, Slurm, SlurmOptions, comment_of
 from tests.cluster.waiting import until
@@ -20,7 +20,7 @@ print("left in order", flush=True)
 
 @pytest.fixture
 def machines(cluster):
-    return BatchMachines(cluster.slurm)
+    return SchedulerMachines(cluster.slurm)
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def pilot(cluster, tmp_path, monkeypatch):
 
 
 def status(machines, job):
-    return machines.look([])[Slurm.allocation_of(job)].status
+    return machines.poll([])[Slurm.allocation_of(job)].status
 
 
 def reaches(machines, job, wanted):
     until(f"job {job} is {wanted}", lambda: status(machines, job) == wanted)
-    return machines.look([])[Slurm.allocation_of(job)]
+    return machines.poll([])[Slurm.allocation_of(job)]
 
 
 def test_a_job_runs_until_its_time_limit_and_ends_in_order(cluster, machines, pilot):
@@ -113,7 +113,7 @@ def test_slurm_that_is_away_says_nothing_of_jobs(cluster, machines, pilot):
     cluster.wait_until_saved(job)
     cluster.kill("slurmctld")
     with pytest.raises(EngineUnavailable, match="does not answer"):
-        machines.look([])
+        machines.poll([])
     cluster.start_controller()
     until("slurmctld answers", lambda: cluster.command("scontrol", "ping", check=False).returncode == 0)
     reaches(machines, job, AllocationStatus.RUNNING)

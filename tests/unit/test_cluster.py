@@ -167,9 +167,13 @@ def test_asked_gpus(number: int | str, indices: list[int]):
     ("devices", "nvml", "message"),
     [
         ({"gpu": "all"}, NO_DRIVER, r"no GPU that NVIDIA's driver shows. To fix: write `devices: auto`"),
-        ({"gpu": 3}, FakeNvml(2), "3 GPUs are asked of 2. To fix: ask for 1 to 2, or all"),
-        ({"cpu": 5}, NO_DRIVER, "5 CPU slots are asked of 4 cores that this process may use. To fix: ask for 1 to 4"),
-        ({"cpu": 0}, NO_DRIVER, "0 CPU slots are asked"),
+        ({"gpu": 3}, FakeNvml(2), "3 GPUs are requested of 2. To fix: request 1 to 2, or all"),
+        (
+            {"cpu": 5},
+            NO_DRIVER,
+            "5 CPU slots are requested of 4 cores that this process may use. To fix: request 1 to 4",
+        ),
+        ({"cpu": 0}, NO_DRIVER, "0 CPU slots are requested"),
         ({"cpu": "all"}, NO_DRIVER, "are unknown. To fix"),
         ({"cpu": 1, "gpu": 1}, NO_DRIVER, "are unknown. To fix"),
         ("my-pool", NO_DRIVER, "are unknown. To fix"),

@@ -57,9 +57,9 @@ def job(name) -> Job:
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_a_batch_that_comes_as_json_has_names(name):
     assert not is_name(name)
-    sound = Batch(name="b", jobs=(job("a"), job("b.2-c_d")), folder=Path(), text="").to_json()
-    assert as_batch(sound).jobs[1].name == "b.2-c_d"
-    wrong = {**sound, "name": name, "jobs": [sound["jobs"][0], {**sound["jobs"][1], "name": name}]}
+    emit_alarm = Batch(name="b", jobs=(job("a"), job("b.2-c_d")), folder=Path(), text="").to_json()
+    assert as_batch(emit_alarm).jobs[1].name == "b.2-c_d"
+    wrong = {**emit_alarm, "name": name, "jobs": [emit_alarm["jobs"][0], {**emit_alarm["jobs"][1], "name": name}]}
     with pytest.raises(BatchFileError) as error:
         as_batch(wrong)
     assert [fault.place for fault in error.value.faults] == ["name", "jobs[1].name"]

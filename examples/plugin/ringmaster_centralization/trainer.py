@@ -13,7 +13,7 @@ class CentralizationPart(TrainerPart):
 
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
-        """Returns whether the job asks for it."""
+        """Returns whether the job requests it."""
         return state.job.part(Centralization) is not None
 
     def before_training(self, trainer: TrainedModel) -> None:

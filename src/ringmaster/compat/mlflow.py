@@ -40,7 +40,7 @@ def start_server_by(start: Callable[..., Any]) -> None:
 def authenticating_app() -> Any:
     """Returns MLflow's application with basic authentication: `AUTHENTICATING`.
 
-    MLflow reads its settings when it is imported. Without it the password cannot be asked for everywhere.
+    MLflow reads its settings when it is imported. Without it the password cannot be required everywhere.
     """
     import mlflow.server.auth
 

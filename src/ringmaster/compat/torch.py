@@ -59,7 +59,7 @@ READ_VALUE = torch.ops.aten._local_scalar_dense.default
 
 
 def is_mutable(operator: Any) -> bool:
-    """Returns whether an operator writes into its arguments, as its schema says.
+    """Returns whether an operator writes into its arguments, according to its schema.
 
     No public name has the schema. Without it work in place is not counted.
     """
@@ -141,7 +141,7 @@ def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
 def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the own buffers of a module that belong into a checkpoint.
 
-    `state_dict` tells it too, but gathers or copies the weights under some techniques. Without it checkpoints hold
+    `state_dict` contains it too, but gathers or copies the weights under some techniques. Without it checkpoints hold
     buffers that models make anew.
     """
     for name, buffer in module.named_buffers(recurse=False):

@@ -52,11 +52,11 @@ class _LinearStyle:
 
 
 class ColwiseStyle(_LinearStyle, ColwiseParallel):
-    """Divides a linear layer by its outputs, as `divide` says."""
+    """Divides a linear layer by its outputs, according to `divide`."""
 
 
 class RowwiseStyle(_LinearStyle, RowwiseParallel):
-    """Divides a linear layer by its inputs, as `divide` says."""
+    """Divides a linear layer by its inputs, according to `divide`."""
 
 
 class ModuleStyle(ParallelStyle):
@@ -84,7 +84,7 @@ def init_fake_group(*, rank: int, num_ranks: int) -> None:
 
 
 def replacement_of_tracing(is_tracing: Callable[[], bool]) -> tuple[ModuleType, str, Callable[[], bool]]:
-    """Returns where `is_tracing` takes the place of what collectives ask.
+    """Returns the modules where `is_tracing` replaces what collectives call.
 
     They take a tensor without values for a tracer's own, and return another kind of result. Without it estimates of
     memory fail under techniques that communicate.

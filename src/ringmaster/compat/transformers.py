@@ -17,7 +17,7 @@ Replacement = tuple[ModuleType, str, Callable[..., object]]
 def attention_of(config: Any) -> str | None:
     """Returns the implementation of attention in a model's config, such as "sdpa"; None where it is not chosen.
 
-    Without it nothing says which kernels a model has, and whether it took others, so none can be tried.
+    Without it there is no way to know which kernels a model has, and whether it took others, so none can be tried.
     """
     implementation: str | None = getattr(config, "_attn_implementation", None)
     return implementation
@@ -48,7 +48,7 @@ def replacements_without_values() -> list[Replacement]:
 
 # -- Trainer -----------------------------------------------------------------------------------------------------------
 # Scripts with a Trainer become jobs without a change in them: the job decides when and where checkpoints are written.
-# Callbacks may ask for a checkpoint, but not say where, nor is there one that is called before.
+# Callbacks may request a checkpoint, but not its path, and none is called before.
 
 
 def checkpoint_methods(trainer_class: Any) -> tuple[Callable[..., None], Callable[..., bool]]:

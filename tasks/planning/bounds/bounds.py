@@ -211,7 +211,7 @@ def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
 
     whole_o are the seconds of the whole job in one segment, and c is any set of (job, option) that the nodes hold
     together, each job at most once: no moment of any plan earns more than the maximum. If a second under option o is
-    worth 1 / whole_o, a job's seconds are worth at least c_j (`least_of`), which is 1 where jobs pay nothing beside
+    worth 1 / whole_o, a job's seconds are worth at least c_j (`least_of`), which is 1 where jobs pay nothing besides
     runtimes.
     The maximum is a dynamic program over the free devices of each node, where nodes of equal size are interchangeable.
     Raises ValueError where options train several jobs or the program has more than MAX_STATES states.

@@ -208,8 +208,8 @@ def weighted_classes(problem: Problem, weights: Mapping[str, float]) -> Classes:
 class CompletionModel(WindowRows):
     """The LP that minimises the sum of weight[c] C[c] over C[c], the sum of the ends of the jobs of class c.
 
-    Columns: share[c,k] of class c that ends in window k; x[c,o,i,k] seconds in window i of what ends in k. Beside the
-    rows of `WindowRows`, whose x[c,o,i] are the sum over k:
+    Columns: share[c,k] of class c that ends in window k; x[c,o,i,k] seconds in window i of what ends in k. In addition
+    to the rows of `WindowRows`, whose x[c,o,i] are the sum over k:
 
         all    sum_k share[c,k]  = m[c]
         work   sum_{o,i} x[c,o,i,k] / whole[o]  >= kappa[c] share[c,k]

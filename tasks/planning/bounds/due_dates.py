@@ -229,7 +229,7 @@ def _points_of(problem: Problem, dues: Mapping[str, float], value: float) -> tup
 class _DueModel(windows.WindowRows):
     """Maximises the share z of all jobs that is done at a value v, over the seconds x[j,o,i] of (j, o) in window i.
 
-    Beside the rows of `WindowRows`, whose last window begins at the last due date:
+    In addition to the rows of `WindowRows`, the last window of which begins at the last due date:
 
         work    sum_{o,i} x[j,o,i] / whole[o]  >= z
         time    sum_o x[j,o,i]                 <= length of window i after head[j]        where u[i] < due[j]

@@ -177,7 +177,7 @@ def earliest_starts_s(problem: Problem) -> dict[str, float]:
 
 
 def is_foldable(problem: Problem) -> bool:
-    """Whether the problem would be plain but for seconds beside runtimes and jobs that run at time 0."""
+    """Whether the problem would be plain but for seconds in addition to runtimes and jobs that run at time 0."""
     return (
         not problem.is_fused
         and not problem.limits

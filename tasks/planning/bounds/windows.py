@@ -115,7 +115,7 @@ def rates_of_nodes(prices: WindowPrices, problem: Problem) -> Iterator[tuple[Pla
 
 
 def rates_of_jobs(prices: WindowPrices, problem: Problem) -> Iterator[tuple[str, Rate]]:
-    """Yields what each job may earn in each window beside the jobs that it waits for, by job id."""
+    """Yields what each job may earn in each window in addition to the jobs that it waits for, by job id."""
     ends_s, heads_s = (*prices.points_s[1:], math.inf), job_costs.earliest_starts_s(problem)
     for job in prices.job_prices:
         for start_s, end_s, (own, into, _) in zip(prices.points_s, ends_s, _flows(prices, job), strict=True):
@@ -342,7 +342,7 @@ def evenly(values: Sequence[float], most: int) -> list[float]:
 class WindowModel(WindowRows):
     """The LP that minimises T over the columns x[c,o,i], for windows that are not over at head[c].
 
-    Beside the rows of `WindowRows`:
+    In addition to the rows of `WindowRows`:
 
         work   sum_{o,i} x[c,o,i] / whole[o]  >= m[c]
         time   sum_o x[c,o,i]                 <= m[c] (length of i after head[c])   where c is alone in the order

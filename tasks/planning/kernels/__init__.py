@@ -1,6 +1,6 @@
 """Compiled inner loops (kernels) of the searches, and the decorator that compiles them.
 
-numba compiles a kernel at its first call and caches the result beside the source file.
+numba compiles a kernel at its first call and caches the result next to the source file.
 """
 
 import hashlib

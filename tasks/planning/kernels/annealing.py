@@ -1,4 +1,4 @@
-# Numba infers the types of arguments; annotations would only say "array" again.
+# Numba infers the types of arguments; annotations would only repeat "array".
 # ruff: noqa: ANN001, ANN201
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Kernels of plans without preemption: annealing over the sequence of jobs on each node and the option of each job."""
@@ -8,7 +8,7 @@ import numpy as np
 from ringmaster.tasks.planning.kernels import kernel
 
 LATE = 0.1  # cost of a device that is in use beyond the target, in device time
-PER_STEP = 70  # work of a trial beside that of placing jobs
+PER_STEP = 70  # work of a trial in addition to that of placing jobs
 OPTION, ORDER, MOVE = 0.3, 0.5, 0.75  # upper limits of the random number for each kind of move; above: a swap
 
 

@@ -1,4 +1,4 @@
-# Numba infers the types of arguments; annotations would only say "array" again.
+# Numba infers the types of arguments; annotations would only repeat "array".
 # ruff: noqa: ANN001, ANN201
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Kernels that fit gangs on the nodes of a group: the innermost loops of preemptive planning.

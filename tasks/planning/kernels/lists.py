@@ -1,4 +1,4 @@
-# Numba infers the types of arguments; annotations would only say "array" again.
+# Numba infers the types of arguments; annotations would only repeat "array".
 # ruff: noqa: ANN001, ANN201
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Kernels of planning under constraints: places lists of jobs, and anneals over such lists.
@@ -44,7 +44,7 @@ Rules = namedtuple("Rules", "scale per_last per_end switch cheaply")
 
 scale: the value of the objective that counts as one unit of time.
 per_last: weight of the last end.
-per_end: weight of early ends beside the last one; 0 if not only the last end counts.
+per_end: weight of early ends relative to that of the last one; 0 if not only the last end counts.
 switch: the cost of a switch.
 cheaply: prefer cheap nodes.
 """

@@ -1,4 +1,4 @@
-# Numba infers the types of arguments; annotations would only say "array" again.
+# Numba infers the types of arguments; annotations would only repeat "array".
 # ruff: noqa: ANN001, ANN201
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Sequences of configurations: what a group of nodes runs over time, including the cost of every switch.

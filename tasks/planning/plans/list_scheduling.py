@@ -389,8 +389,8 @@ def current_practice(problem: Problem) -> Plan:
     """Runs one job after another on each node, every job with its largest gang on one node.
 
     Of the options of that size, the fastest is taken. A job that cannot use all devices of its node leaves the others
-    idle: a script that trains one model after another starts none beside it. Jobs are placed in the order of the
-    problem, each on the node that is free first.
+    idle: a script that trains one model after another starts no second one meanwhile. Jobs are placed in the order of
+    the problem, each on the node that is free first.
     """
     limits = problem.limits
     choices = [(job.id, _largest(job, most=limits.get(job.group, problem.num_devices))) for job in problem.jobs]

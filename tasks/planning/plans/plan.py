@@ -276,7 +276,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far the objective may be above the best possible, as a share of the bound; None without a bound."""
+        """How far the objective may be above the optimum, as a share of the bound; None without a bound."""
         value, bound = self.value, self.value_bound
         if value is None:
             value, bound = self.makespan_s, self.best_bound_s

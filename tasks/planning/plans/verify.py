@@ -98,7 +98,7 @@ def _segment_faults(segment: Segment, option: Option, problem: Problem, toleranc
     if len({node for node, _ in segment.devices}) != len(segment.devices):
         yield "names a node twice"
     if len(segment.devices) != option.num_nodes:
-        yield f"is on {len(segment.devices)} nodes, its option says {option.num_nodes}"
+        yield f"is on {len(segment.devices)} nodes, its option requires {option.num_nodes}"
     for node, ids in segment.devices:
         if len(ids) != option.slot or len(set(ids)) != len(ids):
             yield f"has devices {ids} on node {node}, its option takes {option.slot} there"

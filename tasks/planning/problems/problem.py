@@ -235,7 +235,7 @@ def _write(value: Any, keys: Mapping[str, tuple[str, bool]]) -> dict[str, Any]:
 class Problem:
     """The jobs to plan and the nodes to plan them on. Raises ProblemError with all faults where values are impossible.
 
-    Every job has an option of its own, beside those of fused groups.
+    Every job has an option of its own, in addition to those of fused groups.
 
     switch_cost_s: seconds that a job pays when it continues under another option, on other devices or after a pause.
     quotas: by group (`PlanningJob.group`), the most devices that its jobs may hold at the same time.
@@ -363,7 +363,7 @@ class Problem:
 
 
 def likeness(job: problem_parts.PlanningJob) -> Hashable:
-    """Returns a key that is equal for jobs that the planner cannot tell apart."""
+    """Returns a key that is equal for jobs that the planner cannot distinguish."""
     options = tuple(
         (
             o.num_devices,

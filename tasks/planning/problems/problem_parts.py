@@ -40,8 +40,8 @@ class Option:
     save_s: seconds that every segment pays at its end.
     evaluate_s: seconds that the job's last segment pays.
     host_memory_bytes: host memory that the option takes on each of its nodes.
-    jobs: ids of further jobs that this *fused group* trains beside the option's owner; in any second, it does the same
-        share of each job.
+    jobs: ids of further jobs that this *fused group* trains together with the option's owner; in any second, it does
+        the same share of each job.
     """
 
     technique: str
@@ -164,14 +164,14 @@ def faults_of(
         yield f"problem: switch_cost must be {_SECONDS}, not {shown(switch_cost_s)}"
     yield from _id_faults("node", [node.id for node in nodes])
     yield from _id_faults("job", [job.id for job in jobs])
-    sound = []
+    valid = []
     for i, node in enumerate(nodes):
         faults = list(_node_faults(f"node {_name(node.id, i)}", node))
         yield from faults
         is_only_too_large = len(faults) == 1 and _is_count(node.num_devices) and node.num_devices > MAX_DEVICES
-        sound += [node] if not faults or is_only_too_large else []
+        valid += [node] if not faults or is_only_too_large else []
     by_id = {job.id: job for job in jobs if _is_text(job.id)}
-    room = _NodeCapacity(sound)
+    room = _NodeCapacity(valid)
     for j, job in enumerate(jobs):
         place = f"job {_name(job.id, j)}"
         if not job.options:
@@ -291,7 +291,7 @@ class _NodeCapacity:
 
 
 def _fused_faults(place: str, job: PlanningJob, option: Option, jobs: Mapping[str, PlanningJob]) -> Iterator[str]:
-    """Yields faults of the further jobs that a fused group trains beside its owner."""
+    """Yields faults of the further jobs that a fused group trains together with its owner."""
     names = [name for name in option.jobs if _is_text(name)]
     for name in option.jobs:
         if not _is_text(name) or name not in jobs:
@@ -304,7 +304,7 @@ def _fused_faults(place: str, job: PlanningJob, option: Option, jobs: Mapping[st
     members = {job.id, *names} if _is_text(job.id) else set(names)
     for name in sorted(members & jobs.keys()):
         if waits := sorted(other for other in jobs[name].after if _is_text(other) and other in members - {name}):
-            yield f"{place}: carries {name} beside {', '.join(waits)}, which it waits for"
+            yield f"{place}: contains both {name} and {', '.join(waits)}, which it waits for"
 
 
 def _running_faults(place: str, job: PlanningJob, running: CurrentRun, room: _NodeCapacity) -> Iterator[str]:

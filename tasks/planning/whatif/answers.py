@@ -1,4 +1,4 @@
-"""Answers in sentences, with seconds as people read them, and as JSON objects, in seconds under keys in `_s`."""
+"""Answers in sentences, with durations in readable units, and as JSON objects, in seconds under keys in `_s`."""
 
 import heapq
 import math
@@ -388,7 +388,7 @@ def change_text(change: gains.Change, *, on: str = "", device: str = "") -> str:
 def proof_text(*, are_measured: bool | None) -> str:
     """Returns of what a proof holds, for the end of a sentence: it is as good as the runtimes of the problem.
 
-    are_measured: whether all of them were measured, not predicted; None where nobody says.
+    are_measured: whether all of them were measured, not predicted; None where that is unknown.
     """
     if are_measured:
         return "by these measured runtimes"
@@ -419,7 +419,7 @@ def gain_lines(gain: gains.Gain, what_if: gains.WhatIf, *, proof: str) -> Iterat
 
 
 def _compared(then_s: float, before_s: float, *, at_least: bool = False) -> str:
-    """Returns a time beside that of the plan: "12 min later than by the plan"."""
+    """Returns a time relative to that of the plan: "12 min later than by the plan"."""
     if then_s > before_s * (1 + SAME):
         return f"{'at least ' if at_least else ''}{seconds_text(then_s - before_s)} later than by the plan"
     if at_least:

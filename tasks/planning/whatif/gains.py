@@ -276,7 +276,7 @@ class WhatIf:
         self.problem, self.plan = problem, plan
         self._proof, self.bound_s = _proof(plan, problem)
         self.certificate = self._proof
-        if self._proof.work_prices:  # they do not say what a device is worth, and cannot be checked on many devices
+        if self._proof.work_prices:  # they contain no price of a device, and cannot be checked on many devices
             self.certificate = pattern_bound(problem).certificate or Certificate()
 
     @property

@@ -85,8 +85,8 @@ def nodes_worth(
 
     Returns no nodes where even the least number costs more than the budget.
 
-    problem_on: returns the problem of what is left to do on so many lent nodes, beside the nodes of one's own.
-    least: the number without which a job cannot run.
+    problem_on: returns the problem of what is left to do on so many borrowed nodes, in addition to the nodes of one's
+    own. least: the number without which a job cannot run.
     come_s: seconds that a node takes to come.
     make_plan: plans for the makespan, with a lower bound.
     """

@@ -57,8 +57,8 @@ class NodeActors:
         self._actor_class = ray.remote(actor.NodeActor)
         self._is_over = ray.remote(actor.is_over)
 
-    def look(self) -> list[Allocation]:
-        """Returns what Ray says of the allocations: all that live, and those that ended lately."""
+    def poll(self) -> list[Allocation]:
+        """Returns the states of the allocations in Ray: all that live, and those that ended lately."""
         for name in ray.util.list_named_actors():
             if (id := f"{ray_engine.PREFIX}{name}") not in self._actors:
                 self._find(id, name)
@@ -143,7 +143,7 @@ class NodeActors:
             each.allocation = Allocation(id=id, status=AllocationStatus.LOST, why=ray_engine.cause(str(error)))
 
     def _check(self, each: _Actor) -> None:
-        """Asks the machine of an actor that has died whether processes of its node are left."""
+        """Checks on the machine of an actor that has died whether processes of its node are left."""
         if each.check is None:
             here = NodeAffinitySchedulingStrategy(node_id=each.node, soft=False)
             options = self._is_over.options(num_cpus=0, max_retries=0, scheduling_strategy=here)
@@ -167,7 +167,7 @@ def _new(handle: Any, id: str) -> _Actor:
 def serve(actors: NodeActors, channel: Channel) -> None:
     """Answers requests until the channel is closed."""
     calls: Mapping[str, Callable[..., Any]] = {
-        "look": lambda: [to_json(each) for each in actors.look()],
+        "poll": lambda: [to_json(each) for each in actors.poll()],
         "start": actors.start,
         "end": actors.end,
     }

@@ -1,6 +1,6 @@
 """A Ray cluster of this machine alone: `python -m ringmaster.tasks.pool.ray.head --port N --home FOLDER`.
 
-It listens on loopback alone and asks for a token, as whoever reaches a Ray cluster can run programs on it. SIGTERM ends
+It listens on loopback alone and requires a token, as whoever reaches a Ray cluster can run programs on it. SIGTERM ends
 it; this process ends once the nodes on it have left their pool in order.
 """
 

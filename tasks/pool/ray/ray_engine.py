@@ -1,4 +1,4 @@
-"""The engine `ray`: its options, what an actor is told of the node that it is to serve, and the pool's actors.
+"""The engine `ray`: its options, the description of its node that an actor gets, and the pool's actors.
 
 A process of its own, the broker, talks to Ray; this module never imports it. It is light, as `engines` is.
 """
@@ -46,7 +46,7 @@ DATABASE = "RINGMASTER_DATABASE"
 PREFIX = "ray:"  # of allocations
 LONGEST_WHY = 600  # characters
 CAUSES = ("The actor is dead because", "RuntimeError:")
-"""How the lines of Ray's messages begin that say why an actor has died."""
+"""How the lines of Ray's messages begin that have the cause of an actor's death."""
 
 PASSED_ON = ("RINGMASTER_", "PREFECT_", "MLFLOW_", "HF_", "AWS_", "DO_NOT_TRACK", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")
 KEPT = ("RINGMASTER_RAY_", "RINGMASTER_ENGINE", "RINGMASTER_NODE", "RINGMASTER_ALLOCATION", "RINGMASTER_READY_FILE")
@@ -56,13 +56,13 @@ KEPT = ("RINGMASTER_RAY_", "RINGMASTER_ENGINE", "RINGMASTER_NODE", "RINGMASTER_A
 REMEDY = (
     "To fix: give the address of the cluster's head, as in --address 10.0.0.5:6379; add this machine to the cluster by "
     "`ray start --address=HEAD:6379 --num-cpus=0 --num-gpus=0`; and set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH where "
-    "the cluster asks for a token"
+    "the cluster requires a token"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(EngineOptions):
-    """What is asked of Ray.
+    """The resource request of a node.
 
     address: address of the Ray cluster, as `ray.init` takes it: "auto", or HOST:PORT; empty for a cluster of this
         machine alone, which the pool starts.
@@ -173,7 +173,8 @@ def head_environment(home: Path, *, port: int) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOrder:
-    """What an actor is told. It may hold passwords: Ray shows the arguments of actors nowhere, unlike runtime_env.
+    """The configuration of an actor. It may hold passwords: Ray shows the arguments of actors nowhere, unlike
+    runtime_env.
 
     allocation: the id under which the node registers.
     name: the node's name, which the machine's name precedes.
@@ -220,7 +221,7 @@ def resources(devices: str, nodes: Sequence[Mapping[str, Any]]) -> dict[str, flo
 
 
 def cause(message: str) -> str:
-    """Returns the lines of a message of Ray's from which on it says why an actor has died."""
+    """Returns the lines of a message of Ray's from the cause of an actor's death on."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     first = next((n for n, line in enumerate(lines) if line.startswith(CAUSES)), 0)
     return " ".join(lines[first:])[:LONGEST_WHY]
@@ -231,7 +232,7 @@ class BrokerConnection:
 
     log: the file for its output, as Ray writes much of its own.
     command: starts the broker; its stdin is a socket.
-    environment: the environment variables that say what is asked of Ray, and by which Ray is reached.
+    environment: the environment variables with the resource request and the address of Ray.
     answer_s: how long an answer is waited for.
     """
 
@@ -259,7 +260,7 @@ class BrokerConnection:
                 answer = channel.receive()
             except OSError as error:
                 self._hang_up()
-                raise EngineUnavailable(f"Ray does not answer: {error}; {self._log} says more") from error
+                raise EngineUnavailable(f"Ray does not answer: {error}; see {self._log}") from error
         if "error" in answer:
             raise EngineUnavailable(answer["error"])
         return answer["result"]
@@ -316,9 +317,9 @@ class RayActors:
         self._broker = broker
         self._seen: Mapping[str, Allocation] = {}
 
-    def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
-        """Returns what Ray says of the actors: all that live, and those that ended lately."""
-        result = [from_json(Allocation, each) for each in self._broker.ask("look")]
+    def poll(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
+        """Returns the states of the actors in Ray: all that live, and those that ended lately."""
+        result = [from_json(Allocation, each) for each in self._broker.ask("poll")]
         before, self._seen = self._seen, {each.id: each for each in result}
         for each in result:
             if each != before.get(each.id):
@@ -356,21 +357,21 @@ class RayActors:
     cancel = end  # of an actor whose node does not serve yet
 
     def why_ended(self, id: str) -> str:
-        """Returns nothing: the actor's allocation says why."""
+        """Returns nothing: the actor's allocation has the reason."""
         return ""
 
 
 def broker_fault(environment: Mapping[str, str], *, log: Path) -> str | None:
     """Returns why Ray does not answer; None if it does.
 
-    environment: the variables of the controller that say what it asks of Ray.
+    environment: the variables of the controller that define its requests to Ray.
     log: the file for Ray's own output.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     broker = BrokerConnection(log=log, environment={**os.environ, **environment}, answer_s=PREFLIGHT_ANSWER_S)
     with closing(broker):
         try:
-            broker.ask("look")
+            broker.ask("poll")
         except EngineUnavailable as error:
             return str(error).rstrip(".")
     return None

@@ -56,7 +56,9 @@ class PythonStdlib(StoredSource):
     def check(self, spec: DataSpec) -> None:
         """Requires the length of a sample, as there is no common length of documents."""
         if spec.seq_len is None:
-            raise ValueError("data: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
+            raise ValueError(
+                "data: seq_len is missing. To fix: set the number of tokens of a sample, e.g. seq_len: 128"
+            )
 
     def origin(self, spec: DataSpec) -> tuple[str, Any]:
         """Returns the folder of the modules, and their states."""
@@ -236,7 +238,7 @@ def describe_factory(
     training, held_out = datasets
     sample = training[0]
     shapes = {name: tuple(value.shape) for name, value in sample.items()}
-    # Of others, the kind tells the tensors, and labels are taken for numbers of classes.
+    # For others, the kind determines the tensors, and labels are taken for numbers of classes.
     is_described = len(shapes.get("input_ids", ())) > 1 or "float" in str(getattr(sample.get("labels"), "dtype", ""))
     return data_source.PreparedData(
         name=spec.factory.rpartition(":")[2],
@@ -338,7 +340,7 @@ def with_facts_of_splits(
     """Returns the description with what is wrong where rows of the split to train on are in that to evaluate on.
 
     Its source names the revision of a data set of the hub. columns: those that are read. Some equal rows of such a data
-    set are no fault, as few people can change it.
+    set are no fault, as few users can change it.
     """
     prepared = _with_revision(prepared, splits[0], spec)
     if len(splits) < 2:
@@ -355,7 +357,7 @@ def with_facts_of_splits(
 def _with_revision(prepared: data_source.PreparedData, split: Any, spec: DataSpec) -> data_source.PreparedData:
     """The description of a data set of the hub with its commit, by which `datasets` names the folder of its files.
 
-    Without one, with the revision that is asked for, or with a note that there is none.
+    Without one, with the requested revision, or with a note that there is none.
     """
     is_of_files = "data_files" in spec.kwargs and "/" not in str(spec.dataset)  # as of the name json
     if Path(str(spec.dataset)).is_dir() or is_of_files:

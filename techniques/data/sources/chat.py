@@ -46,7 +46,7 @@ OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected
 OF_TEMPLATES = {
     **dict.fromkeys(
         ("documents", "chat_template_kwargs"),
-        "which the chat template does not get. To fix: write what it says into the messages",
+        "which the chat template does not get. To fix: write its content into the messages",
     ),
     "kto_tag": "as for KTO, a loss that there is not. To fix: keep the rows whose tag is true, without the column",
 }
@@ -173,7 +173,7 @@ def messages_of(value: Any, *, roles: Collection[str] = ()) -> list[Message]:
 
     Those that are not to be learnt have the `weight` 0.
 
-    roles: those that the chat template tells apart, which stay as they are; others get the names in `ROLES`.
+    roles: those that the chat template distinguishes, which stay as they are; others get the names in `ROLES`.
 
     Raises ValueError where there are none, or one of them is wrong.
     """

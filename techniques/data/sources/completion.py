@@ -213,7 +213,7 @@ def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext)
     roles = context.tokenizer.template.roles
     answer = chat.as_messages(row[role], roles=roles)
     if row["input"] and not isinstance(row["prompt"], str):
-        raise ValueError("an input stands beside a prompt of messages. To fix: put it into a message")
+        raise ValueError("an input cannot be combined with a prompt of messages. To fix: put it into a message")
     prompt = chat.as_messages(_prompt_of({**row, "system": None}), roles=roles)
     if answer[: len(prompt)] == prompt:  # as in UltraFeedback
         answer = answer[len(prompt) :]
@@ -303,7 +303,7 @@ class Preference(chat.ConversationSource):
         **chat.OF_TEMPLATES,
         **dict.fromkeys(
             ("label", "preference", "winner"),
-            "which may say that the rejected answer is the better one, and is not read. To fix: exchange both answers "
+            "which may mark the rejected answer as the better one, and is not read. To fix: exchange both answers "
             "of such rows, and leave the column out",
         ),
         **MEDIA,
@@ -327,7 +327,7 @@ class Preference(chat.ConversationSource):
         if row["history"]:
             raise ValueError("a row has a history. To fix: make prompt and history messages, or remove the column")
         if row["prompt"] is None and (row["input"] or row["system"]):
-            raise ValueError("an input or a system text stands without a prompt. To fix: set prompt_column")
+            raise ValueError("an input or a system text has no prompt. To fix: set prompt_column")
         if not isinstance(row["chosen"], str):
             return _alike(_conversation_pair(row, context), context)
         chat.refuse_tools(row)
@@ -489,6 +489,6 @@ def _refuse_beside_text(row: Mapping[str, Any], ignored: Collection[str]) -> Non
     for name in ("system", "system_prompt", "input", "tools"):
         if name not in ignored and row.get(name):
             raise ValueError(
-                f"a value in {name!r} stands beside a prompt of text, which is read alone. To fix: put it into the "
+                f"{name!r} cannot be combined with a prompt of text, which is read alone. To fix: put it into the "
                 f"prompt, as text or as a list of messages; or set data.ignored_columns: [{name}], for rewards alone"
             )

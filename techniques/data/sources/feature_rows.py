@@ -54,7 +54,7 @@ class FeatureOptions(DataOptions):
 
 
 class FeatureRows(row_source.RowSource):
-    """A tensor for each feature of a row, called as `tensor_names` says.
+    """A tensor for each feature of a row, named by `tensor_names`.
 
     Numbers are normalised, float32 []; categories and binary values are int64 []; texts are int32 [tokens], token + 1,
     so that 0 is padding; images are bytes [channels, size, size], scaled to -1..1. A missing number is the mean, a
@@ -124,7 +124,8 @@ class FeatureRows(row_source.RowSource):
         return super().samples(table, prepared)
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
-        """Writes a sample of each row, encoded as the rows to train on, or another model's, say."""
+        """Writes a sample of each row, encoded by the statistics of the rows to train on, or of another model's
+        rows."""
         kind, source = copy.copy(self), self.options(spec).encoded_as
         kind.measured = _features_of(Path(source), self.options(spec).features) if source else self._measure(spec)
         names = [n for n, each in zip(tensor_names(kind.measured), kind.measured, strict=True) if each["type"] == TEXT]
@@ -148,7 +149,7 @@ class FeatureRows(row_source.RowSource):
         )
 
     def _measure(self, spec: DataSpec) -> list[Feature]:
-        """Returns the features with what the rows to train on say of them."""
+        """Returns the features with their statistics over the rows to train on."""
         features, columns = self.options(spec).features, self.columns(spec)
         seen: dict[str, list[Any]] = {role(each): [] for each in features}
         names: dict[str, set[str]] = {role(each): set() for each in features}

@@ -38,7 +38,7 @@ from ringmaster.techniques.job_specs import DataSpec
 IN_FOLDERS = ("image", "label")
 """What is known of an image in a folder, as if it were the columns of a table."""
 HOW = frozenset({"image_size", "mean", "std", "processor"})
-"""The options that say how images are resized and normalised."""
+"""The options that define how images are resized and normalised."""
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})
 
 
@@ -98,12 +98,12 @@ class ImageClassification(RowSource):
     """Images, [channels, height, width], with the numbers of their classes.
 
     The class of an image in a folder is the name of the folder that it lies in. A table names each image's file,
-    relative to the table. Images are turned as their EXIF orientation says, and what is transparent lies over white.
+    relative to the table. Images are turned according to their EXIF orientation, and what is transparent becomes white.
     `processor` is a folder or hub name with an image processor of transformers, which is then called. By default this
     is a ViTImageProcessor: it resizes images to `image_size` pixels, without keeping their proportions, and normalises
     them with `mean` and `std`. mode: "RGB" (3 channels) or "L" (grey, 1 channel).
 
-    counts: how many images of the data that is being written are of a kind that people should know of.
+    counts: how many images of the data that is being written are of a kind that users should know of.
     """
 
     name = "image-classification"
@@ -115,12 +115,12 @@ class ImageClassification(RowSource):
     counts: Counter[str] | None = None
 
     def check(self, spec: DataSpec) -> None:
-        """Refuses unknown options, modes other than RGB and L, and options that a processor has beside one."""
+        """Refuses unknown options, modes other than RGB and L, and options that cannot be combined with a processor."""
         super().check(spec)
         how = self.options(spec)
         if how.processor is not None and (both := HOW & ({*spec.kwargs, *spec.options} - {"processor"})):
             raise ValueError(
-                f"data: {', '.join(sorted(both))} and processor both say how images are resized and normalised. To "
+                f"data: {', '.join(sorted(both))} and processor both define how images are resized and normalised. To "
                 "fix: remove one of them"
             )
         if how.mode not in ("RGB", "L"):
@@ -153,7 +153,7 @@ class ImageClassification(RowSource):
         return spec.path or "", {"form": "arrow", "version": self.version, "files": files, **processor}
 
     def write_origin(self, folder: Path, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
-        """Writes the images of a folder, or those of a table; files that are left out are for people to know."""
+        """Writes the images of a folder, or those of a table; files that are left out are reported."""
         if (images := images_of(spec)) is None:
             return super().write_origin(folder, spec, cache_dir=cache_dir)
         prepared = self.write(folder, spec, where=f"path {spec.path!r}", cache_dir=cache_dir)
@@ -185,7 +185,7 @@ class ImageClassification(RowSource):
         return identity
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
-        """Returns what the processor makes of the image, pixels as bytes where these say as much, and the label."""
+        """Returns what the processor makes of the image, pixels as bytes where these are exact, and the label."""
         processor: ImageProcessor = context.options.image_processor
         image = read_image(row["image"])
         inputs = processor(converted(image, mode=processor.mode))
@@ -201,7 +201,7 @@ class ImageClassification(RowSource):
         return {**inputs, "labels": context.labels.number(row["label"])}
 
     def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
-        """Returns what transformers' processor, loaded anew, makes of the image; pixels in the form of `sample`."""
+        """Returns what transformers' processor, loaded again, makes of the image; pixels in the form of `sample`."""
         how: ImageOptions = context.options
         image = converted(read_image(row["image"]), mode=how.image_processor.mode)
         result = {name: np.asarray(values)[0] for name, values in how.loaded()([image], return_tensors="np").items()}
@@ -223,9 +223,9 @@ class ImageClassification(RowSource):
 
 
 def _unusual(counts: Counter[str]) -> Iterator[str]:
-    """Yields what people should know of images that are not read as they may expect."""
+    """Yields what users should know of images that are not read as they may expect."""
     for name, what in (
-        ("transparent", "with transparent parts, which lie over white here; a pipeline of transformers drops alpha"),
+        ("transparent", "with transparent parts, which become white here; a pipeline of transformers drops alpha"),
         ("animated", "with several frames or pages, of which the first one is read"),
         ("coloured", "in colour, which are read as grey (mode L)"),
     ):
@@ -260,7 +260,7 @@ def _check_folders(files: MatchedFiles) -> None:
         places = ", ".join(map(files.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
         number = "1 image lies" if len(stray) == 1 else f"{len(stray)} images lie"
         raise ValueError(
-            f"{number} beside folders of images, where the class of an image is the folder that it lies in: {places}. "
+            f"{number} next to folders of images, where the class of an image is the folder that it lies in: {places}. "
             "To fix: move all images of a class into one folder, or remove them"
         )
 

@@ -95,7 +95,7 @@ def filled(rows: Sequence[Sequence[int]], value: int) -> Array:
     return np.array([[*row, *[value] * (width - len(row))] for row in rows])
 
 
-NUMBER_OF_NONE = f"the label {IGNORED} is learnt as a number; remove the row where it stands for no label"
+NUMBER_OF_NONE = f"the label {IGNORED} is learnt as a number; remove the row where it means no label"
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -117,7 +117,7 @@ class TextRegression(TextClassification):
         return {**encoded_texts(row, context), "labels": np.float32(number)}
 
     def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
-        """Returns what to know of a number that stands for no label elsewhere."""
+        """Returns the note on a number that means no label elsewhere."""
         return NUMBER_OF_NONE if read_number(row["label"]) == IGNORED else None
 
     def described(self, prepared: PreparedData) -> PreparedData:
@@ -183,7 +183,7 @@ class TokenClassification(RowSource):
         """Returns the tokens by the tokenizer's own call, and the label of the first one of each word."""
         words = context.tokenizer.word_texts([*map(str, as_list(row["tokens"]))])
         whole = context.tokenizer.own_call(words, at_most=context.max_length)
-        if whole is None or not whole.is_fast:  # a tokenizer in Python does not tell the words of tokens
+        if whole is None or not whole.is_fast:  # a tokenizer in Python does not map tokens to words
             return None if whole is None else {"input_ids": whole["input_ids"]}
         labels = _labels_at(whole.word_ids(), as_list(row["label"]), context)
         return {"input_ids": whole["input_ids"], "labels": labels}
@@ -325,7 +325,7 @@ PAIR_LABELS = dict.fromkeys(
         *("score", "scores", "similarity_score", "similarity", "similar", "is_similar", "relevance", "is_relevant"),
         *("relatedness_score", "relatedness", "entailment", "is_match", "match", "target", "human_score", "margin"),
     ),
-    "which says whether texts are alike, and losses of embeddings take every pair as alike. To fix: keep the pairs "
+    "which marks whether texts are alike, and losses of embeddings take every pair as alike. To fix: keep the pairs "
     "that belong together, without the column; or train a model ...ForSequenceClassification on the pairs",
 )
 NEGATIVE = "negative"
@@ -353,7 +353,7 @@ class Embedding(RowSource):
     needs_tokenizer = True
     usual_loss = "contrastive"
     is_embedded = True
-    copies_labels = False  # the other pairs of a batch are what a text is told from
+    copies_labels = False  # the other pairs of a batch are the negatives
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the columns, with those of numbered negatives; where there is one of negatives, every row has one."""
@@ -411,7 +411,7 @@ class Embedding(RowSource):
         return "the anchor is its own positive" if row["anchor"] == row["positive"] else None
 
     def training_faults(self, folder: Path) -> Iterable[str]:
-        """Returns what is wrong where no text can be told from another one."""
+        """Returns what is wrong where no two texts differ."""
         if are_samples_equal(folder):
             yield (
                 "all rows to train on are the same, so that there is nothing to learn. To fix: give texts that differ, "

@@ -1,4 +1,4 @@
-"""Rows of token ids, of which labels or masks say what is learnt."""
+"""Rows of token ids whose labels or masks define what is learnt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class Tokenized(RowSource):
     decisive: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(OTHER_LABEL_COLUMNS, NOT_LEARNT),
         "seq_lengths": (
-            "by which TRL says that a row holds several samples, and a row is one. To fix: give each sample a row, and "
+            "by which TRL marks several samples in a row, and a row is one. To fix: give each sample a row, and "
             "set packing"
         ),
     }

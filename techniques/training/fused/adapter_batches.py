@@ -71,7 +71,7 @@ class FusedBatch:
             if len(self.adapter_modules) > 1 and (num_rows if self._is_packed else length) % num_parts:
                 raise ValueError(
                     f"{site} is given {num_rows} rows, {length} in its first dimension, for a batch of {num_parts}, so "
-                    "that it cannot be told whose they are. To fix: leave it out of the adapter's targets, or train "
+                    "that it is unknown whose they are. To fix: leave it out of the adapter's targets, or train "
                     "the jobs one by one"
                 )
             self._runs[key] = self._runs_at(site, num_rows)

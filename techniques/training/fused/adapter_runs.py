@@ -242,7 +242,7 @@ class OwnWeights:
         times, left_over = divmod(len(x), sum(share.size for share in self.shares))
         if left_over:
             raise ValueError(
-                f"a module that an adapter trains as it is got {len(x)} rows, and it cannot be told whose they are. "
+                f"a module that an adapter trains as it is got {len(x)} rows, and it is unknown whose they are. "
                 "To fix: leave it out of modules_to_save, or train the jobs one by one"
             )
         return list(torch.split(x, [times * share.size for share in self.shares]))

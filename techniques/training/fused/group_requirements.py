@@ -111,7 +111,7 @@ def _why_not(job: Job) -> str | None:
     if obstacles := [part.group_obstacle for part in job.parts if part.group_obstacle]:
         return obstacles[0]
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
-        return "is exact: true, and what is trained beside it may change its last digits"
+        return "is exact: true, and what is trained together with it may change its last digits"
     if job.optimizer.name in OF_WHOLE_TENSORS:
         return f"is trained with {job.optimizer.name}, which needs whole matrices, and its parameters lie in rows"
     if job.optimizer.layer_decay is not None:

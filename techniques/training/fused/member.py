@@ -24,7 +24,7 @@ from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, alone
-from ringmaster.techniques.training.batch_loader import BatchRequest
+from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
@@ -213,10 +213,10 @@ class GroupMember(JobTrainingState):
         self._loader.load_ahead()
         return self._to_device(batch)
 
-    def _request(self, step: int) -> BatchRequest:
+    def _request(self, step: int) -> RowsRequest:
         rows = self._sampler.indices(step)
         width = batch_width(self.job, self._training, rows)
-        return BatchRequest(rows=tuple(self._share(rows.tolist())), width=width)
+        return RowsRequest(rows=tuple(self._share(rows.tolist())), width=width)
 
     def _share(self, rows: Sequence[int]) -> list[int]:
         size = len(rows) // self.ranks.num_ranks

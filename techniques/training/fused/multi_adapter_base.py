@@ -306,7 +306,7 @@ class MultiAdapterBase:
         for part in parts:
             if names := part.inputs.keys() - {"input_ids"}:
                 raise ValueError(
-                    f"samples have {', '.join(sorted(names))} beside their tokens, which a base that packs samples "
+                    f"samples have {', '.join(sorted(names))} besides their tokens, which a base that packs samples "
                     "does not read. To fix: train the job alone, with techniques that leave out shared_base"
                 )
         self._packed.prefixes = batch.prefixes(self.model)  # kept for layers that are recomputed in the backward

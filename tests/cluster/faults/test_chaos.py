@@ -64,7 +64,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
         at_once, deck = together(deck, draw.randrange(1, MAX_AT_ONCE + 1))
         chaos.strike(at_once)
     pool.trace.hurry(*(job.name for jobs in batches.values() for job in jobs))
-    chaos.until("every batch has come to its end", lambda: is_over(pool))
+    chaos.until("every batch has ended", lambda: is_over(pool))
     handed_over = [request.status for request in pool.handed_over()]
     assert handed_over == [RequestStatus.DONE] * len(batches), report(pool)
     for batch, name, _ in pool.batches():
@@ -126,14 +126,14 @@ class Chaos:
             self.wait_for_steps(1)
 
     def wait_until_back(self):
-        def look():
+        def poll():
             for is_back, (name, since_s) in list(self.waiting.items()):
                 if is_back():
                     self.took_s.setdefault(name, []).append(time.monotonic() - since_s)
                     del self.waiting[is_back]
             return not self.waiting and all_up(self.pool)
 
-        self.until("what was killed is back", look)
+        self.until("what was killed is back", poll)
 
     def wait_for_steps(self, number):
         """Waits for a number of training steps, or until all jobs are done."""
@@ -145,7 +145,7 @@ class Chaos:
         it.
         """
 
-        def look():
+        def poll():
             on_devices = {segment.job.rpartition("/")[2] for segment in self.pool.segments() if segment.outcome is None}
             newest = {job: newest_checkpoint(self.pool, job) for job in on_devices}
             if not on_devices or any(step <= self.kept.get(job, 0) for job, step in newest.items()):
@@ -153,12 +153,12 @@ class Chaos:
             self.kept |= newest
             return True
 
-        self.until("what trains is kept", look)
+        self.until("what trains is kept", poll)
 
-    def until(self, what, look):
+    def until(self, what, poll):
         """Waits for a condition; on a timeout, raises with a report of all states."""
         try:
-            until(what, look)
+            until(what, poll)
         except AssertionError as error:
             left = [name for name, _ in self.waiting.values()]
             raise AssertionError(f"{error}; not back: {left}\n{report(self.pool)}") from None

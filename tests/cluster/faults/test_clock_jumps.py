@@ -36,7 +36,7 @@ def watched(database, clock):
     nodes = NodeRegistry(database)
     nodes.register(NodeRecord(name="n", incarnation="one", address="here", devices=cpu_devices(1)))
     watch = NodeWatch(nodes, clock=clock, lost_after_s=PATIENCE.lost_after_s)
-    assert watch.look() == []
+    assert watch.poll() == []
     return nodes, watch
 
 
@@ -45,7 +45,7 @@ def pass_seconds(clock, watch, seconds, *, beats=lambda: None):
     for passed in range(1, seconds + 1):
         clock.now_s += 1.0
         beats()
-        if gone := watch.look():
+        if gone := watch.poll():
             return gone, passed
     return [], seconds
 
@@ -55,7 +55,7 @@ def test_a_node_is_not_lost_when_the_executors_clock_jumps(database, jump_s):
     clock = Clock()
     nodes, watch = watched(database, clock)
     clock.now_s += jump_s  # the machine slept, or was migrated: no heartbeat was missed that could have been observed
-    assert watch.look() == []
+    assert watch.poll() == []
     gone, _ = pass_seconds(
         clock, watch, 120, beats=lambda: nodes.beat("n", incarnation="one", health={}) if clock.now_s % 5 == 0 else None
     )
@@ -67,7 +67,7 @@ def test_a_node_that_is_silent_after_a_jump_is_still_found_in_time(database, jum
     clock = Clock()
     _, watch = watched(database, clock)
     clock.now_s += jump_s
-    assert watch.look() == []
+    assert watch.poll() == []
     gone, passed = pass_seconds(clock, watch, 120)
     assert [node.name for node, _ in gone] == ["n"]
     assert passed == PATIENCE.lost_after_s

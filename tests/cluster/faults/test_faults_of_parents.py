@@ -19,13 +19,13 @@ from tests.integration.workbench import Layout
 def batch_of(pool, name, parent, *, but=()):
     """Waits until a named batch is submitted; returns its id."""
 
-    def look():
+    def poll():
         has_ended = parent.poll() is not None  # polled first: a small batch may end between the two queries
         found = next((id for id, known, _ in pool.batches() if known == name and id not in but), None)
         assert found or not has_ended, parent.log.read_text()[-3000:]
         return found
 
-    return until(f"batch {name} is handed over", look)
+    return until(f"batch {name} is handed over", poll)
 
 
 def assert_done(parent, *, seconds=TIMEOUT_S):

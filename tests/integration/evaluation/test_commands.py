@@ -83,7 +83,7 @@ def test_faults_in_what_is_asked_end_with_2_at_once(home):
     exported(home / "one", IMAGES, cache_dir=home / "cache")
     for arguments, told in (
         (["one"], "nothing to evaluate on"),
-        (["one", "--tests", "tests.yaml"], "ask for held-out data"),
+        (["one", "--tests", "tests.yaml"], "require held-out data"),
         (["one", "--data", "{source: digit}"], "'digit' is unknown"),
         (["one", "--data", "digits", "--metric", "f2"], "--metric: unknown metric 'f2': there are loss"),
         (["one", "one", "--data", "digits"], "named more than once"),

@@ -91,7 +91,7 @@ def test_only_techniques_with_the_whole_model_train_it(bench, answers):
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
-    """A task of the library with its data in a local file, beside a batch file on the import path."""
+    """A task of the library with its data in a local file, next to a batch file on the import path."""
     pytest.importorskip("lm_eval.tasks")
     folder = tmp_path / "lm_eval_tasks"
     folder.mkdir()
@@ -116,7 +116,7 @@ def test_a_task_of_lm_eval_is_measured_on_one_and_on_several_ranks(bench, tmp_pa
     two = metrics_of(bench.train(job, Layout("ddp", 2, {"micro_batch": 2}), tmp_path / "two", import_paths=paths))
     assert two == pytest.approx(one, rel=1e-3)
 
-    # So does `ringmaster evaluate`, alone and beside what the model writes to rows.
+    # So does `ringmaster evaluate`, alone and together with the answers of the model to rows.
     folder = str(tmp_path / "one" / "model")
     done = ringmaster(tmp_path, "evaluate", folder, "--metric", task, "--json")
     (line,) = json.loads(done.stdout)["metrics"]

@@ -102,10 +102,10 @@ def test_a_promotion_that_was_cut_short_is_finished_by_asking_again(ledger, monk
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "nobody says why"),
+        ([], "the reason is missing"),
         (["--force", "--why", "x"], "go with a policy"),
         (["--policy", "POLICY"], "nothing to look at"),
-        (["--policy", "POLICY", "--data", "digits", "--force"], "wants a reason"),
+        (["--policy", "POLICY", "--data", "digits", "--force"], "requires a reason"),
         (["--policy", "POLICY", "--data", "{source: digit}"], "'digit' is unknown"),
         (["--policy", "POLICY", "--data", "digits", "--against", "nobody"], "no model 'nobody'"),
     ],
@@ -131,7 +131,7 @@ def found(*, passes):
 def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch):
     (tmp_path / "policy.yaml").write_text("name: careful\n")
     asked, told = [], []
-    monkeypatch.setattr(models, "sound_alarm", told.append)
+    monkeypatch.setattr(models, "emit_pool_alarm", told.append)
 
     def examine_by(policy, models, *, data, all_rows, against, against_data, num_devices, notice):
         assert not all_rows

@@ -92,7 +92,7 @@ def test_promotions_rollbacks_and_their_records(ledger, log, versions):
     table = json.loads(ledger.read_text(versions[1].run_id, promotion.TABLE))
     assert table["data"][0][table["columns"].index("reasons")] == "better: loss 1 against 2\np 0.01"
 
-    # A version that waits for a person stays a candidate, so that the next retraining run asks again.
+    # A version that waits for a person stays a candidate, so that the next retraining run asks for approval again.
     promotion.leave_waiting(ledger, versions[2], "nobody answered", who="policy careful")
     assert promotion.standings(ledger, [NAME])[NAME].candidate == versions[2]
     assert promotion.read_decisions(ledger, versions[2])[-1].outcome == "waiting"
@@ -211,7 +211,7 @@ def test_a_sweep_challenges_a_registered_model_of_others_only_where_its_file_say
     trial = swept(ledger, tmp_path, NAME, 4)
     with pytest.raises(InputError, match=r"registered model shop\.prices, of which batch shop has made versions"):
         check_name(form_of(NAME), ledger)
-    with pytest.raises(LedgerError, match=r"To fix: rename the sweep, or say `challenger_of: shop\.prices`"):
+    with pytest.raises(LedgerError, match=r"To fix: rename the sweep, or set `challenger_of: shop\.prices`"):
         challenge(ledger, trial, sweep=NAME, challenger_of="")
     assert aliases(ledger) == {"champion": 3}
     check_name(form_of(NAME, challenger_of=NAME), ledger)

@@ -33,7 +33,7 @@ with pytest.raises(BatchFileError, match=r"centralize_gradients: must be true or
 
 def test_an_installed_feature_is_part_of_jobs_files_and_training(tmp_path):
     plugin, folder = ROOT / "examples" / "plugin", tmp_path / "installed"
-    # Its build writes beside its sources.
+    # Its build writes into the folder of its sources.
     source = tmp_path / "plugin"
     source.mkdir()
     for path in plugin.rglob("*"):

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from ringmaster.errors import InputError
 from ringmaster.flows.deployments import SUBJECTS, make_alarms
 from ringmaster.tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_refused
-from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.alarms.task import emit_alarm
 from tests.cluster.waiting import until
 from tests.integration.training.test_worker import PrefectServer
 
@@ -72,7 +72,7 @@ def test_an_event_calls_the_webhook(server, webhook):
     messages = ("batch nightly", "production.digits")
     while not all(any(message in each["message"] for each in posted) for message in messages):
         for each in told:  # repeated: the server's triggers learn of a new automation after a delay
-            sound(each)
+            emit_alarm(each)
         arrived.wait(10)
         arrived.clear()
     first, last = (next(each for each in posted if message in each["message"]) for message in messages)
@@ -105,11 +105,11 @@ def test_a_promotion_that_is_refused_to_a_command_is_told_before_it_ends(server,
     assert done.returncode == 1, done.stderr
     body = {"filter": {"event": {"name": [PROMOTION_REFUSED]}}}
 
-    def look():  # the server stores received events after a delay
+    def poll():  # the server stores received events after a delay
         events = httpx.post(f"{server.api}/events/filter", json=body, timeout=60).json()["events"]
         return next((each["payload"] for each in events if each["payload"].get("version") == 4), None)
 
-    assert until("the event is there", look)["message"] == "production.digits version 4 is not promoted: worse by 0.3"
+    assert until("the event is there", poll)["message"] == "production.digits version 4 is not promoted: worse by 0.3"
 
 
 def test_made_again_they_are_the_same_ones(server, webhook):

@@ -59,9 +59,9 @@ class Pool:
         outcome = Outcome(status=status, message="")
         self.log.append("b1", SegmentEnded(number=one.number, segment=one.segment, outcome=outcome, decision=decision))
 
-    def look(self):
+    def poll(self):
         self.now_s += segment_runs.ACTIONS_EVERY_S
-        self.runs.look(self.client)
+        self.runs.poll(self.client)
 
     def run_of(self, one):
         (found,) = [r for r in self.client.read_flow_runs() if r.name == f"a {one.number} on alpha, beta"]
@@ -84,12 +84,12 @@ def pool(client, tmp_path):
 
 def test_a_run_shows_where_its_segment_runs_and_how_it_ends(pool):
     one = pool.start()
-    pool.look()
+    pool.poll()
     run = pool.run_of(one)
     assert (run.state_name, run.parameters, run.work_queue_name) == ("Running", {"segment": one.number}, "segments")
     assert pool.client.read_task_run(run.parent_task_run_id).flow_run_id == pool.above.id
     pool.end(one, "done", "the job is done")
-    pool.look()
+    pool.poll()
     assert pool.run_of(one).state_name == "Completed"
     assert pool.lines(run) == ["ddp on alpha: 0, 1; beta: 0, steps 4 to 10", "done: the job is done"]
 
@@ -101,38 +101,38 @@ def test_a_run_shows_where_its_segment_runs_and_how_it_ends(pool):
 def test_the_state_says_how_it_ended(pool, status, state):
     one = pool.start()
     pool.end(one, status)
-    pool.look()
+    pool.poll()
     assert pool.run_of(one).state_name == state
 
 
 def test_another_controller_goes_on_where_the_former_one_stopped(pool):
     one, two = pool.start(), pool.start()
-    pool.look()
+    pool.poll()
     pool.end(one, "done")
     pool.runs = SegmentRuns(pool.database, clock=lambda: pool.now_s)
-    pool.look()
+    pool.poll()
     assert [pool.run_of(each).state_name for each in (one, two)] == ["Completed", "Running"]
     assert len(pool.lines(pool.run_of(two))) == 1
 
 
 def test_a_run_is_made_once_whatever_moment_the_process_died_at(pool):
     one = pool.start()
-    pool.look()
+    pool.poll()
     Journal(pool.database, batch="").put(segment_runs.CURSOR, 0)  # it had not noted what it had shown
     pool.runs = SegmentRuns(pool.database, clock=lambda: pool.now_s)
-    pool.look()
+    pool.poll()
     assert pool.run_of(one).state_name == "Running"
 
 
 def test_a_run_that_is_cancelled_preempts_its_segment(pool):
     one = pool.start()
-    pool.look()
+    pool.poll()
     pool.client.set_flow_run_state(pool.run_of(one).id, Cancelling())
-    pool.look()
-    pool.look()
+    pool.poll()
+    pool.poll()
     assert MessageStore(pool.database).commands(after=0) == [(1, one.number, "stop")]
     pool.end(one, "preempted", "stopped at a checkpoint")
-    pool.look()
+    pool.poll()
     run = pool.run_of(one)
     assert (run.state_name, run.state.message) == ("Cancelled", "stopped at a checkpoint")
 
@@ -141,15 +141,15 @@ def test_a_run_that_is_cancelled_preempts_its_segment(pool):
 def test_a_run_that_is_retried_makes_its_job_due_again(pool, answer, state):
     one = pool.start()
     pool.end(one, "crashed")
-    pool.look()
+    pool.poll()
     pool.client.set_flow_run_state(pool.run_of(one).id, AwaitingRetry(), force=True)
-    pool.look()
-    pool.look()  # the controller has not answered yet
+    pool.poll()
+    pool.poll()  # the controller has not answered yet
     (request,) = pool.requests.open()
     assert (request.kind, request.content) == ("retry", {"batch": "b1", "jobs": ["a"]})
     assert pool.run_of(one).state_name == "AwaitingRetry"
     pool.requests.answer(request.id, status=answer, answer={"message": "what the controller says"})
-    pool.look()
+    pool.poll()
     run = pool.run_of(one)
     assert (run.state_name, run.state.message) == (state, "what the controller says")
 
@@ -157,10 +157,10 @@ def test_a_run_that_is_retried_makes_its_job_due_again(pool, answer, state):
 def test_a_batch_that_has_ended_cannot_go_on_without_its_flow_run(pool):
     one = pool.start()
     pool.end(one, "crashed")
-    pool.look()
+    pool.poll()
     Submissions(pool.database).end("b1")
     pool.client.set_flow_run_state(pool.run_of(one).id, AwaitingRetry(), force=True)
-    pool.look()
+    pool.poll()
     run = pool.run_of(one)
     assert (run.state_name, "ringmaster run FILE --resume" in run.state.message) == ("Failed", True)
 
@@ -173,10 +173,10 @@ def test_a_batch_that_has_ended_goes_on_with_its_flow_run(pool, client):
     pool.journal = Journal(pool.database, batch="b2")
     one = pool.start()
     pool.end(one, "crashed")
-    pool.look()
+    pool.poll()
     Submissions(pool.database).end("b2")
     pool.client.set_flow_run_state(pool.run_of(one).id, AwaitingRetry(), force=True)
-    pool.look()
+    pool.poll()
     assert pool.run_of(one).state_name == "Retried"
     assert client.read_flow_run(above.id).state_name == "AwaitingRetry"
 
@@ -184,21 +184,21 @@ def test_a_batch_that_has_ended_goes_on_with_its_flow_run(pool, client):
 def test_a_run_that_was_started_by_hand_says_what_to_do(pool, client):
     deployment = client.read_deployment_by_name("segment/z-internal-segment")
     by_hand = client.create_flow_run_from_deployment(deployment.id, parameters={"segment": pool.start().number})
-    pool.look()
+    pool.poll()
     state = client.read_flow_run(by_hand.id).state
     assert (state.name, "To fix" in state.message) == ("Failed", True)
 
 
 def test_what_happened_while_prefect_was_away_is_shown_later(pool, prefect_server):  # noqa: F811
     one = pool.start()
-    pool.look()
+    pool.poll()
     prefect_server.stop()
     pool.end(one, "done")
     two = pool.start()
     with pytest.raises(AWAY), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-        pool.look()
+        pool.poll()
     prefect_server.start()
-    pool.look()
+    pool.poll()
     assert [pool.run_of(each).state_name for each in (one, two)] == ["Completed", "Running"]
 
 
@@ -207,4 +207,4 @@ def test_an_answer_that_is_none_is_tried_again(pool):
     pool.start()
     proxy = SimpleNamespace(read_deployment_by_name=lambda name: json.loads("<html>back soon</html>"))
     with pytest.raises(AWAY):
-        pool.runs.look(proxy)
+        pool.runs.poll(proxy)

@@ -1,4 +1,4 @@
-"""The contents of an installed wheel: one import root, beside a project's own packages of any name."""
+"""The contents of an installed wheel: one import root, alongside a project's own packages of any name."""
 
 import json
 import os

@@ -35,4 +35,4 @@ def test_what_is_missing_is_asked_for(tmp_path, family_home):
     (folder / "config.json").unlink()
     code, _, message = run("import", folder, "--name", "x")
     assert code == 2
-    assert "no config.json beside it says of which model" in message.replace("\n", " ")
+    assert "no config.json next to it names its model" in message.replace("\n", " ")

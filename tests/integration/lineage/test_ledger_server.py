@@ -104,7 +104,7 @@ def test_a_batch_is_recorded_and_its_model_comes_back(server, quiet, tmp_path, c
     assert later.find_profiles(["fingerprint"]) == {"fingerprint": {"step_s": 0.5}}
     copy = later.download_model("models:/tuned/1", tmp_path / "models")
     files = {file.name: file.read_bytes() for file in copy.iterdir()}
-    assert b"base_model: base" in files.pop("README.md")  # the card that was written beside the files
+    assert b"base_model: base" in files.pop("README.md")  # the card that was written with the files
     assert files == {
         "config.json": b"{}",
         "model.safetensors": b"weights",

@@ -23,7 +23,7 @@ from ringmaster.model_lineage.importing import record_base
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest
-from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
+from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage
 from ringmaster.techniques.job_specs import ScheduleSpec
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
@@ -204,7 +204,7 @@ def rewritten(made, path, change):
 
 def flip_a_bit(root, step, *, draw):
     """Flips a bit of a weight in a checkpoint, with checksums that hide it, as a fault of the memory would."""
-    place, name = LocalPlace(root), f"step-{step:08d}"
+    place, name = LocalStorage(root), f"step-{step:08d}"
     manifest = read_manifest(place, name)
     (file,) = manifest.files
     path = root / name / file
@@ -225,7 +225,7 @@ def flip_a_bit(root, step, *, draw):
 
 def skip_a_step(root, step):
     """Makes the checkpoint of a step into that of the next one, whose update was left out."""
-    manifest = read_manifest(LocalPlace(root), f"step-{step:08d}")
+    manifest = read_manifest(LocalStorage(root), f"step-{step:08d}")
     folder = (root / f"step-{step:08d}").rename(root / f"step-{step + 1:08d}")
     (folder / MANIFEST).write_bytes(stored_manifest(replace(manifest, step=step + 1)))
 

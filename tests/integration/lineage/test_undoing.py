@@ -19,7 +19,7 @@ from ringmaster.tasks.retraining.policy import PromotionPolicy
 from ringmaster.tasks.retraining.promotion import DecisionRecord, read_decisions, write_decision
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import read_manifest, stored_manifest
-from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
+from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.training.job_state import weights_digest
@@ -112,7 +112,7 @@ def check_the_rest_is_trained(bench, home, job, tmp_path):
 
 def become(root, step, job, *, digest):
     """Makes a checkpoint into one of another job."""
-    manifest = read_manifest(LocalPlace(root), f"step-{step:08d}")
+    manifest = read_manifest(LocalStorage(root), f"step-{step:08d}")
     meta = {**manifest.meta, "weights_digest": weights_digest(job, data_digest=digest)}
     (root / f"step-{step:08d}" / MANIFEST).write_bytes(stored_manifest(replace(manifest, meta=meta)))
 
@@ -290,7 +290,7 @@ def replaced(bench, home, tmp_path, monkeypatch):
 
 def promoted(home, version, *, policy=None):
     with examine.open_move_log() as log:
-        told = {"notice": lambda _: None, "sound": lambda _: None}
+        told = {"notice": lambda _: None, "emit_alarm": lambda _: None}
         decision = promote(lineage(home), version, policy=policy, log=log, **told)
     name = version.label.partition("/")[0]
     return decision, lineage(home).ledger.get_alias(name, CHAMPION).version

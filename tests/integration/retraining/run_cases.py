@@ -233,7 +233,7 @@ def apart(folder: Path) -> Any:
         more=MODEL.format(name="b", job=SHORT.replace("hidden_size: 32", "hidden_size: 16"), path="b/*.jsonl") + lost
     )
     alarms: list[Any] = []
-    with instead("ringmaster.flows.retrain_daily", "sound", lambda alarm: alarms.append(alarm.message)):
+    with instead("ringmaster.flows.retrain_daily", "emit_alarm", lambda alarm: alarms.append(alarm.message)):
         answer = case.run("2026-11-02")
     case.put("lost/2026-11-01.jsonl", 1)
     case.say(models=("a", "b", "lost"))

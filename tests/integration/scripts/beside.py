@@ -1,4 +1,4 @@
-"""A module beside the scripts, which they import as they would without Ringmaster."""
+"""A module in the folder of the scripts, which they import as they would without Ringmaster."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

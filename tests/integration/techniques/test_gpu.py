@@ -142,14 +142,14 @@ def test_a_trial_measures_seconds_and_the_allocators_peak(gpu_bench, tmp_path):
     job = gpu_bench.job(optimizer=ADAMW)
     measured = []
 
-    def hear(gang, event):
+    def handle_event(gang, event):
         if event.NAME == "ready":
             gang.send("measure")
         if event.NAME == "measured":
             measured.append(event)
             gang.send("stop")
 
-    trained = gpu_bench.train(job, SINGLE, tmp_path, on_event=hear, purpose=TRIAL)
+    trained = gpu_bench.train(job, SINGLE, tmp_path, on_event=handle_event, purpose=TRIAL)
     assert trained.outcome.status == "done", f"{trained.outcome}\n{log_of(trained)}"
     (profile,) = [event.profile for event in measured]
     assert profile["step_s"] > 0 and 0 < profile["peak_bytes"] < 1 << 30

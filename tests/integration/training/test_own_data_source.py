@@ -96,7 +96,7 @@ def test_a_changed_kind_has_another_speed(site, folder, bench):
     [
         ({"kind": "anwers"}, "'anwers' is unknown. To fix: write `answers`, if that is meant"),
         ({"source": "digits"}, "has source and path. To fix: give exactly one of source, path"),
-        ({"kind": None, "path": None, "kwargs": {}}, "does not say where it comes from"),
+        ({"kind": None, "path": None, "kwargs": {}}, "has no source"),
         ({"kind": None, "path": None, "source": "digits"}, "are arguments for no factory or dataset or kind"),
     ],
 )

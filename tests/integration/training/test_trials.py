@@ -204,4 +204,4 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(bench, here, monkeypatch):
     profiled = profile_jobs(jobs, **here(), notice=notices.append)
     assert profiled.num_trials == 1
     assert {profile.source for profile in profiled.profiles["tiny"]} == {PREDICTED}
-    assert any("its prediction stands: it took more than 4 s" in line for line in notices)
+    assert any("its prediction remains: it took more than 4 s" in line for line in notices)

@@ -1,4 +1,4 @@
-"""A model with a merged adapter computes the same as with the adapter beside its base."""
+"""A model with a merged adapter computes the same as with the adapter attached to its base."""
 
 import pytest
 import torch

@@ -64,7 +64,7 @@ def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, datacl
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
         others = {option.name for kind in kinds for option in dataclasses.fields(kind)}
-        fields.pop("options")  # the options of all kinds lie beside the other fields
+        fields.pop("options")  # the options of all kinds are among the other fields
     assert set(section.model_fields) - others == set(fields)
     for name, field in fields.items():
         described = section.model_fields[name]

@@ -114,7 +114,7 @@ def test_the_rows_of_an_evaluation_do_not_depend_on_the_batch_size_of_a_combinat
 
 
 def test_two_limits_of_an_evaluation_are_refused():
-    with pytest.raises(BatchFileError, match=r"evaluation\.max_batches: is given beside max_rows\. To fix: give"):
+    with pytest.raises(BatchFileError, match=r"evaluation\.max_batches: cannot be used with max_rows\. To fix: give"):
         jobs_of(f"jobs: [{{name: a, {EVALUATED}, evaluation: {{max_batches: 3, max_rows: 48}}}}]")
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, CheckpointTensor, RankPieces, TensorPiece
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
-from ringmaster.techniques.checkpoints.storage import MANIFEST, UrlPlace, join_root, place_of
+from ringmaster.techniques.checkpoints.storage import MANIFEST, UrlStorage, join_root, place_of
 from ringmaster.techniques.checkpoints.tensor_files import REMOTE_BLOCK_BYTES, DistantFile, LazyTensor, blocks_of
 
 WIDTH = 6
@@ -104,7 +104,7 @@ def test_nothing_of_an_attempt_with_other_ranks_gets_into_the_next(root, before,
     found = CheckpointStore(root).newest()
     assert len(found.manifest.files) == len(found.manifest.tensors["model/w"].pieces) == after
     place = place_of(root)
-    if isinstance(place, UrlPlace):
+    if isinstance(place, UrlStorage):
         assert sorted(place._list("step-00000020")) == sorted([MANIFEST, *found.manifest.files])
     else:
         assert sorted(f.name for f in found.folder.iterdir()) == sorted([MANIFEST, *found.manifest.files])

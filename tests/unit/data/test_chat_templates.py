@@ -242,9 +242,9 @@ def test_prompts_have_their_tools_and_their_system_prompt(tmp_path):
     [
         ({"prompt": said_by("user assistant", "a", "b")}, "ends with a message of the assistant's"),
         ({"messages": said_by("user assistant", "a", "b")}, "ends with a message of the assistant's"),
-        ({"prompt": "a", "system": "be odd"}, "'system' stands beside a prompt of text"),
-        ({"instruction": "a", "input": "b"}, "'input' stands beside a prompt of text"),
-        ({"prompt": "a", "tools": [{"name": "f"}]}, "'tools' stands beside a prompt of text"),
+        ({"prompt": "a", "system": "be odd"}, "'system' cannot be combined with a prompt of text"),
+        ({"instruction": "a", "input": "b"}, "'input' cannot be combined with a prompt of text"),
+        ({"prompt": "a", "tools": [{"name": "f"}]}, "'tools' cannot be combined with a prompt of text"),
     ],
 )  # fmt: skip
 def test_prompts_that_would_be_another_question_are_refused(tmp_path, row, said):

@@ -186,11 +186,11 @@ def test_answers_that_repeat_the_messages_of_the_prompt_lose_them(prepared, chat
             {"chosen": turns("one", "it"), "rejected": turns("two", "it")},
             "row 1: the answers do not begin with a common",
         ),
-        ({**ANSWERS, "system": "one"}, "row 1: an input or a system text stands without a prompt"),
+        ({**ANSWERS, "system": "one"}, "row 1: an input or a system text has no prompt"),
         ({**ANSWERS, "prompt": "one", "history": [["a", "b"]]}, "row 1: a row has a history"),
         (
             {"prompt": turns("one", "")[:1], "input": "two", "chosen": turns("a", "b"), "rejected": turns("a", "c")},
-            "row 1: an input stands beside a prompt of messages",
+            "row 1: an input cannot be combined with a prompt of messages",
         ),
     ],
 )

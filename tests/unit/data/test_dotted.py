@@ -8,7 +8,7 @@ from ringmaster.registry import resolve
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A user's module, beside the batch file."""
+    """A user's module, next to the batch file."""
     (tmp_path / "mine_dotted.py").write_text("def build(): return 7\nclass Net:\n    def make(): return 8\n")
     (tmp_path / "mine_broken.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -29,7 +29,7 @@ def test_finds_functions_and_what_is_inside_classes(module):
         ("mine_dotted:", "package.module:function"),
         (":build", "package.module:function"),
         ("__main__:build", "module of its own"),
-        ("no_such_module:build", "no module 'no_such_module'.*beside the batch file"),
+        ("no_such_module:build", "no module 'no_such_module'.*next to the batch file"),
         ("mine_dotted.deeper:build", "no module 'mine_dotted.deeper'"),
         ("mine_dotted:bild", "did you mean build"),
         ("mine_dotted:Net.zzz", "no 'Net.zzz'"),

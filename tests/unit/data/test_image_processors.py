@@ -134,7 +134,7 @@ def test_processors_that_cannot_be_called_are_refused(folder, config, says):
 
 def test_a_processor_and_other_options_contradict_each_other(folder):
     spec = spec_of(folder, processor=base_of(folder, VIT), image_size=16)
-    with pytest.raises(ValueError, match=r"image_size and processor both say .*To fix: remove one"):
+    with pytest.raises(ValueError, match=r"image_size and processor both define .*To fix: remove one"):
         data_source_named(KIND).check(spec)
     data_source_named(KIND).check(spec_of(folder, processor=base_of(folder, VIT), mode="RGB"))
 
@@ -184,7 +184,7 @@ def test_transparent_images_lie_over_white(tmp_path, mode, to):
         is_shape[number : number + 4] = True
         assert (pixels[:, ~is_shape] == 1).all()
         assert (pixels[:, is_shape] < -0.98).all()
-    assert "4 images with transparent parts, which lie over white here" in prepared.summary(KIND)
+    assert "4 images with transparent parts, which become white here" in prepared.summary(KIND)
 
 
 @pytest.mark.parametrize("is_dataset", [False, True])
@@ -248,7 +248,7 @@ def test_a_size_alone_keeps_the_mean_and_std_of_the_models_processor(folder, con
     wanted = {**kwargs, **added}
     if "processor" in added:
         assert given == {**kwargs, "processor": base}
-        with pytest.raises(ValueError, match="and processor both say"):
+        with pytest.raises(ValueError, match="and processor both define"):
             data_source_named(KIND).check(result)
         return
     assert given.keys() == wanted.keys()

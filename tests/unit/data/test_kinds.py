@@ -87,7 +87,7 @@ def test_rows_of_a_file_to_evaluate_on_have_the_classes_of_training(tmp_path, ki
     odd = jsonl(tmp_path / "odd.jsonl", [rows[0], {"tokens": ["a"], "labels": ["great"]} if is_tokens else
                                          {"text": "a", "label": "great"}])  # fmt: skip
     said = refused(tmp_path, kind, rows, held_out_path=odd)
-    assert "odd.jsonl, row 2: label 'great' is none of the classes bad, good, so so. To fix: " in said
+    assert "odd.jsonl, row 2: label 'great' is not one of the classes bad, good, so so. To fix: " in said
 
 
 def test_a_row_may_have_several_classes(tmp_path):
@@ -613,7 +613,7 @@ def test_a_class_that_only_the_held_out_split_names_is_refused_where_a_row_has_i
     splits = {"train": numbered(["a", "b"], "a", "b"), "test": numbered(["c", "b", "a"], "a", "c")}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
     spec = DataSpec(kind="text-classification", dataset=str(tmp_path / "saved"), held_out_split="test", vocab_size=300)
-    with pytest.raises(ValueError, match=r"row 2: label 'c' is none of the classes a, b. To fix"):
+    with pytest.raises(ValueError, match=r"row 2: label 'c' is not one of the classes a, b. To fix"):
         prepare(spec, cache_dir=tmp_path / "cache")
 
 
@@ -637,7 +637,7 @@ def test_classes_that_parquet_files_number_are_read_by_name(tmp_path, numbered, 
 
 @pytest.mark.parametrize(
     ("number", "says"),
-    [(-1, "row 3: label -100 stands for none. To fix: add the label"), (None, "line 3 has no value in 'label'")],
+    [(-1, "row 3: label -100 means no label. To fix: add the label"), (None, "line 3 has no value in 'label'")],
 )
 def test_a_row_of_a_parquet_file_without_a_class_is_refused(tmp_path, numbered, number, says):
     import datasets
@@ -654,7 +654,7 @@ def test_a_class_that_only_another_parquet_file_names_is_refused(tmp_path, numbe
     numbered(["a", "b"], "a", "b").to_parquet(tmp_path / "one.parquet")
     numbered(["c", "b", "a"], "a", "c").to_parquet(tmp_path / "two.parquet")
     paths = {"path": str(tmp_path / "one.parquet"), "held_out_path": str(tmp_path / "two.parquet")}
-    with pytest.raises(ValueError, match=r"row 2: label 'c' is none of the classes a, b. To fix"):
+    with pytest.raises(ValueError, match=r"row 2: label 'c' is not one of the classes a, b. To fix"):
         prepare(DataSpec(kind="text-classification", vocab_size=300, **paths), cache_dir=tmp_path / "cache")
 
 
@@ -750,7 +750,7 @@ def test_all_broken_images_of_a_folder_are_reported(images):
 
 def test_a_label_that_was_not_named_is_refused(tmp_path):
     said = refused(tmp_path, "text-classification", REVIEWS, labels=("good", "bad"))
-    assert "row 3: label 'so so' is none of the classes good, bad" in said
+    assert "row 3: label 'so so' is not one of the classes good, bad" in said
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path, bert_tokenizer):

@@ -184,7 +184,7 @@ def test_answers_that_repeat_the_prompt_are_counted(tmp_path, numbers_tokenizer,
 def test_a_number_that_stands_for_no_label_elsewhere_is_counted(tmp_path, bert_tokenizer, label):
     rows = [{"text": "one", "label": 0.5}, {"text": "two", "label": label}]
     result = prepared_of(tmp_path, rows, kind="text-regression", tokenizer=bert_tokenizer)
-    assert "1 row: the label -100 is learnt as a number; remove the row where it stands for no label" in result.notes
+    assert "1 row: the label -100 is learnt as a number; remove the row where it means no label" in result.notes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rows of token ids: labels and masks beside them say what is learnt."""
+"""Rows of token ids: labels and masks in further columns define what is learnt."""
 
 import json
 
@@ -82,10 +82,16 @@ def test_rows_of_labels_are_packed(samples_of):
         ({"labels": [5, 6, 7], "position_ids": [0, 0, 1]}, "row 1: position_ids do not count from 0"),
         ({"labels": [5, 6, 7], "token_type_ids": [0, 1, 1]}, "row 1: token_type_ids are not 0"),
         ({"label": 1}, "has token ids and a column 'label', which a stream of tokens loses"),
-        ({"label_ids": [NONE, 6, 7]}, "has token ids and a column 'label_ids', which seems to say what is learnt"),
-        ({"response_mask": [0, 1, 1]}, "has token ids and a column 'response_mask', which seems to say what is learnt"),
-        ({"labels": [5, 6, 7], "seq_lengths": [1, 2]}, "has a value in 'seq_lengths', by which TRL says"),
-        ({"labels": [5, 6, 7], "loss_weights": [0, 1, 1]}, "has a value in 'loss_weights', which seems to say what is"),
+        ({"label_ids": [NONE, 6, 7]}, "has token ids and a column 'label_ids', which seems to mark what is learnt"),
+        (
+            {"response_mask": [0, 1, 1]},
+            "has token ids and a column 'response_mask', which seems to mark what is learnt",
+        ),
+        ({"labels": [5, 6, 7], "seq_lengths": [1, 2]}, "has a value in 'seq_lengths', by which TRL marks"),
+        (
+            {"labels": [5, 6, 7], "loss_weights": [0, 1, 1]},
+            "has a value in 'loss_weights', which seems to mark what is",
+        ),
         ({"attention_mask": [1, 1]}, "has 3 token ids, and an attention_mask that is not as long"),
     ],
 )

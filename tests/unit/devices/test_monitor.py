@@ -261,11 +261,11 @@ def test_the_energy_of_a_job_is_the_sum_over_segments_nodes_and_recorders(tmp_pa
     journal.write_job("a")
     first = EnergyMeter(journal)
     for event in (said(1, "n0", 5.0, 6.0), said(1, "n0", 10.0, 20.0), said(1, "n1", 4.0)):
-        first.hear(event)
+        first.handle_event(event)
     assert [point.value for point in first.end(ended(1), at_ms=5)["a"]] == [34.0]
     assert first.end(ended(2), at_ms=6) == {}  # a segment on CPU slots
     second = EnergyMeter(journal)
-    second.hear(said(3, "", 6.0))
+    second.handle_event(said(3, "", 6.0))
     points = second.end(ended(3), at_ms=7)
     assert points == {"a": [MetricPoint("system/energy_joules", 40.0, 2, 7)]}
     assert second.end(ended(3), at_ms=7) == points  # repeated, as MLflow was unavailable
@@ -277,7 +277,7 @@ def test_jobs_that_are_trained_together_share_what_their_devices_have_taken(tmp_
     for name in "ab":
         journal.write_job(name)
     energy = EnergyMeter(journal)
-    energy.hear(said(1, "", 8.0))
+    energy.handle_event(said(1, "", 8.0))
     points = energy.end(replace(ended(1), members=("b",)), at_ms=5)
     assert {job: [point.value for point in found] for job, found in points.items()} == {"a": [4.0], "b": [4.0]}
     journal.close()

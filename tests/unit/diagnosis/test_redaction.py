@@ -80,14 +80,14 @@ def test_what_looks_like_a_secret_is_removed(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "planned (start): 2.2 s for 4 jobs, at most 0.6% above the best possible",
+        "planned (start): 2.2 s for 4 jobs, at most 0.6% above the optimum",
         "http://127.0.0.1:4200/api/health answered 200",
         "tokenizer: gpt2-medium, num_tokens=4096, max_tokens: 512.5",
         "postgresql://ringmaster:PASSWORD@10.0.0.1".replace(":PASSWORD@", "@").replace("ringmaster@", ""),
         '{"has_password": true, "secrets": []}',
         "File /opt/ringmaster/flows/cli.py, line 3, in main",
         "--passwords-file is no option, nor is --token-limit",
-        "Both servers ask for a password; the one that only you may read",
+        "Both servers require a password; the one that only you may read",
     ],
 )
 def test_what_is_no_secret_stays(text):

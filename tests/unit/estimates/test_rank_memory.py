@@ -22,7 +22,7 @@ MIXTURE = ModelSpec(
     architecture="MixtralForCausalLM", config={**LLAMA.config, "num_local_experts": 4, "num_experts_per_tok": 2}
 )
 EVERYWHERE = {"build_model", "draws_of", "open_data", "prepare", "rollout_of"}
-# What a model, a technique and a config need, beside what all of them do.
+# What a model, a technique and a config need, in addition to what all of them do.
 CASES = [
     (LLAMA, "single", {KERNELS: f"{ATTENTION}:eager"}, {"_apply", "is_tracing", "why_kernels_differ"}),
     (GPT2_WITH_DROPOUT, "ddp", {}, {"DistributedDataParallel", "is_tracing", "kept"}),

@@ -1,4 +1,4 @@
-"""Predicted seconds beside the steps: by the bytes of the state, the rates of the disk, and the held-out samples."""
+"""Predicted seconds outside the steps: by the bytes of the state, the rates of the disk, and the held-out samples."""
 
 from dataclasses import replace
 from types import SimpleNamespace

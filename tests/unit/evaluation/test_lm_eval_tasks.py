@@ -40,7 +40,7 @@ LM_EVAL = {"name": "batch", "model": {"architecture": "LlamaForCausalLM"}, "data
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Task files beside a batch file on the import path, and their data."""
+    """Task files next to a batch file on the import path, and their data."""
     pytest.importorskip("lm_eval.tasks")
     tasks = tmp_path / "lm_eval_tasks"
     tasks.mkdir()
@@ -113,7 +113,7 @@ def test_a_task_says_in_which_direction_it_is_better(folder):
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("lm-eval/color", "there is no task 'color'. To fix: name a task of lm-eval .*lm_eval_tasks beside the batch"),
+        ("lm-eval/color", "there is no task 'color'. To fix: name a task of lm-eval .*lm_eval_tasks next to the batch"),
         ("lm-eval/colours/f1", "the task has no f1. To fix: name one of acc, acc_norm"),
     ],
 )

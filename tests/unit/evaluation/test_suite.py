@@ -119,7 +119,7 @@ def test_all_faults_of_meaning_are_told_at_once(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("", "is empty"), ("name: x\n", "asks for nothing"), ("name: x\ntests: [", "is not YAML")]
+    ("text", "told"), [("", "is empty"), ("name: x\n", "is empty"), ("name: x\ntests: [", "is not YAML")]
 )
 def test_a_file_that_asks_nothing_is_told(folder, text, told):
     with pytest.raises(BatchFileError, match=told):

@@ -140,7 +140,7 @@ def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
 def test_a_job_that_waits_for_a_full_disk_says_so_in_its_record_until_it_is_saved(tmp_path):
     messages = []
 
-    def look(event):
+    def poll(event):
         if isinstance(event, GangReport):
             messages.append(bench.executor.job_table.records["a"].message)
 
@@ -151,7 +151,7 @@ def test_a_job_that_waits_for_a_full_disk_says_so_in_its_record_until_it_is_save
         return done(call, runner)
 
     bench = Bench(tmp_path, [job("a")], runner=FakeRunner(script={"a": [saves]}))
-    bench.other_listeners.append(look)
+    bench.other_listeners.append(poll)
     assert bench.run()
     assert messages == ["", "disk full", ""]
     assert bench.journal.jobs()["a"].message == ""

@@ -1,4 +1,4 @@
-"""What gangs report of their jobs, in figures for people, and how it is stored for other processes."""
+"""What gangs report of their jobs, in figures for users, and how it is stored for other processes."""
 
 import pytest
 import torch
@@ -38,10 +38,10 @@ def test_tokens_are_counted_without_padding(batch, num_tokens):
 
 def test_rates_leave_out_the_first_report_which_has_the_slow_first_step():
     progress = JobProgress()
-    progress.hear(JobReady())
-    progress.hear(Steps(first_step=0, seconds=(20.0,), losses=(9.0,), num_samples=8))
+    progress.handle_event(JobReady())
+    progress.handle_event(Steps(first_step=0, seconds=(20.0,), losses=(9.0,), num_samples=8))
     assert progress.figures().samples_per_s == 0.4
-    progress.hear(REPORT)
+    progress.handle_event(REPORT)
     figures = progress.figures()
     assert (figures.samples_per_s, figures.tokens_per_s, figures.loss, figures.phase) == (16.0, 300.0, 2.0, "")
     assert progress.left_s(10) == 2.0
@@ -50,20 +50,22 @@ def test_rates_leave_out_the_first_report_which_has_the_slow_first_step():
 def test_a_gang_whose_first_reports_were_not_heard_trains_once_it_reports_steps():
     progress = JobProgress()
     assert progress.figures().phase == "starting"
-    progress.hear(REPORT, now_s=2.0)
+    progress.handle_event(REPORT, now_s=2.0)
     assert progress.figures().phase == ""
     assert progress.phase_s == 2.0
-    progress.hear(PhaseStarted(phase="evaluating"))
-    progress.hear(REPORT)
+    progress.handle_event(PhaseStarted(phase="evaluating"))
+    progress.handle_event(REPORT)
     assert progress.figures().phase == "evaluating"
 
 
 def test_a_phase_ends_with_the_next_one():
     progress = JobProgress()
     for phase in ("saving", "training"):
-        progress.hear(PhaseStarted(phase=phase), now_s=3.0)
+        progress.handle_event(PhaseStarted(phase=phase), now_s=3.0)
         assert progress.figures().phase == ("" if phase == "training" else phase)
-    progress.hear(PhaseStarted(phase="training", timeout_s=9.0), now_s=7.0)  # the same phase with another timeout
+    progress.handle_event(
+        PhaseStarted(phase="training", timeout_s=9.0), now_s=7.0
+    )  # the same phase with another timeout
     assert progress.phase_s == 3.0
 
 

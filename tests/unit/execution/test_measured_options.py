@@ -85,7 +85,7 @@ def test_all_that_a_gang_reports_becomes_part_of_the_profile():
         CheckpointSaved(step=3, seconds=0.4, stall_s=0.1),
         steps(3, 1.0, 1.0, peak_bytes=5),
     ):
-        gang.hear(event)
+        gang.handle_event(event)
     found = gang.measured({"evaluate_s": 0.6, "export_s": 0.7, "step": 5})
     assert (found.step_s, found.num_measured_steps, found.peak_bytes) == (1.0, 4, 7)
     assert (found.startup_s, found.save_s, found.stall_s) == (2.0, 0.4, 0.1)
@@ -95,7 +95,7 @@ def test_all_that_a_gang_reports_becomes_part_of_the_profile():
 
 def test_what_is_stored_is_on_a_quiet_machine(tmp_path):
     gang = running(predicted().under_load(2.0), number=1)
-    gang.hear(steps(0, *[3.0] * 10))
+    gang.handle_event(steps(0, *[3.0] * 10))
     store, rows = opened_store()
     MeasuredOptions(store).add(gang.measured({}), number=1)
     ((_, row),) = rows
@@ -106,10 +106,10 @@ def test_what_is_stored_is_on_a_quiet_machine(tmp_path):
 def test_a_group_is_measured_while_all_of_its_jobs_are_there():
     group = replace(predicted(), members=(GroupMemberProfile(job="b", num_steps=5, step_s=1.0),), own_step_s=1.0)
     gang = running(group, first_steps={"b": 0})
-    gang.hear(steps(0, *[2.0] * 8))
+    gang.handle_event(steps(0, *[2.0] * 8))
     gang.lose("b")
     assert gang.step_s is None
-    gang.hear(steps(8, *[1.0] * 50))
+    gang.handle_event(steps(8, *[1.0] * 50))
     gang.lose("b")  # a repeated report
     assert gang.step_s == 1.0, "the speed of those that are left"
     found = gang.measured({"save_s": 5.0})
@@ -122,7 +122,7 @@ def test_what_is_left_of_a_group_is_not_stored_as_the_whole_group():
     left = whole.restricted_to(["b"])
     for option in (whole, left):  # c rests for now, or has ended
         gang = running(option, first_steps={"b": 3})
-        gang.hear(steps(3, *[2.0] * 8))
+        gang.handle_event(steps(3, *[2.0] * 8))
         assert gang.measured({}) is None
     store, rows = opened_store()
     MeasuredOptions(store).add_unfit(left, message="no room")
@@ -131,7 +131,7 @@ def test_what_is_left_of_a_group_is_not_stored_as_the_whole_group():
 
 def test_an_option_without_a_key_is_not_stored():
     gang = running(profile())
-    gang.hear(steps(0, *[1.0] * 9))
+    gang.handle_event(steps(0, *[1.0] * 9))
     assert gang.measured({}) is None
 
 
@@ -140,7 +140,7 @@ def test_segments_of_equal_jobs_are_stored_a_few_times():
     options = MeasuredOptions(store)
     for number in range(500):
         gang = running(predicted())
-        gang.hear(steps(0, *[2.0] * 11))
+        gang.handle_event(steps(0, *[2.0] * 11))
         options.add(gang.measured({}), number=number)
         options.add(gang.measured({}), number=number)  # it is called again if the store fails
     options.close()

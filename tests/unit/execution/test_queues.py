@@ -1,4 +1,4 @@
-"""A gang whose jobs take turns beside other gangs, under an executor that re-plans as it measures step times."""
+"""A gang whose jobs take turns, while other gangs run, under an executor that re-plans as it measures step times."""
 
 from dataclasses import dataclass, replace
 

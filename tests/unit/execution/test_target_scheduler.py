@@ -163,7 +163,7 @@ class Probing(FakeRunner):
 
 
 class Varying(Bench):
-    """A batch of one job that may vary, beside those that try its learning rates."""
+    """A batch of one job that may vary, and those that try its learning rates."""
 
     def __init__(self, folder, runner, *, journal=None, job=VARYING, variants=None, **kwargs):
         self.variants = variants or {

@@ -16,35 +16,35 @@ ALPHA = NodeRecord(name="alpha", incarnation="1", address="10.0.0.1", devices=DE
 
 def test_a_node_that_vanishes_is_told_once():
     watch = NodeAlarms()
-    assert watch.look([ALPHA]) == []
-    (lost,) = watch.look([])
+    assert watch.poll([ALPHA]) == []
+    (lost,) = watch.poll([])
     assert (lost.event, lost.resource) == (alarms.DEVICE_LOST, "ringmaster.node.alpha")
     assert "node alpha is gone, with 2 devices" in lost.message
-    assert watch.look([]) == []
+    assert watch.poll([]) == []
 
 
 def test_a_worker_that_ends_in_order_is_no_alarm():
     watch = NodeAlarms()
-    watch.look([replace(ALPHA, status=NodeStatus.LEAVING)])
-    assert watch.look([]) == []
+    watch.poll([replace(ALPHA, status=NodeStatus.LEAVING)])
+    assert watch.poll([]) == []
 
 
 def test_a_worker_that_has_left_in_order_between_two_checks_is_no_alarm():
     watch = NodeAlarms()
-    watch.look([ALPHA])
-    assert watch.look([], left={"1"}) == []
+    watch.poll([ALPHA])
+    assert watch.poll([], left={"1"}) == []
 
 
 def test_a_device_is_told_when_it_falls_out_and_again_when_it_does_so_again():
     watch = NodeAlarms()
     sick = replace(ALPHA, health={"1": "it has fallen off the bus"})
-    assert watch.look([ALPHA]) == []
-    (told,) = watch.look([sick])
+    assert watch.poll([ALPHA]) == []
+    (told,) = watch.poll([sick])
     assert told.resource == "ringmaster.device.alpha.1"
     assert told.message == "device 1 of alpha is out of the plan: it has fallen off the bus"
-    assert watch.look([sick]) == []
-    assert watch.look([ALPHA]) == []
-    assert len(watch.look([sick])) == 1
+    assert watch.poll([sick]) == []
+    assert watch.poll([ALPHA]) == []
+    assert len(watch.poll([sick])) == 1
 
 
 def standing(ends_s, status="running"):
@@ -56,14 +56,14 @@ def standing(ends_s, status="running"):
 @pytest.mark.parametrize(("ends_s", "late_s"), [(80.0, None), (130.0, 20.0), (None, None)])
 def test_a_deadline_is_in_danger_where_the_forecast_is_behind_it(ends_s, late_s):
     watch = DeadlineAlarms("nightly", deadlines_s={"a": 100.0}, started_s=1010.0)
-    found = watch.look(standing(ends_s))
+    found = watch.poll(standing(ends_s))
     assert [alarm.facts["late_s"] for alarm in found] == ([] if late_s is None else [late_s])
-    assert watch.look(standing(ends_s)) == [], "each job once"
+    assert watch.poll(standing(ends_s)) == [], "each job once"
 
 
 def test_what_has_ended_or_has_no_deadline_is_in_no_danger():
-    assert DeadlineAlarms("b", deadlines_s={"a": 1.0}, started_s=0.0).look(standing(9.0, status="done")) == []
-    assert DeadlineAlarms("b", deadlines_s={}, started_s=0.0).look(standing(9.0)) == []
+    assert DeadlineAlarms("b", deadlines_s={"a": 1.0}, started_s=0.0).poll(standing(9.0, status="done")) == []
+    assert DeadlineAlarms("b", deadlines_s={}, started_s=0.0).poll(standing(9.0)) == []
 
 
 def test_alarms_are_told_to_whoever_listens():
@@ -88,13 +88,13 @@ def test_the_watcher_of_a_pool_tells_who_left_in_order_from_who_is_lost(tmp_path
 
     database, heard = Database(file_url(tmp_path / "pool.db"), synced=False), []
     try:
-        watch = PoolAlarms(database, sound=heard.append)
+        watch = PoolAlarms(database, emit_alarm=heard.append)
         NodeRegistry(database).register(ALPHA)
         NodeRegistry(database).register(replace(ALPHA, name="beta", incarnation="2"))
-        assert watch.look() == []
+        assert watch.poll() == []
         NodeRegistry(database).leave("beta", incarnation="2")
         NodeRegistry(database).remove("alpha", incarnation="1")
-        assert watch.look() == heard
+        assert watch.poll() == heard
         assert [alarm.name for alarm in heard] == ["alpha"]
     finally:
         database.close()

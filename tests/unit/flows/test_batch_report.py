@@ -1,4 +1,5 @@
-"""The final report of a batch: what it took beside the plan, in words that claim no more than is known."""
+"""The final report of a batch: durations and costs compared with the plan, in words that claim no more than is
+known."""
 
 import io
 from dataclasses import replace

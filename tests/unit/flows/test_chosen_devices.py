@@ -1,4 +1,4 @@
-"""The devices of a run on this machine, beside other runs of its home."""
+"""The devices of a run on this machine, while other runs of its home are active."""
 
 from types import SimpleNamespace
 

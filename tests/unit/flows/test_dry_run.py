@@ -97,7 +97,7 @@ def test_this_machine_is_planned_for_as_busy_as_it_is(tmp_path, monkeypatch):
         batch=Batch(name="nightly", jobs=(), folder=Path(), text=""),
         cluster=CLUSTER,
         load=lambda: MachineLoad(ratio=2.0),
-        surroundings=lambda load: ForecastConditions(load=load, earlier=errors_in([ran])),
+        conditions=lambda load: ForecastConditions(load=load, earlier=errors_in([ran])),
     )
     jobs = [job("a"), job("b")]
     profiled = ProfilingResult(

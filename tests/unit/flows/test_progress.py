@@ -137,9 +137,9 @@ def test_a_pipe_says_what_a_gang_does_beside_training_and_what_is_done_before_it
 
 def test_all_jobs_of_a_gang_have_lines_and_share_its_phases(clock):
     progress = BatchProgress(clock=clock)
-    progress.hear(started(members=("b",), num_steps=(40, 20)))
-    progress.hear(said(steps(0, job="b", loss=1.0), job="b"))
-    progress.hear(said(PhaseStarted(phase="saving", timeout_s=1.0)))
+    progress.handle_event(started(members=("b",), num_steps=(40, 20)))
+    progress.handle_event(said(steps(0, job="b", loss=1.0), job="b"))
+    progress.handle_event(said(PhaseStarted(phase="saving", timeout_s=1.0)))
     clock.now_s = 3.0
     assert progress.lines() == [
         "a: step 0 of 40, saving, 3 s",
@@ -149,15 +149,15 @@ def test_all_jobs_of_a_gang_have_lines_and_share_its_phases(clock):
 
 def test_the_predicted_end_is_shown_instead_of_the_present_speed(clock):
     progress = BatchProgress(clock=clock)
-    progress.hear(started())
+    progress.handle_event(started())
     for event in (JobReady(), steps(0), steps(4)):
-        progress.hear(said(event))
+        progress.handle_event(said(event))
     ends = {"a": PredictedEnd(end_s=300.0, low_s=200.0, high_s=400.0)}
     found = Prediction(
         makespan_s=300.0, low_s=200.0, high_s=500.0, load=1.0, spread=0.1, num_earlier=0, jobs=ends, since_s=1000.0
     )
     clock.now_s = 20.0
-    progress.hear(PredictionUpdate(batch="", prediction=found, age_s=20.0))
+    progress.handle_event(PredictionUpdate(batch="", prediction=found, age_s=20.0))
     assert progress.lines()[0].endswith("ends in 3.0 to 6.3 min")
     assert progress.headline().endswith("ends in 3.0 to 8.0 min")
     clock.now_s = 450.0  # the job should have ended: its present speed is shown
@@ -240,7 +240,7 @@ def test_what_goes_on_before_the_view_has_its_seconds(clock, monkeypatch):
         announce("inspecting a")
         clock.now_s = 7.0
     assert "inspecting a, 3 s" in console.file.getvalue()  # the last picture
-    assert "\ninspecting a" not in console.file.getvalue()  # no line beside the spinner
+    assert "\ninspecting a" not in console.file.getvalue()  # no line besides the spinner
 
 
 def test_announcements_of_other_threads_are_the_activity_of_the_view(clock):

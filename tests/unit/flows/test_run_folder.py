@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
 from ringmaster.flows.batch.run_folder import (
-    alone_in,
     begun,
     begun_batch,
+    exclusive_lock,
     folder_to_resume,
-    note_start,
+    mark_starting,
     plain_models,
     share_models,
 )
@@ -36,7 +36,7 @@ BATCH = Batch(name="nightly", jobs=(job("a"),), folder=Path("/batches"), text="n
 
 def run(home, *, status, batch=BATCH):
     """Makes a run that has begun. Returns its folder."""
-    note_start(batch, home)
+    mark_starting(batch, home)
     folder = stamped_folder(home / "batches" / batch.name)
     journal = Journal.of_file(folder / "journal.db")
     journal.put_all({"batch": batch.to_json(), "status": status})
@@ -48,18 +48,18 @@ def run(home, *, status, batch=BATCH):
 
 def killed_at_once(home):
     """Makes a run that was killed before it had a folder."""
-    note_start(BATCH, home)
+    mark_starting(BATCH, home)
 
 
 def killed_before_it_knew_its_jobs(home):
     """Makes a run that was killed with a folder and an empty journal."""
-    note_start(BATCH, home)
+    mark_starting(BATCH, home)
     Journal.of_file(stamped_folder(home / "batches" / BATCH.name) / "journal.db").close()
 
 
 def killed_before_its_journal(home):
     """Makes a run that was killed with an empty folder."""
-    note_start(BATCH, home)
+    mark_starting(BATCH, home)
     stamped_folder(home / "batches" / BATCH.name)
 
 
@@ -130,7 +130,7 @@ def test_plain_weights_of_runs_that_are_done_and_recorded_are_shared_but_those_o
     assert list(plain_models(batches, home=tmp_path)) == [first, newest]
     assert list(plain_models(batches, home=tmp_path, keep=3)) == [first]
     assert list(plain_models(batches, home=tmp_path, before_s=0)) == []
-    with alone_in(first.parents[1]):
+    with exclusive_lock(first.parents[1]):
         assert list(plain_models(batches, home=tmp_path)) == [newest], "another process resumes the first one"
 
 

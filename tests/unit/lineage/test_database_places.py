@@ -1,4 +1,4 @@
-"""MLflow's database is made in shared memory if that has room, and else beside its place."""
+"""MLflow's database is made in shared memory if that has room, and otherwise next to its final path."""
 
 import sqlite3
 from contextlib import closing

@@ -168,7 +168,7 @@ def test_positions_reach_as_far_as_the_samples():
         (configured(RESNET, num_channels=3), IMAGES, "num_channels 3, and shapes has 1"),
         (configured(VIT, patch_size=16), IMAGES, "patches of 16.*divisor of 8"),
         (dataclasses.replace(LLAMA, attention="fast"), TOKENS, "attention 'fast' is unknown.*auto, sdpa, flash, flex"),
-        (dataclasses.replace(configured(LLAMA, attn_implementation="eager"), attention="sdpa"), TOKENS, "say it twice"),
+        (dataclasses.replace(configured(LLAMA, attn_implementation="eager"), attention="sdpa"), TOKENS, "set the same"),
         (ModelSpec(factory="b:c", attention="sdpa"), TOKENS, "chosen for Hugging Face's models"),
         (ModelSpec(from_pretrained="/no/such/model"), TOKENS, "'/no/such/model' cannot be loaded"),
     ],

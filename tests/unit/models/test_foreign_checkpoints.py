@@ -100,7 +100,7 @@ def test_a_checkpoint_for_warm_start_has_all_of_it(tmp_path, name):
 
 
 def trained_here(tmp_path):
-    """A checkpoint of Ringmaster, beside which lies what its job was."""
+    """A checkpoint of Ringmaster, with the description of its job next to it."""
     folder, _ = recorded("torchtitan", tmp_path)
     convert(str(folder), tmp_path / "ours", to="checkpoint")
     chain = StateChain(job={"optimizer": ADAMW}, weights="", data="")
@@ -230,7 +230,7 @@ def test_a_config_of_another_model_is_refused_with_the_tensors(tmp_path, name):
         open_model(str(folder))
     (folder / "config.json").unlink()
     with pytest.raises(
-        ValueError, match=r"no config\.json beside it .* To fix: put the model's Hugging Face config\.json"
+        ValueError, match=r"no config\.json next to it .* To fix: put the model's Hugging Face config\.json"
     ):
         open_model(str(folder))
 
@@ -250,5 +250,5 @@ def test_a_place_outside_of_the_checkpoint_is_refused(tmp_path):
     for place in stored.storage_data.values():
         place.relative_path = "../../secret"
     (folder / "step-3" / ".metadata").write_bytes(pickle.dumps(stored))
-    with pytest.raises(ValueError, match="lies outside of the checkpoint"):
+    with pytest.raises(ValueError, match="is outside of the checkpoint"):
         open_model(str(folder))

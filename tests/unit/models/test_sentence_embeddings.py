@@ -20,7 +20,7 @@ TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 
 
 def base_in(folder, *modules, settings=None, **pooling):
-    """Writes the files of a base beside its transformer, as releases before 6 named the modules."""
+    """Writes the files of a base other than its transformer, as releases before 6 named the modules."""
     folder.mkdir()
     named = [
         {"path": f"{i}_{name}", "type": name if "." in name else f"sentence_transformers.models.{name}"}

@@ -127,7 +127,7 @@ def without_places(folder):
         (without_a_shard, "cannot be read: No such file"),
         (of_a_tensor_elsewhere, "which lacks it"),
         (of_text, "is not a valid safetensors file"),
-        (without_places, "does not say which file has which tensor"),
+        (without_places, "does not map tensors to files"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, damage, said):

@@ -139,7 +139,7 @@ class PoolBench:
             background=at_once,
         )
         self.objectives = []
-        self.controller.on_objective, self.controller.on_speed = self.objectives.append, replanner.hear
+        self.controller.on_objective, self.controller.on_speed = self.objectives.append, replanner.handle_event
         self.executor = Executor(
             cluster=Cluster(nodes=()),
             leases=PoolLeases(led),
@@ -246,4 +246,4 @@ def run(pool, gangs, *, moves=30):
         if not Submissions(pool.database).unended():
             return
         gangs.move()
-    raise AssertionError(f"it did not come to its end: {pool.statuses()}")
+    raise AssertionError(f"it did not end: {pool.statuses()}")

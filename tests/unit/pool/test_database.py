@@ -23,14 +23,14 @@ def test_where_all_connections_are_taken_whoever_comes_waits_for_one(tmp_path):
         all_busy.wait(120)
         over.wait(120)
 
-    def look():
+    def poll():
         found.append(database.read(lambda connection: connection.execute(select(func.count(COMMANDS.c.id))).scalar()))
 
     holders = [threading.Thread(target=database.read, args=(hold,)) for _ in range(most)]
     for thread in holders:
         thread.start()
     all_busy.wait(120)
-    latecomer = threading.Thread(target=look)
+    latecomer = threading.Thread(target=poll)
     latecomer.start()
     latecomer.join(0.2)
     over.set()

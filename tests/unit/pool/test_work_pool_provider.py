@@ -37,7 +37,7 @@ class FakeWorkPool:
     def why_ended(self, id: str) -> str:
         return self.ends.get(id, "")
 
-    def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
+    def poll(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         if self.is_engine_away:
             raise EngineUnavailable("the engine is away")
         return dict(self.machines)
@@ -76,37 +76,37 @@ def provider(pool, now_s) -> WorkPoolProvider:
 
 
 def test_as_many_runs_live_as_nodes_are_requested(pool, provider):
-    provider.look()
+    provider.poll()
     assert not pool.runs, "nobody has asked yet"
     provider.request(2)
-    provider.look()
-    provider.look()
+    provider.poll()
+    provider.poll()
     assert len(pool.runs) == 2
 
 
 def test_what_waits_is_cancelled_once_fewer_are_requested_and_what_serves_stays(pool, provider):
     provider.request(1)
-    provider.look()
+    provider.poll()
     pool.serve()
     provider.request(3)
-    provider.look()
+    provider.poll()
     assert len(pool.runs) == 3
     provider.request(0)
-    provider.look()
+    provider.poll()
     assert [run.is_begun for run in pool.runs.values()] == [True]
 
 
 def test_a_released_machine_ends_and_is_not_replaced_unless_it_is_asked_for(pool, provider):
     provider.request(2)
-    provider.look()
+    provider.poll()
     pool.serve()
-    provider.look()
+    provider.poll()
     first, second = sorted(provider.allocations())
     provider.request(1)
     provider.release(first)
-    provider.look()
+    provider.poll()
     provider.release(first)
-    provider.look()
+    provider.poll()
     statuses = {id: each.status for id, each in provider.allocations().items()}
     assert statuses == {first: AllocationStatus.ENDED, second: AllocationStatus.RUNNING}
     assert len(pool.runs) == 1
@@ -115,11 +115,11 @@ def test_a_released_machine_ends_and_is_not_replaced_unless_it_is_asked_for(pool
 @pytest.mark.parametrize("status", [AllocationStatus.LEAVING, AllocationStatus.LOST])
 def test_a_machine_that_leaves_or_is_lost_is_replaced(pool, provider, status):
     provider.request(1)
-    provider.look()
+    provider.poll()
     pool.serve()
     (allocation,) = pool.machines
     pool.machines[allocation] = replace(pool.machines[allocation], status=status)
-    provider.look()
+    provider.poll()
     assert len(pool.runs) == 2
 
 
@@ -127,7 +127,7 @@ def test_runs_that_end_before_they_begin_are_started_again_ever_later(pool, prov
     provider.request(1)
     starts = []
     while now_s[0] < 10 * FIRST_DELAY_S:
-        provider.look()
+        provider.poll()
         if pool.runs:
             starts.append(now_s[0])
             pool.runs.clear()  # its job was refused
@@ -136,12 +136,12 @@ def test_runs_that_end_before_they_begin_are_started_again_ever_later(pool, prov
     assert waits == sorted(waits) and waits[0] >= FIRST_DELAY_S and waits[1] >= 2 * FIRST_DELAY_S
 
     now_s[0] += 1000.0
-    provider.look()
+    provider.poll()
     pool.serve()
     provider.served(pool.machines)
-    provider.look()
+    provider.poll()
     pool.finish(next(iter(pool.machines)))
-    provider.look()
+    provider.poll()
     assert len(pool.runs) == 1, "one whose node had come is replaced at once"
 
 
@@ -151,11 +151,11 @@ def test_runs_that_begin_and_end_before_their_node_comes_are_started_ever_later_
     provider.request(1)
     starts = []
     while now_s[0] < 10 * FIRST_DELAY_S:
-        provider.look()
+        provider.poll()
         if pool.runs:
             starts.append(now_s[0])
             pool.serve()
-            provider.look()
+            provider.poll()
             (run,) = pool.runs
             pool.ends[run] = "Failed: --devices gpu:8: there are 0 GPUs"
             pool.finish(f"slurm:{run}")
@@ -170,37 +170,37 @@ def test_the_end_of_a_run_is_asked_for_until_prefect_answers(pool, provider, cap
         raise ConnectionError("Prefect is away")
 
     provider.request(1)
-    provider.look()
+    provider.poll()
     pool.runs.clear()
     pool.why_ended = away
     with pytest.raises(ConnectionError):
-        provider.look()
+        provider.poll()
     pool.why_ended = lambda id: "Crashed: no worker"
-    provider.look()
+    provider.poll()
     assert caplog.text.count("Crashed: no worker") == 1
 
 
 def test_the_engine_is_asked_while_prefect_is_away(pool, provider):
     provider.request(1)
-    provider.look()
+    provider.poll()
     pool.serve()
-    provider.look()
+    provider.poll()
     (allocation,) = pool.machines
     pool.finish(allocation)
     pool.is_prefect_away = True
     with pytest.raises(ConnectionError):
-        provider.look()
+        provider.poll()
     assert provider.allocations()[allocation].status == AllocationStatus.ENDED
 
 
 def test_nothing_changes_while_the_engine_is_away(pool, provider):
     provider.request(1)
-    provider.look()
+    provider.poll()
     pool.serve()
-    provider.look()
+    provider.poll()
     pool.is_engine_away = True
     with pytest.raises(EngineUnavailable):
-        provider.look()
+        provider.poll()
     assert [each.status for each in provider.allocations().values()] == [AllocationStatus.RUNNING]
     assert len(pool.runs) == 1
 
@@ -221,16 +221,16 @@ def test_the_thread_asks_until_it_is_closed(pool):
 def test_a_node_whose_flow_run_has_ended_leaves_where_nothing_else_is_known(pool, now_s):
     provider = WorkPoolProvider(node_runs=pool, machines=MachinesOfRuns(pool), clock=lambda: now_s[0])
     provider.request(2)
-    provider.look()
+    provider.poll()
     pool.serve()
-    provider.look()
-    provider.look()
+    provider.poll()
+    provider.poll()
     assert {each.status for each in provider.allocations().values()} == {AllocationStatus.RUNNING}
     first, second = pool.runs
     provider.request(1)
     provider.release(first)
-    provider.look()
-    provider.look()
+    provider.poll()
+    provider.poll()
     statuses = {id: each.status for id, each in provider.allocations().items()}
     assert statuses == {first: AllocationStatus.LEAVING, second: AllocationStatus.RUNNING}
 
@@ -240,14 +240,14 @@ def test_flow_runs_that_ended_long_ago_are_forgotten(pool, monkeypatch):
     machines = MachinesOfRuns(pool)
     runs = [NodeRun(id=f"run-{number}") for number in range(6)]
     for first in range(5):
-        machines.look([runs[5], runs[first]])
-    assert machines.look([runs[5]]).keys() == {"run-3", "run-4", "run-5"}
-    assert machines.look(runs).keys() == {run.id for run in runs}, "whatever lives is reported"
+        machines.poll([runs[5], runs[first]])
+    assert machines.poll([runs[5]]).keys() == {"run-3", "run-4", "run-5"}
+    assert machines.poll(runs).keys() == {run.id for run in runs}, "whatever lives is reported"
 
 
 def test_an_unexpected_error_is_reported(pool):
     failed = []
-    pool.look = lambda runs: 1 / 0
+    pool.poll = lambda runs: 1 / 0
     provider = WorkPoolProvider(node_runs=pool, machines=pool, on_failure=lambda: failed.append(True))
     provider.begin()
     provider.close()

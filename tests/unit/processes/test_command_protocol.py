@@ -153,8 +153,8 @@ def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkey
     )
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-5"
     assert (on_cpus["CUDA_VISIBLE_DEVICES"], on_cpus["OMP_NUM_THREADS"]) == ("", "2")
-    assert on_cpus["PYTHONPATH"] == f"{ours}:/their/own"  # a checkout, and nothing of what is installed beside us
-    assert "PYTHONSAFEPATH" not in on_cpus  # a script finds what lies beside it
+    assert on_cpus["PYTHONPATH"] == f"{ours}:/their/own"  # a checkout, and nothing of what is installed with us
+    assert "PYTHONSAFEPATH" not in on_cpus  # a script finds the modules in its folder
     assert on_cpus["MASTER_PORT"] == "7"
     assert words_of(order(GPUS), port=7) == ["torchrun", "--n=2", "--port", "7"]
 

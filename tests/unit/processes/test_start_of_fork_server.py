@@ -16,7 +16,7 @@ def test_a_server_that_fails_names_the_end_of_its_log(monkeypatch):
     with closing(fork_server_for([])) as server:
         server._log.write_text("one\nImportError: no torch\n\n")
         with pytest.raises(
-            ForkServerError, match=r"ends with: ImportError: no torch\. To fix: mend what its log"
+            ForkServerError, match=r"ends with: ImportError: no torch\. To fix: resolve the error in its log"
         ) as told:
             server.start()
     assert "\n" not in str(told.value)

@@ -140,7 +140,7 @@ def test_groups_that_are_no_faster_than_their_jobs_one_after_another_are_not_off
 @pytest.mark.parametrize(
     ("kind", "sizes", "turns"),
     [
-        ("cpu", {2, 4, 8}, {16: 9}),  # by the estimated memory of the jobs, 100 bytes beside the base
+        ("cpu", {2, 4, 8}, {16: 9}),  # by the estimated memory of the jobs, 100 bytes in addition to the base
         ("gpu", {2, 4}, {8: 6, 16: 6}),  # by the measured memory of the jobs, 150 bytes
     ],
 )
@@ -181,7 +181,7 @@ def test_any_two_of_those_that_take_turns_fit():
 
 
 def test_jobs_that_take_turns_take_the_steps_of_the_gang_and_what_each_adds_while_it_is_there():
-    """Four jobs, two at a time: 2000 steps of the first beside the next two, then 800 steps of the last alone."""
+    """Four jobs, two at a time: 2000 steps of the first while the next two run, then 800 steps of the last alone."""
     steps = {"a": 2000, "b": 1000, "c": 1000, "d": 800}
     (found,) = classes_of([job(name, num_steps=num) for name, num in steps.items()])
     trials = Trials(fixed_s=0.4, kappa=0.6)
@@ -209,7 +209,7 @@ def stage(monkeypatch, tmp_path):
     data = {**shape, "num_held_out": 100}
     tried, kept, lent, here = [], {}, [], []
 
-    def look(jobs, **_):
+    def poll(jobs, **_):
         return {j.name: replace(preflight(j), data=data) for j in jobs}, {}
 
     def wave(_, trials, *, limit_s):
@@ -239,7 +239,7 @@ def stage(monkeypatch, tmp_path):
         return stages.groups_of_some(found, environment=environment, cluster=node, known=known)(names)
 
     profiled.some_of = some_of
-    monkeypatch.setattr(stages, "preflight_jobs", look)
+    monkeypatch.setattr(stages, "preflight_jobs", poll)
     monkeypatch.setattr(trial_runner, "run_wave", wave)
     return profiled, tried, lent
 
@@ -263,7 +263,7 @@ def test_where_devices_stay_busy_jobs_are_planned_by_predictions(stage):
     found = profiled([job(f"job-{i}") for i in range(2)], notice=told.append)
     assert (tried, found.num_trials, found.faults) == ([], 0, {})
     assert {p.source for mine in found.profiles.values() for p in mine} == {"predicted"}
-    assert told[0] == "1 devices of here were not idle: what is left is planned by predictions"
+    assert told[0] == "1 devices of here were not idle: the remaining options are planned by predictions"
 
 
 def test_no_group_is_tried_where_nothing_may_be_or_every_job_has_a_device(stage):

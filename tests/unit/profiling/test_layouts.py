@@ -21,11 +21,11 @@ BASE_BYTES, LAYER_BYTES, OWN_BYTES = 1000, 100, 100
 SHARE_BYTES = BASE_BYTES // 2 + 2 * LAYER_BYTES
 DDP = {"micro_batch": 2, "recompute": "none"}
 FSDP = {**DDP, "reshard": True}
-AGAIN_BYTES = 10  # needed by a job beside the base where its activations are recomputed
+AGAIN_BYTES = 10  # needed by a job in addition to the base where its activations are recomputed
 
 
 def looked_at(job, *, fits=("single", "ddp", "fsdp"), **facts):
-    """The preflight of a job that the given techniques can train. Each device needs OWN_BYTES beside the base.
+    """The preflight of a job that the given techniques can train. Each device needs OWN_BYTES in addition to the base.
 
     "again": `single`, with recomputed activations.
     """
@@ -280,10 +280,10 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
             found[trial.fingerprint] = replace(OWN.get(candidate.technique, OWN["single"]), step_s=step_s)
         return found
 
-    def look(jobs, **_):
+    def poll(jobs, **_):
         return {each.name: replace(looked_at(each), data={**data, "num_held_out": 100}) for each in jobs}, {}
 
-    monkeypatch.setattr(stages, "preflight_jobs", look)
+    monkeypatch.setattr(stages, "preflight_jobs", poll)
     monkeypatch.setattr(trial_runner, "run_wave", wave)
     devices = cluster(2)
     jobs = [job(f"job-{i}") for i in range(3)]

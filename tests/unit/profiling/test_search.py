@@ -106,7 +106,7 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
     every = [c for t, n in [("single", 1), ("single", 2), ("ddp", 2), ("fsdp", 2)] for c in candidates(6, t, n)]
     jobs = [job(name, global_batch_size=size) for name, size in (("a", 8), ("b", 8), ("c", 16))]
 
-    def look(jobs, **_):
+    def poll(jobs, **_):
         preflights = {
             j.name: Preflight(job=j.name, data=data, facts={}, candidates=tuple(every), refusals=()) for j in jobs
         }
@@ -122,7 +122,7 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
             return NO_ROOM
         return profile(draw.uniform(1, 2), candidate.technique, candidate.num_devices)
 
-    monkeypatch.setattr(stage, "preflight_jobs", look)
+    monkeypatch.setattr(stage, "preflight_jobs", poll)
     monkeypatch.setattr(trial_runner, "run_wave", wave)
     known = stage.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
     node = cluster(2)

@@ -39,12 +39,12 @@ class Stage:
         self.true_s, self.trial_s = {}, 2.0
         self.tried, self.limits_s, self.kept, self.newest, self.told = [], [], {}, [], []
         self.is_busy, self.now_s = False, 0.0
-        monkeypatch.setattr(stages, "preflight_jobs", self._look)
+        monkeypatch.setattr(stages, "preflight_jobs", self._poll)
         monkeypatch.setattr(trial_runner, "run_wave", self._wave)
         monkeypatch.setattr(trial_runner.time, "monotonic", lambda: self.now_s)
         self.tmp_path = tmp_path
 
-    def _look(self, jobs, **_):
+    def _poll(self, jobs, **_):
         def one(j):
             found = self.candidates.get(j.name, PREDICTED_OPTIONS)
             return Preflight(job=j.name, data=DATA, facts=FACTS, candidates=found, refusals=())
@@ -214,7 +214,7 @@ def test_a_trial_that_hangs_ends_at_its_limit_and_the_guess_stands(stage):
     assert stage.limits_s == [20.0, 20.0]
     assert {step_s for _, step_s in step_times(found).values()} == {GUESSED_STEP_S}
     assert not found.faults
-    assert any("its prediction stands: it took more than 20 s" in line for line in stage.told)
+    assert any("its prediction remains: it took more than 20 s" in line for line in stage.told)
     assert stage.kept == {}
 
 
@@ -232,7 +232,7 @@ def test_where_devices_stay_busy_jobs_are_planned_by_guesses(stage):
     stage.is_busy, stage.candidates["a"] = True, UNPREDICTED
     found = stage.profile(plain())
     assert (found.num_trials, found.faults) == (0, {})
-    assert stage.told == ["1 device was not idle: what is left is planned by predictions"]
+    assert stage.told == ["1 device was not idle: the remaining options are planned by predictions"]
 
 
 def adapters(num, **changes):

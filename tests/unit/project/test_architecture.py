@@ -393,7 +393,7 @@ def test_no_module_bears_a_name_of_the_standard_library():
         for file in modules(ROOT)
         if (file.parent.name if file.name == "__init__.py" else file.stem) in sys.stdlib_module_names
     ]
-    assert not bad, f"{bad} bear names of the standard library: a script beside them would import them instead"
+    assert not bad, f"{bad} bear names of the standard library: a script in the same folder would import them instead"
 
 
 def test_no_file_is_called_utils():

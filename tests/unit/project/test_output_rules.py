@@ -34,7 +34,7 @@ def faults_of(tree: ast.AST, file: str) -> Iterator[tuple[int, str]]:
         if module == "rich.markup" or "rich.markup" in names or (module == "rich" and "print" in names):
             yield node.lineno, "rich's markup"
         if file != TEXT and module in ("html", "xml.sax.saxutils") and {"escape", "quoteattr"} & set(names):
-            yield node.lineno, f"escapes beside {TEXT}"
+            yield node.lineno, f"escapes outside of {TEXT}"
         if isinstance(node, ast.Attribute | ast.Name) and _name(node) == "from_markup":
             yield node.lineno, "rich's markup"
         if isinstance(node, ast.Call):
@@ -59,9 +59,9 @@ def _faults_of_call(call: ast.Call, file: str) -> Iterator[str]:
             yield "a spinner reads markup in a string"
     if file not in WRITERS:
         if of in ("sys.stdout.write", "sys.stderr.write", "typer.echo", "typer.secho", "click.echo", "os.write"):
-            yield f"{of} beside {OUTPUT}"
+            yield f"{of} outside of {OUTPUT}"
         if of == "print" and foreign:
-            yield f"prints beside {OUTPUT}"
+            yield f"prints outside of {OUTPUT}"
 
 
 def _is_styled(arguments: list[ast.expr]) -> bool:

@@ -160,7 +160,7 @@ def test_ci_runs_lint_and_every_suite(tmp_path: Path):
     done, told = ci(tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(told.split()) >= {"lint", *SUITES}
-    assert len(re.findall(r"test-cluster TESTS=.*test_chaos", told)) == 2, "chaos beside the others"
+    assert len(re.findall(r"test-cluster TESTS=.*test_chaos", told)) == 2, "chaos with the others"
     assert re.search(r"test-full PART=[0-9]+/80$", told, re.MULTILINE)
 
 

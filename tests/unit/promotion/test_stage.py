@@ -31,7 +31,7 @@ def apply(ledger, candidate, decision, log, *, champion=...):
         champion = ledger.aliases.get("champion")
     told = []
     try:
-        promotion.apply(ledger, candidate, decision, log=log, champion=champion, who="rule", sound=told.append)
+        promotion.apply(ledger, candidate, decision, log=log, champion=champion, who="rule", emit_alarm=told.append)
     except PromotionRefused as refused:
         assert [alarm.facts["why"] for alarm in told] == [str(refused)]
         raise

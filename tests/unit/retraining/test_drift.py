@@ -84,7 +84,7 @@ def test_drift_is_told_in_words():
 def test_too_few_rows_tell_nothing():
     found = drift_of("x", reference_of(NORMAL), NORMAL[:99] + 9.0, DriftEntry())
     assert not found.has_drifted
-    assert found.why == "x has 99 rows, too few to tell (min_rows 100)"
+    assert found.why == "x has 99 rows, too few to decide (min_rows 100)"
     empty = drift_of("x", reference_of(NORMAL), [], DriftEntry(min_rows=1))
     assert "too few" in empty.why
 

@@ -209,7 +209,7 @@ def test_the_schedule_of_mined_negatives_is_as_long_as_its_user_says(folder):
         ("num_steps: 50", "num_epochs: 1", "are mined after some of the steps"),
         ("num_steps: 50", "num_steps: 20", "is 20 of 20 steps"),
         ("num_steps: 50", "num_steps: 50\n    warm_start: {checkpoints: other, step: 9}", "no job is named 'other'"),
-        ("tokenizer", "retriever: {store: ./encoder}, tokenizer", "stands beside negatives"),
+        ("tokenizer", "retriever: {store: ./encoder}, tokenizer", "cannot be used with negatives"),
     ],
 )
 def test_negatives_that_cannot_be_mined_on_the_way_are_refused(folder, old, new, fault):

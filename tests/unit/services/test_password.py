@@ -50,4 +50,4 @@ def test_a_server_that_does_not_answer_is_told(capsys):
         closed.bind(("127.0.0.1", 0))  # the port is taken, but nobody listens
         address = PoolAddress(database="d", prefect_api="p", mlflow_uri=f"http://127.0.0.1:{closed.getsockname()[1]}")
         assert not is_let_in(address)
-    assert "MLflow did not say" in capsys.readouterr().err
+    assert "MLflow did not confirm" in capsys.readouterr().err

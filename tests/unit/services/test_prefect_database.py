@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from ringmaster.errors import InputError
 from ringmaster.flows.services.first_processes import check_prefect_database
 from ringmaster.flows.services.prefect_server import started_alone
-from ringmaster.model_lineage.sqlite_files import alone_in
+from ringmaster.model_lineage.sqlite_files import exclusive_lock
 
 
 def test_servers_of_one_file_start_one_after_another(tmp_path):
@@ -27,7 +27,7 @@ def test_servers_of_one_file_start_one_after_another(tmp_path):
 
     def serve():
         with ExitStack() as lock:
-            lock.enter_context(alone_in(tmp_path))
+            lock.enter_context(exclusive_lock(tmp_path))
             with TestClient(started_alone(Starlette(lifespan=lifespan), lock)):
                 have_started.wait(timeout=60)
 

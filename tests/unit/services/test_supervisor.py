@@ -77,9 +77,9 @@ class Running:
     def state(self, name):
         return next((state for state in self.files.states() if state.name == name), None)
 
-    def wait(self, name, look):
+    def wait(self, name, poll):
         with self.told:
-            assert self.told.wait_for(lambda: (s := self.state(name)) is not None and look(s), timeout=120), (
+            assert self.told.wait_for(lambda: (s := self.state(name)) is not None and poll(s), timeout=120), (
                 self.files.states()
             )
         return self.state(name)

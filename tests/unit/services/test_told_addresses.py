@@ -38,7 +38,7 @@ def test_where_the_password_is_and_how_each_page_asks_for_it(tell, tmp_path, as_
     assert "ringmaster:PASSWORD" in said.err
     assert PASSWORD not in said.out + said.err
     page = "http://127.0.0.1:5000/#/experiments?workflowType=machine_learning"
-    assert (page in said.out) is not as_json, "a page for people, an address for programs"
+    assert (page in said.out) is not as_json, "a page for users, an address for programs"
     if as_json:
         assert json.loads(said.out)["mlflow"] == "http://127.0.0.1:5000"
         assert json.loads(said.out)["password_file"] == str(tmp_path / "pool" / "password")

@@ -50,7 +50,7 @@ class Flow:
         ask(self.sweep_scheduler.pending_request())
         self.sweep_scheduler.attach(ask, later=lambda act: act(), elapsed_s=0.0)
 
-    def hear(self):
+    def handle_event(self):
         for entry in self.reader.read():
             self.sweep_scheduler.listen(entry.event)
 
@@ -84,7 +84,7 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
     flow.attach()
     for move in range(120):
         pool.step(seconds=0.1)
-        flow.hear()
+        flow.handle_event()
         if not Submissions(database).unended():
             break
         gangs.move()

@@ -157,7 +157,7 @@ def test_every_fault_is_told_at_once():
         ({"sampler": "grid"}, "optimizer.lr: is a range without a step"),
         ({"sampler": "grid", "space": (SEEDS,), "num_trials": 2}, "has 3 combinations, more than the 2 trials"),
         ({"space": (SEEDS,)}, "num_trials: is 16, and the space has only 3 combinations"),
-        ({"space": (RATES, RATES)}, "space.optimizer.lr: stands there twice"),
+        ({"space": (RATES, RATES)}, "space.optimizer.lr: is there twice"),
         (
             {"space": (CategoricalRange(key="model.architecture.x", values=(1, 2)),)},
             "space.model.architecture.x: lies inside model.architecture, which has no keys, got",
@@ -183,5 +183,5 @@ def test_epochs_are_judged_once_they_are_steps():
     found = spec(template=template)
     (job, *_) = found.batch().jobs
     assert (job.num_epochs, job.evaluation.at_steps) == (2, ())
-    (judged,) = SweepScheduler(found).judged([replace(job, num_steps=64, num_epochs=None)])
-    assert judged.evaluation.at_steps == (4, 16)
+    (with_rungs,) = SweepScheduler(found).with_rungs([replace(job, num_steps=64, num_epochs=None)])
+    assert with_rungs.evaluation.at_steps == (4, 16)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ringmaster.techniques.training import batch_loader
-from ringmaster.techniques.training.batch_loader import BatchLoader, BatchRequest
+from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
 from ringmaster.techniques.training.dropout import Draws, drawing, seed_generators, use
 
-REQUESTS = [BatchRequest(rows=(2 * i, 2 * i + 1)) for i in range(10)]
+REQUESTS = [RowsRequest(rows=(2 * i, 2 * i + 1)) for i in range(10)]
 
 
 class Samples:
@@ -143,7 +143,7 @@ def test_other_batches_than_foreseen_are_loaded_when_they_are_needed():
     loader = BatchLoader(Samples())
     for _ in zip(range(4), steps(loader), strict=False):
         pass
-    assert loader.batch(BatchRequest(rows=(50, 51)))["x"].tolist() == [50, 51]
+    assert loader.batch(RowsRequest(rows=(50, 51)))["x"].tolist() == [50, 51]
     assert [value for batch in steps(loader) for value in batch] == list(range(20))
 
 

@@ -92,14 +92,14 @@ def test_samples_with_more_than_tokens_are_nothing_for_groups(tmp_path, factory,
     )
     facts = from_json(ModelFacts, preflight_job(replace(job, techniques=("single",)), order).facts)
     reason = grouping_obstacle([job, replace(job, name="b")], facts)
-    assert (reason is not None and "samples have attention_mask beside their tokens" in reason) is is_told
+    assert (reason is not None and "samples have attention_mask besides their tokens" in reason) is is_told
 
 
 def test_a_base_that_packs_samples_refuses_what_it_would_not_read():
     base = LlamaForCausalLM(LlamaConfig(**LLAMA, vocab_size=11))
     tokens = torch.ones(1, 6, dtype=torch.long)
     part = AdapterBatch(adapter_modules=AdapterModules(), inputs={"input_ids": tokens, "attention_mask": tokens})
-    with pytest.raises(ValueError, match="samples have attention_mask beside their tokens"):
+    with pytest.raises(ValueError, match="samples have attention_mask besides their tokens"):
         MultiAdapterBase(base).forward([part])
 
 

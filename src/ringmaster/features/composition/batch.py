@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.features.composition.job import Components
-from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
+from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.file_parts import BatchFilePart, PlacedJob
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.sections import Section
@@ -95,7 +95,7 @@ def _component_findings(components: Any, jobs: Sequence[PlacedJob]) -> Iterator[
             yield from _differences(named[name], first, place)
 
 
-def _faults(job: Raw, at: Place) -> Iterator[Finding]:
+def _faults(job: Raw, at: Location) -> Iterator[Finding]:
     for key in REFUSED:
         if job.get(key):
             yield Finding(at, f"has {key}, which is not trained with a shared component", f"remove {key} from the job")
@@ -119,7 +119,7 @@ def _faults(job: Raw, at: Place) -> Iterator[Finding]:
         yield Finding(at, f"has the loss {name}, which {what}", "give another loss, or train the job on its own")
 
 
-def _differences(job: Raw, first: Raw, at: Place) -> Iterator[Finding]:
+def _differences(job: Raw, first: Raw, at: Location) -> Iterator[Finding]:
     for key in EQUAL:
         mine, theirs = (_value(each, key) for each in (job, first))
         if mine != theirs:

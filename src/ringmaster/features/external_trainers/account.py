@@ -145,7 +145,7 @@ class CommandProgress:
     def _start(self, event: TrainingStarted) -> None:
         if event.step != self.first_step:
             raise ValueError(
-                f"the command starts at step {event.step}, and its order says {self.first_step}. "
+                f"the command starts at step {event.step}, but its order starts at {self.first_step}. "
                 "To fix: go on from restore_from, or from nothing where that is null"
             )
         self.startup_s = time.monotonic() - self._order.ordered_at_s
@@ -159,7 +159,7 @@ class CommandProgress:
         if event.step != self._step + 1:
             raise ValueError(
                 f"the command sent step {event.step} after step {self._step}. "
-                "To fix: say each step once, with the number of steps done"
+                "To fix: report each step once, with the number of steps done"
             )
         if not math.isfinite(event.loss):
             raise ValueError(f"the loss became {event.loss} at step {self._step}. To fix: a lower learning rate")

@@ -238,7 +238,7 @@ class CommandProcess:
                 for event in self._report.events():
                     self.account.note(event)
                 seconds = self.account.step_seconds[num_reported:]
-                if seconds and self._order.slots[0].kind == "cpu":  # its processes say nothing of a GPU's memory
+                if seconds and self._order.slots[0].kind == "cpu":  # its processes do not measure a GPU's memory
                     self._seen_peak_bytes = max(self._seen_peak_bytes, self._kept.peak_bytes())
                 self.account.tell_steps(
                     num_reported, peak_bytes=self.account.reported_peak_bytes or self._seen_peak_bytes
@@ -246,7 +246,7 @@ class CommandProcess:
                 yield seconds
 
     def terminate(self) -> None:
-        """Asks the command, once, to write a checkpoint at its next step and end.
+        """Requests the command, once, to write a checkpoint at its next step and end.
 
         In a trial the command does all that it does after the last step of a job.
         """
@@ -315,7 +315,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     if status == OutcomeStatus.DONE and progress.saved_step != order.last_step:
         raise ValueError(
             f"the command sent done at step {progress.saved_step}, and its order ends at {order.last_step}. "
-            "To fix: say preempted where SIGTERM came, else go on"
+            "To fix: report preempted after SIGTERM, else continue"
         )
     if status == OutcomeStatus.DONE and progress.saved_step == order.job.total_steps:
         result["metrics"] = progress.metrics()
@@ -371,9 +371,9 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
 
 
 def inspect_script(job: Job, *, num_devices: int) -> dict[str, int]:
-    """Starts the unedited script of a job until its first step, and returns what it says about itself.
+    """Starts the unedited script of a job until its first step, and returns what it reports about itself.
 
-    Returns `num_steps` and `global_batch_size`. Raises ValueError where the script does not say them.
+    Returns `num_steps` and `global_batch_size`. Raises ValueError where the script does not report them.
     """
     slots = tuple(Slot(kind="cpu", index=index) for index in range(num_devices))
     with TemporaryDirectory() as name:
@@ -404,7 +404,7 @@ def inspect_script(job: Job, *, num_devices: int) -> dict[str, int]:
             if ended.returncode
             else f"it reports nothing, and trains without Trainer or TRL. To fix: {REPORTING}; give --steps"
         )
-        raise ValueError(f"the script does not say how many steps it trains: {reason}")
+        raise ValueError(f"the script does not report its number of steps: {reason}")
     return {name: events["plan"][name] for name in ("num_steps", "global_batch_size")}
 
 

@@ -19,10 +19,10 @@ def adopt(
     name: Annotated[str, typer.Option(help="Name of the job; default: that of the script.")] = "",
     devices: Annotated[int, typer.Option(help="Devices that train it together, one process each.", min=1)] = 1,
     steps: Annotated[
-        int | None, typer.Option(help="Steps that it trains; default: a script with a Trainer is asked.", min=1)
+        int | None, typer.Option(help="Steps that it trains; default: read from a script with a Trainer.", min=1)
     ] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples of a step; default: a script with a Trainer is asked.", min=1)
+        int | None, typer.Option(help="Samples of a step; default: read from a script with a Trainer.", min=1)
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Only write the batch file of this job.")

@@ -23,7 +23,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.files import sha256_of
 from ringmaster.techniques.checkpoints import checkpoint
-from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
+from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.processes.events import MAX_STEPS, OutcomeStatus
 from ringmaster.techniques.processes.order import IMPORT_ROOT, GangOrder
@@ -123,7 +123,7 @@ class CommandFinished(StepEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandStopped(StepEvent):
-    """The command has stopped as it was asked to."""
+    """The command has stopped on request."""
 
     NAME = "preempted"
 
@@ -232,7 +232,7 @@ def adopt(root: Path, folder: Path, *, step: int, meta: Mapping[str, Any], keep:
         raise ValueError(
             f"the command named {folder} as its checkpoint of step {step}. To fix: write it into a folder below save_to"
         )
-    place, name = LocalPlace(root), checkpoint.folder_of(step)
+    place, name = LocalStorage(root), checkpoint.folder_of(step)
     try:
         with checkpoint.publish(root / name) as aside:
             aside.rmdir()
@@ -246,7 +246,7 @@ def adopt(root: Path, folder: Path, *, step: int, meta: Mapping[str, Any], keep:
             }
             if not files:
                 raise ValueError(
-                    f"the command's checkpoint of step {step} is empty. To fix: say it when the files are there"
+                    f"the command's checkpoint of step {step} is empty. To fix: report it when the files are there"
                 )
             manifest = checkpoint.CheckpointManifest(step=step, files=files, meta=meta)
             (aside / MANIFEST).write_bytes(checkpoint.stored_manifest(manifest))
@@ -340,7 +340,7 @@ def environment(order: GangOrder, *, port: int, order_file: Path, report_file: P
         **os.environ,
         ORDER: str(order_file),
         REPORT: str(report_file),
-        # This interpreter, and the torchrun beside it, come before any other.
+        # This interpreter, and the torchrun next to it, come before any other.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
@@ -352,7 +352,7 @@ def environment(order: GangOrder, *, port: int, order_file: Path, report_file: P
     }
     if not paths:
         del variables["PYTHONPATH"]
-    # Set for the services of a pool. With it, `python train.py` would not find helper.py beside train.py.
+    # Set for the services of a pool. With it, `python train.py` would not find helper.py next to train.py.
     variables.pop("PYTHONSAFEPATH", None)
     return variables
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmaster.features.ludwig.job import LudwigKey
 from ringmaster.files import path_in, text_of
-from ringmaster.findings import Finding, Place, as_list, as_mapping, got
+from ringmaster.findings import Finding, Location, as_list, as_mapping, got
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.file_parts import BatchFilePart
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
@@ -84,7 +84,7 @@ class LudwigFiles(BatchFilePart):
     file_key = KEY
 
     def expanded(self, entry: Any, *, folder: Path) -> tuple[Any, Sequence[Finding]]:
-        """Returns the entry of a job with what its Ludwig configuration says; others as they are.
+        """Returns the entry of a job with the keys from its Ludwig configuration; others unchanged.
 
         The configuration is the value of its key, or lies in a file, whose name is relative to `folder`. The entry's
         own keys win, also those of `data`.
@@ -142,7 +142,7 @@ def _faults(raw: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _typed(preprocessing.get("split"), {"random": shares}, ("preprocessing", "split"))
 
 
-def _feature_faults(feature: Any, place: Place, *, is_output: bool) -> Iterator[Finding]:
+def _feature_faults(feature: Any, place: Location, *, is_output: bool) -> Iterator[Finding]:
     known, kind = LOSSES if is_output else ENCODERS, as_mapping(feature).get("type")
     sections = ("decoder", "loss") if is_output else ("encoder",)
     if not isinstance(feature, Mapping):
@@ -170,7 +170,7 @@ def _feature_faults(feature: Any, place: Place, *, is_output: bool) -> Iterator[
     yield from _typed(feature.get("loss"), {LOSSES[kind]: {"weight": Values(least=0)}}, (*place, "loss"))
 
 
-def _typed(section: Any, known: Mapping[str, Keys], place: Place) -> Iterator[Finding]:
+def _typed(section: Any, known: Mapping[str, Keys], place: Location) -> Iterator[Finding]:
     """Yields the faults of a section that has a `type`, by default the first."""
     kind = as_mapping(section).get("type", next(iter(known)))
     if not isinstance(kind, str) or kind not in known:
@@ -179,7 +179,7 @@ def _typed(section: Any, known: Mapping[str, Keys], place: Place) -> Iterator[Fi
     yield from _options(section, known[kind], place, more=("type",))
 
 
-def _options(section: Any, known: Keys, place: Place, *, more: tuple[str, ...] = ()) -> Iterator[Finding]:
+def _options(section: Any, known: Keys, place: Location, *, more: tuple[str, ...] = ()) -> Iterator[Finding]:
     """Yields the unknown keys of a section, and the values that are not allowed. more: keys that are checked apart."""
     if section is not None and not isinstance(section, Mapping):
         yield Finding(place, f"must be a mapping, {got(section)}", "give its keys")

@@ -49,7 +49,7 @@ class NegativesInFiles(BatchFilePart):
                 f"is {mined.get('refresh_every')} of {num_steps} steps, which makes more than {MAX_JOBS:,} jobs",
                 "give more steps",
             ),
-            (retriever is not None, ("data", "retriever"), "stands beside negatives", "leave one of the two out"),
+            (retriever is not None, ("data", "retriever"), "cannot be used with negatives", "leave one of the two out"),
             *((job.get(key) is not None, (key,), "does not go with negatives", "leave one out") for key in others),
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ringmaster.extras import missing_extra
-from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
+from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.techniques.job_parts import (
     MAX_AT_ONCE,
     MAX_WHOLE,
@@ -78,7 +78,7 @@ class StoreSettings(JobPart):
     seed: Annotated[int, Limits(ge=0, lt=2**31), Description("the seed of the clusters, such as 0")] = 0
 
     @classmethod
-    def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
+    def parents_in(cls, job: Raw) -> Iterator[tuple[Location, object]]:
         """Yields where the plain values of a job name the store that its samples read, and its name."""
         yield ("data", RETRIEVER, "store"), as_mapping(as_mapping(job.get("data")).get(RETRIEVER)).get("store")
 

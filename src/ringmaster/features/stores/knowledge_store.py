@@ -42,7 +42,7 @@ from ringmaster.techniques.models.model_folders import few
 
 VECTORS, INDEX, ENCODER = "vectors.npy", "index.faiss", "encoder"
 SPARE = 8
-"""Passages beside those that are asked for, among which the exact scores decide."""
+"""Further passages to retrieve, from which the exact scores select the requested ones."""
 CLUSTER_ITERATIONS, CLUSTER_POINTS = 6, 40
 """Of k-means: its rounds, and the vectors for each centroid. With 10 and 256, as FAISS has them, training takes three
 times as long and as many clusters are searched for the same recall (100,000 vectors of 128 features).
@@ -364,7 +364,7 @@ def build_index(vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettin
 
     Such an index keeps ids of its own: `IndexIDMap2` around it confuses them once some are removed.
 
-    Raises ValueError where the settings ask for an unknown index.
+    Raises ValueError where the settings name an unknown index.
     """
     require_extra("retrieval", feature="a knowledge store")
     if settings.index not in INDEXES:

@@ -64,7 +64,7 @@ class Target(JobPart):
         return f"{self.metric} {bound}"
 
     def final_message(self, result: Mapping[str, Any]) -> str:
-        """Says whether the job has reached the target."""
+        """Checks whether the job has reached the target."""
         return f"{'reached' if result.get(REACHED) else 'did not reach'} {self}, after step {result['step']}"
 
     @classmethod
@@ -91,7 +91,7 @@ class Target(JobPart):
                 "give evaluation.every_steps, such as 50",
             ),
             (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
-            (is_rewriting(job), place, "stands beside an adaptation that trains nothing", "leave it out"),
+            (is_rewriting(job), place, "cannot be combined with an adaptation that trains nothing", "leave it out"),
         )
 
 

@@ -79,7 +79,7 @@ class NoisePart(TrainerPart):
     def observe_gradients(
         self, sums: Sequence[float], *, step: int, count: float, to_mean: float
     ) -> GradientNoise | None:
-        """Returns what the gradients of the step, and of its first micro-batches, tell of their noise."""
+        """Returns what the gradients of the step, and of its first micro-batches, reveal of their noise."""
         (first_count,), first = sums, self._first
         self._first, self._count = None, 0.0
         if not first_count or first is None:

@@ -143,7 +143,7 @@ class StateCommitment:
 
 
 class VerificationResult(StrEnum):
-    """What repetitions say of a segment."""
+    """The result of the repetitions of a segment."""
 
     EQUAL = "equal"
     DIFFERENT = "different"  # another repetition has to decide
@@ -165,7 +165,7 @@ class Verdict:
 
 
 def judge(segment: StateCommitment, repetitions: Sequence[StateCommitment]) -> Verdict:
-    """Returns what one or two repetitions of a segment by trusted nodes say of it."""
+    """Returns the verdict on a segment from one or two repetitions by trusted nodes."""
     first, *others = repetitions
     difference = first_difference(segment, first)
     if difference is None:
@@ -347,7 +347,7 @@ class SegmentReferee(BatchPart):
 
 
 def _sentence(job: str, segment: StateCommitment, repetitions: list[StateCommitment], verdict: Verdict) -> str:
-    """Returns what a verdict says, for people."""
+    """Returns a readable description of a verdict."""
     place = f"job {job}, between step {verdict.after} and step {verdict.until}"
     match verdict.result:
         case VerificationResult.LIE:
@@ -362,7 +362,7 @@ def _sentence(job: str, segment: StateCommitment, repetitions: list[StateCommitm
 def commitment_of(root: str, *, node: str, first_step: int, last_step: int) -> StateCommitment:
     """Returns what a gang has made of the steps up to its last checkpoint, which is read and digested here."""
     chain, final = read_chain(root), ""
-    with suppress(CheckpointError, OSError, ValueError, KeyError):  # "" says that there is no whole checkpoint
+    with suppress(CheckpointError, OSError, ValueError, KeyError):  # "" means that there is no complete checkpoint
         final = digest(tensor_digests(root, last_step), length=32)
     known = {int(s): text for link in (chain.links if chain else ()) for s, text in link.steps.items()}
     steps = tuple(step for step in sorted(known) if first_step < step <= last_step)

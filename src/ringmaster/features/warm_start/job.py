@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ringmaster.codec import SINCE_LATER
-from ringmaster.findings import Finding, Place, Raw, as_mapping, findings_where
+from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.job import Job
@@ -65,7 +65,7 @@ class WarmStart(FirstCheckpoint, JobPart):
         return replace(self, checkpoints=rename(self.checkpoints), first=self.first and self.first.renamed(rename))
 
     @classmethod
-    def parents_in(cls, job: Raw) -> Iterator[tuple[Place, object]]:
+    def parents_in(cls, job: Raw) -> Iterator[tuple[Location, object]]:
         """Yields where the plain values of a job name the checkpoints, and what they are."""
         yield (cls.key, "checkpoints"), as_mapping(job.get(cls.key)).get("checkpoints")
 

@@ -45,11 +45,11 @@ def test_a_killed_group_goes_on_from_what_each_had_kept(groups, jobs, alone):
 def test_a_group_that_hangs_is_found_and_goes_on_from_what_each_had_kept(groups, jobs, alone):
     pids = set()
 
-    def look(gang, event):
+    def poll(gang, event):
         if isinstance(event, CheckpointSaved):
             pids.update(gang.pids)
 
-    hung = groups.train(jobs, layout=HANGING, on_event=look, checkpoint_every_s=0.0)
+    hung = groups.train(jobs, layout=HANGING, on_event=poll, checkpoint_every_s=0.0)
     assert_was_taken_for_hung(hung, pids)
     assert groups.step(jobs[1]) > 0
     assert_ended_as_alone(groups, groups.train(jobs), jobs, alone)

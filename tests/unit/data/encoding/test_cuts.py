@@ -26,7 +26,7 @@ KNOWN_SPLITS = [
     for expression in sorted(KNOWN_EXPRESSIONS)
 ]
 CASES = [(GPT2, GPT2_SPLIT), *((SPACES, split) for split in KNOWN_SPLITS)]
-# Kinds of white space, what is none in some versions of Unicode, signs beside letters, marks, numbers, contractions.
+# Kinds of white space, what is none in some versions of Unicode, signs next to letters, marks, numbers, contractions.
 NASTY = [
     *" \n\t\r\x0b\x0c\x1c\x1f\x85\xa0\xad\u1680\u180e\u2003\u200b\u2028\u202f\u3000\ufeff\x00\x7f",
     *(

@@ -122,7 +122,7 @@ def spaced(draw, text):
 
 
 class Comparison:
-    """One case: what `prepare` makes of drawn rows beside the library's own calls, written here anew."""
+    """One case: what `prepare` makes of drawn rows compared with the library's own calls, reimplemented here."""
 
     def __init__(self, folder, kind, name, template):
         self.draw = Random(f"{kind}-{name}-{template}")

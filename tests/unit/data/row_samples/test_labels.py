@@ -44,7 +44,7 @@ def test_a_word_of_a_data_set_without_a_label_does_not_count(tmp_path, bert_toke
 
 def test_a_text_without_a_label_is_refused(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "label": 1}, {"text": "a", "label": IGNORED}])
-    with pytest.raises(ValueError, match=r"row 2: label -100 stands for none. To fix: add the label"):
+    with pytest.raises(ValueError, match=r"row 2: label -100 means no label. To fix: add the label"):
         opened(tmp_path, kind="text-classification", path=path)
 
 

@@ -37,17 +37,17 @@ def test_an_executor_hears_of_changes_alone(monkeypatch):
     engine.add("n1")
     cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
 
-    def look():
+    def poll():
         executor.actions.get(timeout=WAIT_S)()
         return executor.moves
 
     with following(engine, executor, cluster=cluster):
-        assert look() == look() == []
+        assert poll() == poll() == []
         engine.add("n2")
-        assert look() == [("node n2 came", [("n1", 0), ("n2", 0)])]
+        assert poll() == [("node n2 came", [("n1", 0), ("n2", 0)])]
         engine.leave("n1")
-        assert look()[1:] == [("hold", "n1"), ("the health of devices has changed", [("n2", 0)])]
+        assert poll()[1:] == [("hold", "n1"), ("the health of devices has changed", [("n2", 0)])]
         assert engine.released == ["n1"]
         engine.add("n1")
-        assert look()[-2:] == [("release", "n1"), ("node n1 is gone, node n1 came", [("n1", 0), ("n2", 0)])]
+        assert poll()[-2:] == [("release", "n1"), ("node n1 is gone, node n1 came", [("n1", 0), ("n2", 0)])]
     assert "nodes" not in [thread.name for thread in threading.enumerate()]

@@ -45,7 +45,7 @@ def running_in_turns(at_once):
     profile = group("b", "c", **({"at_once": at_once} if at_once else {}))
     segment = PlannedSegment(job="a", option=0, last_step=6, devices=(("n", 0),), start_s=0.0, end_s=1.0)
     running = RunningSegment(segment, profile, ("n:cpu:0",), 2, ordered_step=6, step=2, first_steps={"b": 1, "c": 0})
-    running.hear(Steps(first_step=2, seconds=(0.1, 0.1, 0.1)))
+    running.handle_event(Steps(first_step=2, seconds=(0.1, 0.1, 0.1)))
     return running
 
 

@@ -129,7 +129,7 @@ def test_no_job_ends_before_its_earliest_end(tmp_path, factor):
 def test_a_timeline_has_the_predicted_ends_of_the_batch_and_of_jobs_that_have_not_ended(tmp_path):
     lines, texts = [], []
 
-    def look(bench):
+    def poll(bench):
         reader = TimelineReader(bench.journal.database, name="batch", clock=lambda: 1e9 + bench.runner.now_s)
 
         def listen(event):
@@ -140,7 +140,7 @@ def test_a_timeline_has_the_predicted_ends_of_the_batch_and_of_jobs_that_have_no
 
         bench.other_listeners.append(listen)
 
-    running_batch(tmp_path, factors=dict.fromkeys("abcd", 1.5), before=look)
+    running_batch(tmp_path, factors=dict.fromkeys("abcd", 1.5), before=poll)
     first = lines[0]
     assert [name for name, line in first.items() if line.predicted is None] == ["a"]
     assert first["c"].predicted.low_s <= first["c"].predicted.end_s <= first["c"].predicted.high_s
@@ -237,7 +237,7 @@ def test_what_was_measured_is_predicted_with_less_error():
 @given(st.floats(0.01, 0.5), st.lists(st.builds(EarlierRun, error=st.floats(-0.5, 0.5), spread=st.floats(0.1, 1.0))))
 def test_each_interval_contains_its_end(spread, earlier):
     draws = {"a": 50 * np.exp(spread * np.linspace(-2, 2, 200)), "b": 100 * np.exp(spread * np.linspace(2, -2, 200))}
-    found = predict(draws, surroundings=ForecastConditions(earlier=earlier), made_s=7.0)
+    found = predict(draws, conditions=ForecastConditions(earlier=earlier), made_s=7.0)
     for end in (found.end, *found.jobs.values()):
         assert 7.0 == end.earliest_s < end.low_s < end.end_s < end.latest_s < end.high_s
     assert found.makespan_s >= max(end.end_s for end in found.jobs.values()) - 1e-6
@@ -246,7 +246,7 @@ def test_each_interval_contains_its_end(spread, earlier):
 def test_a_quiet_machine_and_sure_speeds_leave_the_least_spread():
     sure = {"a": np.full(200, 10.0)}
     assert math.isclose(predict(sure).spread, MIN_SPREAD, rel_tol=1e-6)
-    busy = predict(sure, surroundings=ForecastConditions(load=MachineLoad(ratio=3.0, spread=0.1)))
+    busy = predict(sure, conditions=ForecastConditions(load=MachineLoad(ratio=3.0, spread=0.1)))
     assert busy.spread > math.hypot(MIN_SPREAD, 0.1)
 
 
@@ -344,7 +344,7 @@ def test_a_job_ends_after_what_all_jobs_before_it_need():
     least = EarliestEnds.of_profiles(problem, {job.id: [profile()] for job in problem.jobs}, certificate=None).of_jobs()
     assert least["j6"] == pytest.approx(4 * least["j0"])
     assert predict_plan(
-        problem, plan, {job.id: [profile()] for job in problem.jobs}, surroundings=ForecastConditions()
+        problem, plan, {job.id: [profile()] for job in problem.jobs}, conditions=ForecastConditions()
     ).earliest_s == pytest.approx(least["j6"])
 
 
@@ -361,9 +361,9 @@ def test_errors_of_earlier_runs_fade_as_speeds_are_measured():
     earlier = [EarlierRun(error=0.4, spread=0.3)] * 5
     draws = {"a": 100 * np.exp(0.3 * np.linspace(-2, 2, 200))}
     about = ForecastConditions(earlier=earlier)
-    first = predict(draws, surroundings=about)
+    first = predict(draws, conditions=about)
     assert first.makespan_s > 1.2 * first.uncorrected_s
-    later = predict({"a": np.full(200, 100.0)}, surroundings=about, first_spread=spread_of(draws))
+    later = predict({"a": np.full(200, 100.0)}, conditions=about, first_spread=spread_of(draws))
     assert math.isclose(later.makespan_s, 100.0, rel_tol=0.01)
 
 
@@ -416,7 +416,7 @@ def test_intervals_of_jobs_widen_by_what_their_errors_had_beyond_their_batch():
 
     def half_width(job_error: float | None) -> tuple[float, float]:
         earlier = [EarlierRun(error=0.0, spread=0.1, job_error=job_error)] * 20
-        made = predict(left, surroundings=ForecastConditions(earlier=earlier))
+        made = predict(left, conditions=ForecastConditions(earlier=earlier))
         return math.log(made.jobs["a"].high_s / made.jobs["a"].end_s), math.log(made.high_s / made.makespan_s)
 
     (even, of_batch), (uneven, of_batch_too) = half_width(0.02), half_width(0.3)

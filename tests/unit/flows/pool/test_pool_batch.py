@@ -19,7 +19,7 @@ from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, runs_fact
-from ringmaster.flows.batch.run_folder import alone_in
+from ringmaster.flows.batch.run_folder import exclusive_lock
 from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
 from ringmaster.flows.reports.progress import View, current_view
@@ -450,7 +450,7 @@ def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
     journal = Journal(bench.database, batch=bench.ids()[0])
     journal.put("is_recorded", False)
     folder = next((tmp_path / "batches" / "nightly").iterdir())
-    with alone_in(folder), pytest.raises(InputError, match="is going on in another process"):
+    with exclusive_lock(folder), pytest.raises(InputError, match="is going on in another process"):
         bench.train(resume=True)
 
 
@@ -460,7 +460,7 @@ def test_a_run_that_prefect_starts_again_waits_for_the_process_that_was_taken_fo
         bench.train()
         folder = next((tmp_path / "batches" / "nightly").iterdir())
         with ExitStack() as former:
-            former.enter_context(alone_in(folder))
+            former.enter_context(exclusive_lock(folder))
             threading.Timer(0.2, former.close).start()
             assert bench.train().status == "done"
 

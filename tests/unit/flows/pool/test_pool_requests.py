@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.batch.batch_input import EXAMPLES, MAX_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
-from ringmaster.flows.batch.run_folder import alone_in
+from ringmaster.flows.batch.run_folder import exclusive_lock
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
 from ringmaster.tasks.background_worker import running
@@ -182,7 +182,7 @@ def run_here(tmp_path, monkeypatch):
                 inbox.get(timeout=0.05)[1]()
 
     bench.standing = standing
-    with alone_in(folder), running(handler.keep_answering, name="requests"), running(work, name="executor"):
+    with exclusive_lock(folder), running(handler.keep_answering, name="requests"), running(work, name="executor"):
         yield bench
 
 

@@ -217,7 +217,7 @@ def test_wrong_groups_are_named(change, says):
 def test_jobs_of_a_group_may_not_wait_for_each_other_and_each_can_run_alone():
     problem = adapters(11.0)
     a, b, c, d = problem.jobs
-    with pytest.raises(ProblemError, match="carries b beside a, which it waits for"):
+    with pytest.raises(ProblemError, match="contains both b and a, which it waits for"):
         replace(problem, jobs=(a, replace(b, after=("a",)), c, d))
     with pytest.raises(ProblemError, match="job a: every option carries further jobs"):
         replace(problem, jobs=(replace(a, options=a.options[1:]), b, c, d))

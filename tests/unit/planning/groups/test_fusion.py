@@ -144,7 +144,7 @@ def gangs_of(fusion: Fusion, problem: Problem) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("num_jobs", "num_devices", "gangs", "chosen"),
     [
-        (3, 2, (1, 2), [(2, 3)]),  # 115.5 s; a pair beside the third takes 160 s, and each alone 150 s
+        (3, 2, (1, 2), [(2, 3)]),  # 115.5 s; a pair while the third runs takes 160 s, and each alone 150 s
         (4, 2, (1, 2), [(2, 4)]),  # 147 s instead of 160 s: even the base's part is divided
         (4, 4, (2,), [(2, 2), (2, 2)]),  # no device can hold the base: two gangs of two devices, side by side
         (5, 4, (2, 4), [(4, 5)]),  # 98.4 s; three and two on two devices each take 115.5 s

@@ -74,7 +74,7 @@ def test_as_json(files):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "nothing is asked"),
+        ((), "no question"),
         (("--add-devices", "0"), "'0' is not a valid number of devices"),
         (("--add-node", "x"), "'x' is not a valid number of devices"),
         (("--add-devices", "2:a100"), "no node has devices of type 'a100'"),

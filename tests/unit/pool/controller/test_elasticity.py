@@ -130,7 +130,7 @@ def run(pool, *, most_s=2000):
         if not pool.is_standing():
             return
         pool.step(seconds=1.0)
-    raise AssertionError(f"it did not come to its end: {pool.statuses()}")
+    raise AssertionError(f"it did not end: {pool.statuses()}")
 
 
 def test_nodes_come_for_a_batch_and_are_given_back_after_an_idle_time(pool, engine):

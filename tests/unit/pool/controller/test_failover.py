@@ -66,7 +66,7 @@ def play(database, *, lives):
         gangs.move()
         if not Submissions(database).unended():
             return pool, gangs
-    raise AssertionError(f"it did not come to its end: {pool.statuses()}")
+    raise AssertionError(f"it did not end: {pool.statuses()}")
 
 
 def assert_devices_serve_one(database):

@@ -138,7 +138,7 @@ def play(database, *, lives=(), how=ALL):
         gangs.move()
         if not Submissions(database).unended():
             return pool, gangs, 10_000 - led.left
-    raise AssertionError(f"it did not come to its end: {pool.statuses()}")
+    raise AssertionError(f"it did not end: {pool.statuses()}")
 
 
 @pytest.mark.parametrize("how", [ALL, OVER_TWO, TWO_AT_A_TIME], ids=["all", "over-two", "two-at-a-time"])

@@ -106,20 +106,20 @@ def bench(database, prefect, tmp_path):
     runs, requests = BatchRuns(database, silent_s=SILENT_S, clock=clock), Requests(database)
     number = hand_over(requests, BATCH, file=tmp_path / "nightly" / "submitted.json")
 
-    def look(*, seconds=10.0, beats=False):
+    def poll(*, seconds=10.0, beats=False):
         for _ in range(max(1, int(seconds / 10))):
             clock.now_s += 10.0
             if beats:
                 requests.renew(number)
-            runs.look()
+            runs.poll()
         return requests.read(number)
 
     def patiently():
         over = threading.Event()
-        controller.keep_looking(lambda: (over.set(), runs.look()), over, 0.0)
+        controller.poll_repeatedly(lambda: (over.set(), runs.poll()), over, 0.0)
 
     return SimpleNamespace(
-        look=look,
+        poll=poll,
         patiently=patiently,
         requests=requests,
         number=number,
@@ -138,7 +138,7 @@ def test_it_is_there_before_prefect_is_and_starts_once_that_is_back(database, pr
     assert bench.requests.read(bench.number).status == RequestStatus.OPEN
     assert stages(database) == [("nightly", ("a", "b"), False, "in the pool's database; it has no flow run yet")]
     prefect.away = False
-    request = bench.look()
+    request = bench.poll()
     assert (request.status, request.answer["flow_run"]) == (RequestStatus.GRANTED, str(bench.run().id))
     assert bench.run().parameters["batch"] == {"path": str(tmp_path / "nightly" / "submitted.json")}
     assert (tmp_path / "nightly" / "submitted.json").exists()  # written from the database
@@ -146,39 +146,39 @@ def test_it_is_there_before_prefect_is_and_starts_once_that_is_back(database, pr
 
 
 def test_an_executor_that_died_before_it_noted_the_run_makes_no_second_one(prefect, bench):
-    bench.look()
+    bench.poll()
     bench.requests.answer(bench.number, status=RequestStatus.OPEN)
-    bench.look()
+    bench.poll()
     assert len(prefect.runs) == 1
 
 
 def test_a_run_whose_process_fell_silent_is_put_on_its_queue_again(bench):
-    bench.look()
-    bench.look(seconds=10 * SILENT_S)
+    bench.poll()
+    bench.poll(seconds=10 * SILENT_S)
     assert bench.run().state.name == "Scheduled"  # a run that waits for a worker is not silent
     bench.run().state = Running()
-    bench.look(seconds=10 * SILENT_S, beats=True)
+    bench.poll(seconds=10 * SILENT_S, beats=True)
     assert bench.run().state.name == "Running"
-    bench.look(seconds=SILENT_S + 10)
+    bench.poll(seconds=SILENT_S + 10)
     assert bench.run().state.name == "AwaitingRetry"
     assert bench.run().state.state_details.scheduled_time == bench.run().expected_start_time  # before later batches
 
 
 def test_while_the_database_was_away_nobody_was_silent(bench):
-    bench.look()
+    bench.poll()
     bench.run().state = Running()
-    bench.look()
+    bench.poll()
     bench.clock.now_s += 10 * SILENT_S
-    bench.look()
+    bench.poll()
     assert bench.run().state.name == "Running"
 
 
 def test_a_run_that_prefect_has_lost_is_made_anew(prefect, bench):
-    bench.look()
+    bench.poll()
     before = bench.run()
     prefect.runs.clear()
-    bench.look()
-    assert bench.look().answer["flow_run"] == str(bench.run().id) != str(before.id)
+    bench.poll()
+    assert bench.poll().answer["flow_run"] == str(bench.run().id) != str(before.id)
 
 
 @pytest.mark.parametrize(
@@ -190,31 +190,31 @@ def test_a_run_that_prefect_has_lost_is_made_anew(prefect, bench):
     ],
 )
 def test_what_the_run_came_to_is_the_answer(database, bench, state, status):
-    bench.look()
+    bench.poll()
     bench.run().state = state
-    assert bench.look().status == status
-    bench.look()
+    assert bench.poll().status == status
+    bench.poll()
     assert [over for *_, over, _ in stages(database)] == [True] * (status == RequestStatus.REFUSED)
 
 
 def test_what_crashes_each_time_is_reported(database, bench):
-    bench.look()
+    bench.poll()
     bench.run().state = Crashed(message="killed")
-    assert bench.look().status == RequestStatus.GRANTED  # it runs again
+    assert bench.poll().status == RequestStatus.GRANTED  # it runs again
     bench.run().run_count = MAX_RUNS
-    assert bench.look().status == RequestStatus.REFUSED
+    assert bench.poll().status == RequestStatus.REFUSED
     assert stages(database) == [("nightly", ("a", "b"), True, "its flow run is Crashed: killed")]
 
 
 def test_a_batch_whose_jobs_the_executor_has_is_shown_by_them_alone(database, bench):
-    bench.look()
+    bench.poll()
     Submissions(database).submit(replace(submission("nightly-1"), flow_run=str(bench.run().id)))
     assert stages(database) == []
 
 
 def test_whoever_follows_a_batch_renews_it(database, bench, monkeypatch):
     monkeypatch.setenv("RINGMASTER_PATIENCE", "0.01,2,1")
-    bench.look()
+    bench.poll()
     with followed(database, str(bench.run().id)):
         while bench.requests.read(bench.number).content["beats"] < 2:
             pass
@@ -238,7 +238,7 @@ def cancel(database):
 def test_hundreds_of_batches_are_followed_by_a_few_requests(database, prefect, bench, tmp_path, monkeypatch):
     for number in range(250):
         hand_over(bench.requests, {**BATCH, "name": f"b{number}"}, file=tmp_path / f"{number}.json")
-    bench.look()
+    bench.poll()
     pages, read = [], prefect.read_flow_runs
 
     def counted(_, **filters):
@@ -246,7 +246,7 @@ def test_hundreds_of_batches_are_followed_by_a_few_requests(database, prefect, b
         return read(**filters)
 
     monkeypatch.setattr(Prefect, "read_flow_runs", counted)
-    bench.look()
+    bench.poll()
     assert len(pages) == 2
 
 
@@ -254,7 +254,7 @@ def test_a_batch_that_waits_for_its_run_is_cancelled_and_gets_none(database, pre
     answer = cancel()
     assert answer.status == RequestStatus.DONE
     assert answer.answer["message"] == "cancelled: batch nightly, whose jobs were not measured yet"
-    assert bench.look().status == RequestStatus.WITHDRAWN
+    assert bench.poll().status == RequestStatus.WITHDRAWN
     assert not prefect.runs
     assert [(each.status, each.message) for each in pending(database)] == [("cancelled", "cancelled by hand")]
     with pytest.raises(InputError, match="there is no batch 'nightly'"):
@@ -265,7 +265,7 @@ def test_a_batch_that_waits_for_its_run_is_cancelled_and_gets_none(database, pre
     ("state", "then"), [(Scheduled(), "Cancelled"), (Pending(), "Cancelling"), (Running(), "Cancelling")]
 )
 def test_a_batch_that_is_measured_is_cancelled_with_its_run(database, prefect, bench, cancel, state, then):
-    bench.look()
+    bench.poll()
     bench.run().state = state
     measurement = BatchMeasurement(id="nightly-7", name="nightly", jobs=("a", "b"), flow_run=str(bench.run().id))
     with measured(database, measurement):
@@ -277,23 +277,23 @@ def test_a_batch_that_is_measured_is_cancelled_with_its_run(database, prefect, b
             "inspecting b (inspected: 1 of 2 jobs)",
         )
         assert cancel().status == RequestStatus.DONE
-        bench.look()
+        bench.poll()
         assert prefect.states == [then]
         bench.run().state = Cancelled(message="cancelled by hand")
-        bench.look()
+        bench.poll()
     assert [(each.status, each.is_over) for each in pending(database)] == [("cancelled", True)]
 
 
 def test_a_run_whose_process_does_not_end_is_taken_for_dead(prefect, bench, cancel):
-    bench.look()
+    bench.poll()
     bench.run().state = Running()
     cancel()
-    bench.look()
+    bench.poll()
     assert prefect.states == ["Cancelling"]
-    bench.look()
+    bench.poll()
     assert prefect.states == ["Cancelling"]
     bench.run().state.timestamp -= timedelta(minutes=2)
-    bench.look()
+    bench.poll()
     assert prefect.states == ["Cancelled"]
 
 
@@ -303,16 +303,16 @@ def test_a_batch_that_a_command_measures_is_cancelled_by_its_id_and_forgotten_wi
     run.state = Running()
     measurement = BatchMeasurement(id="own-1", name="own", jobs=("a",), flow_run=str(run.id))
     with measured(database, measurement):
-        runs.look()
+        runs.poll()
         assert [(each.run, each.jobs, each.status) for each in pending(database)] == [("own-1", ("a",), "measuring")]
         assert cancel("own-1").status == RequestStatus.DONE
         assert is_cancelled(database, "own-1", flow_run="")
         runs._followed_s = -math.inf
-        runs.look()
+        runs.poll()
         assert run.state.name == "Cancelling"
         run.state = Crashed()
         runs._followed_s = -math.inf
-        runs.look()
+        runs.poll()
         assert measurements(database) == []
 
 
@@ -340,8 +340,8 @@ def test_a_batch_whose_row_is_damaged_is_refused_and_the_next_one_starts(
         bench.number, **{k: v.format(folder=tmp_path) if k == "file" and v else v for k, v in change.items()}
     )
     number = hand_over(bench.requests, {**BATCH, "name": "next"}, file=tmp_path / "next.json")
-    bench.look()
-    request = bench.look()
+    bench.poll()
+    request = bench.poll()
     assert bench.requests.read(number).status == RequestStatus.GRANTED
     assert request.status in (RequestStatus.REFUSED, RequestStatus.GRANTED)
     assert {each.name for each in pending(database)} >= {"next"}
@@ -349,7 +349,7 @@ def test_a_batch_whose_row_is_damaged_is_refused_and_the_next_one_starts(
 
 def test_a_batch_that_cannot_be_followed_holds_up_no_other(bench, tmp_path):
     number = hand_over(bench.requests, {**BATCH, "name": "next"}, file=tmp_path / "next.json")
-    bench.look()
+    bench.poll()
     bench.requests.answer(bench.number, status=RequestStatus.GRANTED, answer={"flow_run": None, "attempt": "many"})
     bench.run().state = Failed(message="its data is missing")
     for _ in range(3):
@@ -375,8 +375,8 @@ def test_what_prefect_refuses_holds_up_no_other_batch(prefect, bench, tmp_path, 
 
     monkeypatch.setattr(prefect, "create_flow_run_from_deployment", refuse, raising=False)
     number = hand_over(bench.requests, {**BATCH, "name": "next"}, file=tmp_path / "next.json")
-    bench.look()
-    assert bench.look().status == RequestStatus.REFUSED
+    bench.poll()
+    assert bench.poll().status == RequestStatus.REFUSED
     assert bench.requests.read(number).status == RequestStatus.GRANTED
 
 
@@ -384,12 +384,12 @@ def test_a_watcher_that_fails_is_logged_once_and_begins_again(monkeypatch, caplo
     monkeypatch.setattr(controller, "BEGIN_AGAIN_S", 0.0)
     over, num_begun = threading.Event(), []
 
-    def look():
+    def poll():
         num_begun.append(1)
         if len(num_begun) == 5:
             over.set()
         raise KeyError("file")
 
-    controller.keep_looking(look, over, 0.0)
+    controller.poll_repeatedly(poll, over, 0.0)
     assert len(num_begun) == 5
     assert caplog.text.count("has failed, and begins again") == 1

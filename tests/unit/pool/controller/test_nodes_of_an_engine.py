@@ -39,7 +39,7 @@ def run(pool, *, most_s=2000):
         if not pool.is_standing():
             return
         pool.step(seconds=1.0)
-    raise AssertionError(f"it did not come to its end: {pool.statuses()}")
+    raise AssertionError(f"it did not end: {pool.statuses()}")
 
 
 def test_a_batch_is_trained_on_nodes_of_any_engine(pool, engine):

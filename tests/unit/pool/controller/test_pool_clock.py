@@ -65,7 +65,7 @@ def test_a_step_of_the_wall_clock_changes_no_duration_of_a_batch(clocks, databas
     pool.submit(submission(jobs=("a", "b"), num_steps=100))
     pool.pass_seconds(30, worker)
     clocks.step_s = step_s
-    clock.look()
+    clock.poll()
     run(pool, gangs)
     assert 30 <= _span_s(records.segments()) <= 60
     assert all(segment.started_s >= began_s for segment in records.segments())
@@ -87,7 +87,7 @@ def test_the_next_controller_counts_on_while_a_batch_has_not_ended(clocks, datab
     clock = PoolClock(database)
     assert clock() == time_in(database) == pytest.approx(began_s + 20)
     Submissions(database).end("b1")
-    clock.look()
+    clock.poll()
     assert clock() == time_in(database) == clocks.wall_s()
 
 
@@ -97,9 +97,9 @@ def test_the_clock_is_set_to_the_wall_clock_once_no_batch_counts_by_it(clocks, d
     with measured(database, BatchMeasurement(id="b1", name="b", jobs=("a",), flow_run="")):
         began_s = time_in(database)
         clocks.step_s = step_s
-        clock.look()
+        clock.poll()
         assert time_in(database) == began_s
-    clock.look()
+    clock.poll()
     assert time_in(database) == clock() == clocks.wall_s()
 
 
@@ -117,7 +117,7 @@ def test_another_machine_counts_as_far_ahead_of_its_wall_clock_as_the_controller
     clock = PoolClock(database)
     Submissions(database).submit(submission())
     clocks.step_s = -DAY_S
-    clock.look()
+    clock.poll()
     assert Journal(database, batch="").get(CLOCK)[AHEAD_S] == pytest.approx(DAY_S)
     monkeypatch.setattr(clock_module, "is_of_this_boot", lambda record: False)
     assert time_in(database) == pytest.approx(clock())

@@ -38,10 +38,10 @@ def finish(pool, gangs, *, moves=40):
         if all(status == "ended" for _, _, status in statuses):
             return
         gangs.move()
-    raise AssertionError(f"it did not come to its end: {statuses}")
+    raise AssertionError(f"it did not end: {statuses}")
 
 
-# What happens to the rows of batch b1, or beside them, while its first segment runs.
+# What happens to the rows of batch b1, or to other rows, while its first segment runs.
 DAMAGES = {
     "batch: broken JSON": "UPDATE batches SET content = '{\"id\": ' WHERE id = 'b1'",
     "batch: another kind of JSON": "UPDATE batches SET content = '[7]' WHERE id = 'b1'",

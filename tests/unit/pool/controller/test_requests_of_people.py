@@ -159,7 +159,7 @@ def test_a_retried_job_that_ran_out_of_memory_everywhere_has_all_its_options_aga
         (
             RequestKind.CANCEL,
             {"batch": "twin"},
-            "several batches are named twin: b2, b3. To fix: say which by its id",
+            "several batches are named twin: b2, b3. To fix: give its id",
         ),
         (RequestKind.CANCEL, {"batch": "b0"}, "batch b0 has ended"),
         (RequestKind.CANCEL, {"batch": "b1", "jobs": ["a", "q"]}, "batch nightly-b1 has no job q. It has: a, b"),

@@ -9,7 +9,7 @@ import pytest
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.flows.pool.batch_worker import WORKERS, SubmissionVerdict, decide, jobs_by_run
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.batch_scheduler import COMMAND, IS_SHARED, BatchMachines
+from ringmaster.tasks.pool.batch_scheduler import COMMAND, IS_SHARED, SchedulerMachines
 from ringmaster.tasks.pool.engines import engine_options, options_class
 from ringmaster.tasks.pool.pbs import BATCH_SCRIPT, FLOW_RUN, Pbs, PbsOptions
 from ringmaster.tasks.pool.provider import AllocationStatus
@@ -69,32 +69,32 @@ def test_a_job_is_asked_for_in_the_words_of_qsub(site):
 
 
 def test_a_job_serves_as_a_node_until_it_is_given_back(site):
-    machines, job = BatchMachines(Pbs()), submit(site)
+    machines, job = SchedulerMachines(Pbs()), submit(site)
     assert serving(site, job) == f"serves pbs1 pbs:{job} it's secret\n"
-    allocation = machines.look([])[f"pbs:{job}"]
+    allocation = machines.poll([])[f"pbs:{job}"]
     assert allocation.status == AllocationStatus.RUNNING
     assert time.time() < allocation.until_s <= time.time() + 3600
     machines.end(allocation.id)
-    ended = until("it has ended", lambda: (a := machines.look([])[f"pbs:{job}"]).status == "ended" and a)
+    ended = until("it has ended", lambda: (a := machines.poll([])[f"pbs:{job}"]).status == "ended" and a)
     assert ended.why == f"its PBS job {job} has ended: COMPLETED, exit status 0"
     assert "left in order" in (site.folder / f"{job}.log").read_text()
     Pbs().end(job), Pbs().cancel(job)  # what has ended is ended no more
 
 
 def test_jobs_wait_for_a_machine_and_can_be_withdrawn(site):
-    machines, jobs = BatchMachines(Pbs()), [submit(site, flow_run=f"run-{number}") for number in range(3)]
+    machines, jobs = SchedulerMachines(Pbs()), [submit(site, flow_run=f"run-{number}") for number in range(3)]
     for job in jobs[:2]:
         serving(site, job)
-    assert [each.status for each in machines.look([]).values()] == ["running", "running", "pending"]
+    assert [each.status for each in machines.poll([]).values()] == ["running", "running", "pending"]
     machines.end(f"pbs:{jobs[2]}")
-    assert machines.look([])[f"pbs:{jobs[2]}"].status == AllocationStatus.ENDED
+    assert machines.poll([])[f"pbs:{jobs[2]}"].status == AllocationStatus.ENDED
 
 
 def test_a_machine_that_is_set_offline_leaves(site):
-    machines, job = BatchMachines(Pbs()), submit(site)
+    machines, job = SchedulerMachines(Pbs()), submit(site)
     serving(site, job)
     (site.state / "offline-pbs1").write_text("the fan is loud")
-    allocation = machines.look([])[f"pbs:{job}"]
+    allocation = machines.poll([])[f"pbs:{job}"]
     assert (allocation.status, allocation.why) == (AllocationStatus.LEAVING, "PBS drains pbs1: the fan is loud")
 
 

@@ -19,7 +19,7 @@ class FakeRay:
     def ask(self, call: str, *arguments: str) -> object:
         return getattr(self, call)(*arguments)
 
-    def look(self) -> object:
+    def poll(self) -> object:
         return [to_json(each) for each in self.actors.values()]
 
     def start(self) -> str:
@@ -55,13 +55,13 @@ def provider(ray, now_s):
 
 
 def statuses(provider):
-    provider.look()
+    provider.poll()
     return [each.status for each in provider.allocations().values()]
 
 
 def serving(provider, ray, *, num_nodes):
     provider.request(num_nodes)
-    provider.look()
+    provider.poll()
     ray.become(AllocationStatus.RUNNING, *ray.actors)
     provider.served(ray.actors)
     assert statuses(provider) == [AllocationStatus.RUNNING] * num_nodes
@@ -80,13 +80,13 @@ def test_an_actor_that_is_lost_is_replaced_and_one_that_is_given_back_is_not(ray
     serving(provider, ray, num_nodes=2)
     first, second = ray.actors
     ray.become(AllocationStatus.LOST, first, why="its worker died")
-    provider.look()
+    provider.poll()
     assert len(ray.actors) == 3
     provider.request(1)
     provider.release(second)
-    provider.look()
+    provider.poll()
     assert ray.actors[second].status == AllocationStatus.LEAVING
-    provider.look()
+    provider.poll()
     assert len(ray.actors) == 3
 
 
@@ -94,13 +94,13 @@ def test_an_actor_that_died_before_its_node_served_is_said_with_its_cause_and_no
     ray, provider, now_s, caplog
 ):
     provider.request(1)
-    provider.look()
+    provider.poll()
     ray.become(AllocationStatus.LOST, *ray.actors, why="No module named 'ringmaster'")
-    provider.look()
+    provider.poll()
     assert "No module named 'ringmaster'" in caplog.text
     assert len(ray.actors) == 1
     now_s[0] = FIRST_DELAY_S
-    provider.look()
+    provider.poll()
     assert len(ray.actors) == 2
 
 
@@ -119,12 +119,12 @@ def test_a_process_that_talks_to_ray_and_ends_is_started_again_by_the_next_reque
     connection = BrokerConnection(log=tmp_path / "log", command=(sys.executable, "-c", ANSWERS_ONCE))
     assert connection.ask("end", "ray:one") == ["end", "ray:one"]
     with pytest.raises(EngineUnavailable):
-        connection.ask("look")
+        connection.ask("poll")
     with pytest.raises(EngineUnavailable, match="no"):
         connection.ask("refuse")
     connection.close()
     with pytest.raises(EngineUnavailable, match="ending"):
-        connection.ask("look")
+        connection.ask("poll")
 
 
 def test_the_cause_of_an_actors_death_is_found_in_rays_message():

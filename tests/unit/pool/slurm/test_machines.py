@@ -7,13 +7,13 @@ import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.batch_scheduler import END_GRACE_S, BatchJob, BatchMachines
+from ringmaster.tasks.pool.batch_scheduler import END_GRACE_S, SchedulerJob, SchedulerMachines
 from ringmaster.tasks.pool.provider import AllocationStatus
 from ringmaster.tasks.pool.slurm import Slurm, SlurmNode
 from ringmaster.tasks.pool.work_pool import WorkPoolProvider
 
 PENDING, RUNNING, LEAVING, LOST, ENDED = AllocationStatus
-JOB = BatchJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc", end_s=500.0)
+JOB = SchedulerJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc", end_s=500.0)
 
 
 class FakeSlurm(Slurm):
@@ -21,7 +21,7 @@ class FakeSlurm(Slurm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[int, BatchJob] = {}
+        self.known: dict[int, SchedulerJob] = {}
         self.states = {"n1": SlurmNode(name="n1", states=frozenset({"ALLOCATED"}))}
         self.is_away = self.refuses = False
         self.asked: list[tuple[str, int]] = []
@@ -83,7 +83,7 @@ def slurm():
 @pytest.fixture
 def site(slurm):
     now = [0.0]
-    machines = BatchMachines(slurm, clock=lambda: now[0])
+    machines = SchedulerMachines(slurm, clock=lambda: now[0])
     machines.now = now
     return machines
 
@@ -92,18 +92,18 @@ def in_state(*states, **changes):
     return replace(JOB, states=frozenset(states), **changes)
 
 
-def look(site, *, runs=()):
-    return site.look([NodeRun(id="abc", infrastructure=Slurm.allocation_of(number)) for number in runs])
+def poll(site, *, runs=()):
+    return site.poll([NodeRun(id="abc", infrastructure=Slurm.allocation_of(number)) for number in runs])
 
 
 def status(site, slurm, job):
     slurm.has(job)
-    return look(site)["slurm:7"].status
+    return poll(site)["slurm:7"].status
 
 
 def _name(each):
     """Names a case alike in every process: the order of a set differs."""
-    return "-".join(sorted(each.states)) if isinstance(each, BatchJob) else str(each)
+    return "-".join(sorted(each.states)) if isinstance(each, SchedulerJob) else str(each)
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,15 @@ def test_each_state_of_a_job_says_what_the_pool_may_do(site, slurm, job, wanted)
 
 def test_only_what_runs_has_an_end(site, slurm):
     assert status(site, slurm, JOB) == RUNNING
-    assert look(site)["slurm:7"].until_s == 500.0
+    assert poll(site)["slurm:7"].until_s == 500.0
     assert status(site, slurm, in_state("CANCELLED")) == ENDED
-    assert look(site)["slurm:7"].until_s is None
+    assert poll(site)["slurm:7"].until_s is None
 
 
 def test_a_drained_node_leaves_with_the_reason_of_its_administrator(site, slurm):
     slurm.states["n1"] = SlurmNode(name="n1", states=frozenset({"MIXED", "DRAIN"}), reason="fan is loud")
     assert status(site, slurm, JOB) == LEAVING
-    assert "fan is loud" in look(site)["slurm:7"].why
+    assert "fan is loud" in poll(site)["slurm:7"].why
 
 
 def test_what_ended_on_a_node_that_was_away_stays_lost_when_the_node_comes_back(site, slurm):
@@ -163,34 +163,34 @@ def test_a_requeued_job_has_ended_where_it_was_seen_and_is_cancelled(site, slurm
 
 def test_a_forgotten_job_has_ended_if_its_end_was_seen(site, slurm):
     slurm.has(JOB)
-    look(site, runs=[7])
+    poll(site, runs=[7])
     slurm.has()
-    assert look(site, runs=[7])["slurm:7"].status == LOST  # Slurm's controller may have lost its state
+    assert poll(site, runs=[7])["slurm:7"].status == LOST  # Slurm's controller may have lost its state
     slurm.has(in_state("COMPLETED"))
-    look(site, runs=[7])
+    poll(site, runs=[7])
     slurm.has()
-    assert look(site, runs=[7])["slurm:7"].status == ENDED
-    assert look(site, runs=[7, 8])["slurm:8"].status == LOST
+    assert poll(site, runs=[7])["slurm:7"].status == ENDED
+    assert poll(site, runs=[7, 8])["slurm:8"].status == LOST
 
 
 def test_jobs_of_others_are_left_alone(site, slurm):
     slurm.has(replace(JOB, flow_run="", num_restarts=3))
-    assert not look(site)
+    assert not poll(site)
     assert not slurm.asked
 
 
 def test_a_job_of_another_users_pool_is_left_alone(site, slurm):
     slurm.has(replace(JOB, user_id=os.getuid() + 1, num_restarts=1))
-    assert not look(site)
+    assert not poll(site)
     assert not slurm.asked
     slurm.has(replace(JOB, user_id=os.getuid(), num_restarts=1))
-    assert look(site) and slurm.asked == [("cancel", 7)]
+    assert poll(site) and slurm.asked == [("cancel", 7)]
 
 
 def test_a_job_that_slurm_refuses_to_end_leaves_the_others_their_turn(site, slurm, caplog):
     slurm.has(replace(JOB, num_restarts=1), replace(JOB, id=8, num_restarts=1))
     slurm.refuses = True
-    assert look(site).keys() == {"slurm:7", "slurm:8"}
+    assert poll(site).keys() == {"slurm:7", "slurm:8"}
     site.end("slurm:7")
     assert slurm.asked == [("cancel", 7), ("cancel", 8), ("end", 7)]
     assert caplog.text.count("permission denied") == 3
@@ -198,12 +198,12 @@ def test_a_job_that_slurm_refuses_to_end_leaves_the_others_their_turn(site, slur
 
 def test_a_job_is_ended_in_order_and_cancelled_where_it_does_not_end(site, slurm):
     slurm.has(JOB)
-    look(site)
+    poll(site)
     site.end("slurm:7"), site.end("slurm:7")
-    look(site)
+    poll(site)
     assert slurm.asked == [("end", 7)]
     site.now[0] = END_GRACE_S + 1
-    look(site)
+    poll(site)
     assert slurm.asked == [("end", 7), ("cancel", 7)]
 
 
@@ -211,23 +211,23 @@ def test_a_job_that_was_given_back_leaves_until_it_has_ended_and_its_replacement
     runs = FakeNodeRuns(slurm)
     provider = WorkPoolProvider(node_runs=runs, machines=site)
     provider.request(1)
-    provider.look()
+    provider.poll()
     runs.submit()
     provider.served({"slurm:1"})
-    provider.look()
+    provider.poll()
     provider.release("slurm:1")
-    provider.look()
+    provider.poll()
     runs.submit()
     del runs.there["run-1"]  # its agent has left, and its job ends for some seconds more
     for _ in range(3):
-        provider.look()
+        provider.poll()
         assert provider.allocations()["slurm:1"].status == LEAVING
     assert list(runs.there) == ["run-2"], "the one that replaces it"
 
 
 def test_a_job_that_waits_is_cancelled_as_nothing_would_receive_a_signal(site, slurm):
     slurm.has(in_state("PENDING", node=""))
-    look(site)
+    poll(site)
     site.end("slurm:7")
     assert slurm.asked == [("cancel", 7)]
 
@@ -235,4 +235,4 @@ def test_a_job_that_waits_is_cancelled_as_nothing_would_receive_a_signal(site, s
 def test_slurm_that_is_away_is_no_answer(site, slurm):
     slurm.is_away = True
     with pytest.raises(EngineUnavailable):
-        look(site)
+        poll(site)

@@ -159,7 +159,7 @@ def test_generic_resources_are_counted_by_name_and_type():
 )
 def test_gpus_that_are_to_serve_have_to_be_asked_for(asked, is_fault):
     found = Site().faults(**{"devices": "gpu:2", "partition": "gpu", **asked})
-    assert [fault.startswith("--node-devices gpu:2: nothing asks Slurm for GPUs") for fault in found] == [
+    assert [fault.startswith("--node-devices gpu:2: nothing requests GPUs from Slurm") for fault in found] == [
         True
     ] * is_fault
     assert all("To fix: --gres gpu:2" in fault for fault in found)

@@ -64,7 +64,7 @@ def test_gpus_that_nothing_asks_for_are_refused_where_jobs_share_nodes(site, tmp
     template = tmp_path / "template.json"
     template.write_text(json.dumps({"variables": {"properties": {"exclusive": {"default": False}}}}))
     (fault,) = slurm(devices="gpu:2", work_pool_template=template).preflight(tmp_path)
-    assert "nothing asks Slurm for GPUs" in fault
+    assert "nothing requests GPUs from Slurm" in fault
     assert slurm(devices="gpu:2", gres="gpu:2", work_pool_template=template).preflight(tmp_path) == []
 
 

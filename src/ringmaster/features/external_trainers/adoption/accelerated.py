@@ -50,7 +50,7 @@ class AdoptedLoop:
     def take(self, accelerator: Any) -> None:
         """Takes the script's accelerator. Fails where there is nothing to hold on to."""
         if REPORTER.order["mode"] == INSPECT:
-            REPORTER.fail("a loop over Accelerate does not say how many steps it has. To fix: give --steps")
+            REPORTER.fail("a loop over Accelerate does not define its number of steps. To fix: give --steps")
         self._accelerator = accelerator
         if self._folder is not None:
             self._past = torch.load(self._folder / EPOCHS, weights_only=True)

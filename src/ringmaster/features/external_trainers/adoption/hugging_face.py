@@ -50,7 +50,7 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop |= state.global_step >= state.max_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Reports the step, and says whether to save and to stop after it."""
+        """Reports the step, and sets whether to save and to stop after it."""
         loss, self._losses = sum(self._losses), []
         if args.world_size > 1:
             loss = self._trainer.accelerator.reduce(loss, reduction="mean")
@@ -75,7 +75,7 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
         REPORTER.say("beat")
 
     def saves_best(self, is_best: bool) -> bool:
-        """Returns whether a script that saves only its best models saves this one, or the job asks for it."""
+        """Returns whether a script that saves only its best models saves this one, or the job requests it."""
         self._is_due_by_script = is_best
         return is_best or self._is_due
 
@@ -118,7 +118,7 @@ def changed(target: Any, **values: Any) -> Iterator[None]:
 
 
 def divide_batch(trainer: Any, global_batch_size: int) -> None:
-    """Divides the job's global batch among the ranks. One rank trains with the batch that the script says.
+    """Divides the job's global batch among the ranks. One rank trains with the batch size of the script.
 
     The job knows the global batch, the script that of a device: how many devices train it must not change the model.
     """
@@ -153,7 +153,7 @@ def patch(module: ModuleType) -> None:
     def adopted_train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         order, training = REPORTER.order, self.adopted_training
         if trained:
-            REPORTER.fail("the script trains twice, which no checkpoint tells apart. To fix: make two jobs of it")
+            REPORTER.fail("the script trains twice, which checkpoints cannot distinguish. To fix: make two jobs of it")
         trained.append(training)
         self.args.save_only_model = self.args.ignore_data_skip = False  # else it could not go on as if never stopped
         if order["mode"] != INSPECT:

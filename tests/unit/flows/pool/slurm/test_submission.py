@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import FlowRun
 from ringmaster.errors import EngineUnavailable
 from ringmaster.flows.pool import batch_worker as module
 from ringmaster.flows.pool.batch_worker import WORKERS
-from ringmaster.tasks.pool.batch_scheduler import BatchJob
+from ringmaster.tasks.pool.batch_scheduler import SchedulerJob
 
 SlurmWorker = WORKERS["slurm"]
 RUN = FlowRun(id=UUID(int=1), flow_id=UUID(int=0), name="node")
@@ -29,7 +29,7 @@ class FakeSlurm:
         answer = self.answers.pop(0)
         if answer != "is away":
             number = len(self.accepted) + 1
-            self.accepted.append(BatchJob(id=number, states=frozenset({"PENDING"}), flow_run=str(RUN.id)))
+            self.accepted.append(SchedulerJob(id=number, states=frozenset({"PENDING"}), flow_run=str(RUN.id)))
         if answer != "accepts":
             raise EngineUnavailable("Socket timed out on send/recv operation")
         return number
@@ -38,7 +38,7 @@ class FakeSlurm:
         if self.num_silent_looks:
             self.num_silent_looks -= 1
             raise EngineUnavailable("Socket timed out on send/recv operation")
-        return [BatchJob(id=99, states=frozenset({"RUNNING"}), flow_run="another run"), *self.accepted]
+        return [SchedulerJob(id=99, states=frozenset({"RUNNING"}), flow_run="another run"), *self.accepted]
 
 
 @pytest.fixture

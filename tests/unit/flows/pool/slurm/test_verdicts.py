@@ -7,11 +7,11 @@ import pytest
 from ringmaster.flows.pool import batch_worker
 from ringmaster.flows.pool.batch_worker import UNSUBMITTED_S, SubmissionVerdict, jobs_by_run
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.batch_scheduler import BatchJob
+from ringmaster.tasks.pool.batch_scheduler import SchedulerJob
 from ringmaster.tasks.pool.slurm import Slurm
 
 RUN = NodeRun(id="abc", infrastructure="slurm:7")
-JOB = BatchJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc")
+JOB = SchedulerJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc")
 CANCELLED = replace(RUN, is_ending=True)
 UNKNOWN = replace(RUN, infrastructure="")
 
@@ -26,7 +26,7 @@ def in_state(*states, **changes):
 
 def _name(each):
     """Names a case alike in every process: the order of a set differs."""
-    return "-".join(sorted(each.states)) if isinstance(each, BatchJob) else str(each)
+    return "-".join(sorted(each.states)) if isinstance(each, SchedulerJob) else str(each)
 
 
 @pytest.mark.parametrize(
