@@ -76,7 +76,7 @@ def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, round
         started, num_steps = clock(), 0
         saver.begin()
         while not saver.is_idle:
-            saver.follow(SaveVotes(*trainer.step(tuple(saver.asks())).asked))
+            saver.follow(SaveVotes(*trainer.step(tuple(saver.votes())).requests))
             num_steps += 1
         return elapsed(started), num_steps
 

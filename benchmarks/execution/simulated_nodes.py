@@ -76,7 +76,7 @@ class StubGang:
             saved_s=began_s,
         )
 
-    def tell(self, command: str) -> None:
+    def send_command(self, command: str) -> None:
         """Receives a command of the controller."""
         if command in (STOP, KILL):
             self.is_stopping = True
@@ -167,7 +167,7 @@ class SimulatedNodes:
             for id, segment, command in self.messages.commands(after=self.last_command):
                 self.last_command = id
                 if segment in self.gangs:
-                    self.gangs[segment].tell(command)
+                    self.gangs[segment].send_command(command)
             self._report(time.monotonic())
             pause.wait(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
         for name in self.names:

@@ -84,7 +84,7 @@ def test_a_bisect_that_was_interrupted_goes_on_with_what_it_knows(tmp_path, fami
     assert code == 2 and "goes on from here" in said
     (tmp_path / "broken").unlink()
     code, output, said = run("bisect", "small", "--test", command, "--all")
-    assert code == 0 and "going on with 2 verdicts" in said and "spoilt/1 is where it broke" in output
+    assert code == 0 and "continuing with 2 verdicts" in said and "spoilt/1 is where it broke" in output
     asked = (tmp_path / "asked").read_text().split()
     assert len(asked) == 5 and asked[2] == asked[3] and len(set(asked)) == 4
     assert not list((family_home / "cache" / "bisect").iterdir())

@@ -91,7 +91,7 @@ class Gang:
         ]
 
     def step(self):
-        sums = SaveVotes(*map(sum, zip(*[saver.asks() for saver in self.savers], strict=True)))
+        sums = SaveVotes(*map(sum, zip(*[saver.votes() for saver in self.savers], strict=True)))
         for saver, trainer in zip(self.savers, self.trainers, strict=True):
             trainer.next_step += 1
             saver.follow(sums)

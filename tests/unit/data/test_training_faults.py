@@ -124,7 +124,7 @@ def test_labels_that_differ_in_white_space_are_refused_with_their_rows(tmp_path,
     with pytest.raises(ValueError) as caught:
         prepared_of(tmp_path, "text-classification", rows, tokenizer=tokenizer)
     assert "d.jsonl, row 5: label 'pos ' is not one of the classes neg, pos; " in str(caught.value)
-    assert "d.jsonl, row 8: label '\\tneg' is none of" in str(caught.value)
+    assert "d.jsonl, row 8: label '\\tneg' is not one of" in str(caught.value)
     assert prepared_of(tmp_path, "text-classification", texts([" pos", " neg"]), tokenizer=tokenizer).num_labels == 2
     labels = ("neg", "pos", "pos ", "\tneg")
     found = prepared_of(tmp_path, "text-classification", rows, tokenizer=tokenizer, labels=labels)

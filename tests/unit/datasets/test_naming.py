@@ -139,7 +139,7 @@ datasets:
     assert f"the first at {folder / 'leaky.jsonl'}, line 2, which is {folder / 'train.jsonl'}, line 8" in leak
     assert "gone/*.jsonl' matches no file" in said["jobs[8].data.name"]
     assert "memory://no/such.jsonl matches no file" in said["jobs[9].data.name"]
-    assert "says last_days and last_rows" in said["jobs[10].data.window"]
+    assert "has last_days and last_rows" in said["jobs[10].data.window"]
     assert "goes with files" in said["jobs[11].data.version"]
     assert all(fault.line for fault in told)
 

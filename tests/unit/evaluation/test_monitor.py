@@ -45,7 +45,7 @@ def test_one_assertion_that_fails_ends_with_1_and_says_where(folder):
     assert done.exit_code == 1
     sane, plausible, own = json.loads(done.stdout)["assertions"]
     assert (sane["passed"], plausible["passed"], own["passed"]) == (True, False, False)
-    assert own["examples"] == ["row 2: own_monitor_rules:whole says no"]
+    assert own["examples"] == ["row 2: own_monitor_rules:whole returns false"]
 
 
 def test_what_cannot_be_read_is_told(folder):

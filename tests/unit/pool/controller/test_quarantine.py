@@ -175,7 +175,7 @@ def test_a_request_that_the_controller_fails_on_is_answered_and_the_next_one_too
 def test_a_sweep_whose_steering_fails_is_ended_with_the_cause(database, monkeypatch):
     pool, gangs = PoolBench(database, Clock()), Gangs(Worker(database, "n"))
     pool.submit(submission("b1"))
-    monkeypatch.setattr(pool.executor, "direct", lambda steering: 1 / 0)
+    monkeypatch.setattr(pool.executor, "steer", lambda steering: 1 / 0)
     Requests(database).ask(RequestKind.DIRECT, {"batch": "b1", "goals": {"a": 3}})
     finish(pool, gangs)
     assert set(pool.statuses("b1").values()) == {JobStatus.FAILED}
