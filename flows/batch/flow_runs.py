@@ -27,11 +27,17 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext, refresh_global_settings_context
 from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_UI_ENABLED,
+    get_current_settings,
+    temporary_settings,
+)
 from prefect.states import Cancelled, Failed, Pending, to_state_create
 from prefect.utilities.callables import get_call_parameters
 
-from ringmaster.compat.prefect import STARTED_RUN, copy_flow
+from ringmaster.compat.prefect import STARTED_RUN, copy_flow, process_settings
 from ringmaster.errors import RunFailed, RunInterrupted, ServerStartError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.batch_input import as_parameter
@@ -217,7 +223,6 @@ R = TypeVar("R")
 
 
 _starting = threading.Lock()
-_shared: ServerProcess | None = None
 
 
 def embedded_server(started: ServerProcess | None = None) -> AbstractContextManager[Any]:
@@ -229,6 +234,7 @@ def embedded_server(started: ServerProcess | None = None) -> AbstractContextMana
 
     Raises InputError where its database cannot be used, ServerStartError where it, or the other server, does not
     answer. Where a pool is up, its server may be away for a while: a command waits for it, if it is started again.
+    The settings of this process, which Prefect holds, say which server that is, and that it has no pages.
     """
     if (url := PREFECT_API_URL.value()) is not None:
         if has_lasting_server() and settings.pool() is None:
@@ -236,9 +242,21 @@ def embedded_server(started: ServerProcess | None = None) -> AbstractContextMana
         elif has_lasting_server() and not is_started_by_prefect() and current_flow_run() is None:
             for_prefect(lambda: _ask_pool(url))
         return nullcontext()
-    server = _shared_server(started)
+    with _starting:
+        if process_settings().api.url is None:  # the first run of this process
+            current_view.get().notice("waiting for Prefect's server")
+            # Prefect reads the environment here. Processes that are started later get no password with it.
+            with _variables(_answering_server(started).environment()):
+                refresh_global_settings_context()
     # The settings of a context, as `temporary_settings` makes one, take precedence over those of the process.
-    return temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.user})
+    settings_now = process_settings()
+    return temporary_settings(
+        {
+            PREFECT_API_URL: settings_now.api.url,
+            PREFECT_API_AUTH_STRING: settings_now.api.auth_string,
+            PREFECT_UI_ENABLED: settings_now.server.ui.enabled,
+        }
+    )
 
 
 def _ask_pool(url: str) -> None:
@@ -272,9 +290,8 @@ def _check_answer(url: str) -> None:
 
 
 def has_lasting_server() -> bool:
-    """Returns whether Prefect's server lasts longer than this process, so that links to its pages are of use."""
-    url = PREFECT_API_URL.value()
-    return url is not None and (_shared is None or url != _shared.api)
+    """Returns whether Prefect's server has pages to link to: one that lasts longer than this process."""
+    return PREFECT_API_URL.value() is not None and PREFECT_UI_ENABLED.value()
 
 
 class LocalFlow(Flow[P, R]):
@@ -306,19 +323,6 @@ class LocalFlow(Flow[P, R]):
         def with_options(self, **options: Any) -> Any:
             """Returns such a flow with other options."""
             return LocalFlow.of(super().with_options(**options))
-
-
-def _shared_server(started: ServerProcess | None) -> ServerProcess:
-    """Returns the server of this process, which the first call starts. All threads of the process then use it."""
-    global _shared
-    with _starting:
-        if _shared is None:
-            current_view.get().notice("waiting for Prefect's server")
-            _shared = _answering_server(started)
-            # Prefect reads the environment here. Processes that are started later get no password with it.
-            with _variables(_shared.environment()):
-                refresh_global_settings_context()
-        return _shared
 
 
 def _answering_server(server: ServerProcess | None) -> ServerProcess:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LONGEST_STOP_S = 5
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
 """Environment variables with the URL of another database than the SQLite file in Prefect's home."""
+NO_PAGES = {"PREFECT_UI_ENABLED": "0"}
 
 
 def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
@@ -85,8 +86,8 @@ class ServerProcess:
             **os.environ,
             **(settings or {}),
             "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
-            "PREFECT_UI_ENABLED": "0",
             "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+            **NO_PAGES,
             "PREFECT_API_AUTH_STRING": user,
             "PREFECT_SERVER_API_AUTH_STRING": user,
             ALLOWED_HOSTS: ",".join(LOOPBACK),
@@ -112,7 +113,7 @@ class ServerProcess:
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables that make Prefect's clients use the server."""
-        return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user}
+        return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user, **NO_PAGES}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,17 @@ def server_app(*, ephemeral: bool) -> Any:
     return create_app(final=True, ephemeral=ephemeral)
 
 
+def process_settings() -> Any:
+    """Returns the settings of this process, whatever those of the current context are.
+
+    `get_current_settings` returns those of a context, such as the one that `temporary_settings` makes. Without it a
+    run in such a context would start a server of its own.
+    """
+    from prefect import context
+
+    return context.GLOBAL_SETTINGS_CONTEXT.settings
+
+
 def copy_flow(flow: Any, kind: type[F]) -> F:
     """Returns a flow of a subclass of `Flow`, with the function and all options of another flow.
 

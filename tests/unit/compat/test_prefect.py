@@ -42,6 +42,13 @@ def test_the_variable_of_a_started_process_has_the_id_of_its_run(monkeypatch):
     assert runtime.flow_run.id == "run-1"
 
 
+def test_the_settings_of_the_process_are_not_those_of_a_context():
+    before = compat.process_settings().api.url
+    with temporary_settings({PREFECT_API_URL: "http://elsewhere:4200/api"}):
+        assert PREFECT_API_URL.value() == "http://elsewhere:4200/api"
+        assert compat.process_settings().api.url == before != "http://elsewhere:4200/api"
+
+
 def test_the_last_migration_of_the_sqlite_file_has_its_version_in_its_name():
     package, _, folder = compat.MIGRATIONS.partition(":")
     (place,) = importlib.util.find_spec(package).submodule_search_locations

@@ -39,7 +39,6 @@ def without_a_server(monkeypatch):
     """This process as before its first run, with Prefect's settings restored after the test."""
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(module, "_shared", None)
     refresh_global_settings_context()
     yield
     monkeypatch.undo()
