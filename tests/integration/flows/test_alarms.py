@@ -84,9 +84,9 @@ def test_an_event_calls_the_webhook(server, webhook):
 
 
 SOUND = """
-from ringmaster.flows.commands.models import sound_alarm
+from ringmaster.flows.commands.models import emit_pool_alarm
 from ringmaster.tasks.alarms import promotion_refused
-sound_alarm(promotion_refused("production.digits", version=4, why="worse by 0.3", who="policy careful"))
+emit_pool_alarm(promotion_refused("production.digits", version=4, why="worse by 0.3", who="policy careful"))
 raise SystemExit(1)
 """
 

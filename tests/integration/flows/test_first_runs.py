@@ -18,7 +18,7 @@ from ringmaster.flows.retraining.examine import file_url
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.flows.services.prefect_server import started_alone
 from ringmaster.model_lineage import Ledger
-from ringmaster.model_lineage.sqlite_files import alone_in
+from ringmaster.model_lineage.sqlite_files import exclusive_lock
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.storage.database import Database
@@ -36,7 +36,7 @@ leases_of(home, detect())
 Database(file_url(home / "promotions.db")).close()
 Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts").warm_up(batch="tonight")
 with ExitStack() as lock:
-    lock.enter_context(alone_in(prefect_database().parent))
+    lock.enter_context(exclusive_lock(prefect_database().parent))
     with TestClient(started_alone(app, lock)):
         os._exit(0)  # it has started; Prefect cannot end in order before its services have begun
 """
