@@ -20,25 +20,42 @@ FEATURES = "src/ringmaster/features"
 PATTERNS: Mapping[str, str] = {
     "fused_groups": r"training\.fused|FusedGroup|shared_base|SharedBase|fused.groups?\b|planning\.fusion"
     r"|group_layouts|group_search",
-    "external_trainers": r"model\.command|has_command|techniques\.external|techniques\.command|(?:model|spec)\.adopt\b"
-    r"|[\"']adopt[\"']|of a command\b|a command's|external_trainers",
+    "external_trainers": r"model\.command|\bhas_command\(job|[\"']command[\"']\)|techniques\.(?:external|command)"
+    r"|(?:model|spec)\.adopt\b|[\"']adopt[\"']|a command's (?:model|own)|words of a command|external_trainers",
     "quotas": r"(?i)quota",
     "exact": r"is_exact|\.exact\b|exact_chunk|exact_sums|why_not_exact|[\"']exact[\"']",
-    "stores": r"(?i)is_store\b|StoreSettings|knowledge.?stores?\b|store_builder|passage_encoder|kind store|made_by",
-    "untrusted": r"(?i)untrusted|referee|verify_share|verify_steps",
-    "target": r"target_scheduler|TargetScheduler|features\.target|may_vary|variants\(|search_steps|Phases\b"
-    r"|(?i:time.to.target)|REACHED|noise_scale|GradientNoise|searches\(|\bvaries\b|TrainingPhase",
-    "warm_start": r"(?i)warm.?start|started_from|FirstCheckpoint",
-    "clones": r"(?<!\.)\bclone(?!\()|[Cc]lone[ds]\b|Clone|CLONE|clone_",
-    "quantized_base": r"(?i)quantize_base|quantized_?base|base_format|\bnf4|4.bits?\b",
+    "stores": r"(?i)is_store\b|StoreSettings|knowledge.?stores?\b|store_builder|passage_encoder|kind store"
+    r"|(?:job|part)\.made_by",
+    "untrusted": r"(?i)untrusted(?! folder)|referee|verify_share|verify_steps",
+    "target": r"target_scheduler|TargetScheduler|features\.target|may_vary|(?<!_)variants\(|search_steps|Phases\("
+    r"|(?i:time.to.target)|\bREACHED\b|noise_scale|GradientNoise|(?<!_)searches\(|\.varies\b|TrainingPhase",
+    "warm_start": r"(?i)warm.?start|job\.started_from|FirstCheckpoint",
+    "clones": r"(?<!\.)\bclone(?!\()|[Cc]lone[ds]\b|Clone|CLONE|(?<!\.)\bclone_",
+    "quantized_base": r"(?i)quantize_base|quantized_?base|base_format|\bnf4|(?<!\d)4.bits?\b",
     "kernels": r"(?i)numerics|features\.kernels",
     "local_updates": r"(?i)local.updates?\b|exchange_every|exchanges_a_step|sync_every|(?:job|spec|part)\.num_workers"
-    r"|\.synchronous\b|exchanging",
+    r"|\.synchronous\b|exchanging[(,]",
     "composition": r"\bComposition|composite|COMPOSED|EXTRACTED|shared.components?|named_components",
-    "chain": r"checkpoints\.chain|StateChain|ChainWriter|state_chain|chain of (?:its |the )?states|digested_steps",
+    "chain": r"\.chain import|checkpoints\.chain|StateChain|ChainWriter|state_chain|chain of (?:its |the )?states"
+    r"|digested_steps",
     "ludwig": r"(?i)ludwig",
 }
 """What names each feature."""
+OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
+    # what is to be done about a flow run
+    "external_trainers": ("flows/pool/batch_worker.py",),
+    # of a container's cores, and of a disk
+    "quotas": ("tasks/cluster.py", "techniques/checkpoints/saving.py", "techniques/processes/failures.py"),
+    # a vertex at which a walk through the lineage arrives
+    "target": ("model_lineage/model_pages.py",),
+    # retraining from the champion's weights, by the base of a job
+    "warm_start": ("flows/retraining/select_models.py", "tasks/retraining/production.py"),
+    # images with transparency
+    "composition": ("techniques/data/images.py",),
+    # the sources of definitions
+    "ludwig": ("techniques/data/sources/feature_rows.py", "techniques/models/feature_model.py"),
+}
+"""The files in which a pattern matches words of another meaning only."""
 
 
 def main() -> None:
@@ -53,13 +70,15 @@ def main() -> None:
 
 
 def files_naming(root: Path) -> Mapping[str, list[str]]:
-    """Returns the shipped files outside of each feature's package that name the feature."""
-    texts = {file: (root / file).read_text() for file in tracked(root, SHIPPED, suffix=".py")}
+    """Returns the shipped files outside of each feature's package that name the feature; not the list of features."""
+    files = [file for file in tracked(root, SHIPPED, suffix=".py") if file != f"{FEATURES}/__init__.py"]
+    texts = {file: (root / file).read_text() for file in files}
     return {
         feature: [
             file
             for file, text in texts.items()
-            if not file.startswith(f"{FEATURES}/{feature}/") and re.search(pattern, text)
+            if not file.startswith(f"{FEATURES}/{feature}/") and file not in OTHER_MEANINGS.get(feature, ())
+            if re.search(pattern, text)
         ]
         for feature, pattern in PATTERNS.items()
     }
