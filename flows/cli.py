@@ -34,11 +34,12 @@ GROUPS = (
     (models.datasets_app, "datasets", DATA),
 )
 
-"""The module `commands` of a feature has any of the two, too."""
+"""The module `commands` of a feature has any of the two, too. Its commands may join a group, by the group's name."""
 
+OWN_GROUPS = {name: group for group, name, _ in GROUPS}
 for source in (sys.modules[__name__], *modules("commands")):
     for panel, commands in getattr(source, "COMMANDS", {}).items():
         for each in commands:
-            app.command(rich_help_panel=panel)(each)
+            (OWN_GROUPS[panel].command() if panel in OWN_GROUPS else app.command(rich_help_panel=panel))(each)
     for group, name, panel in getattr(source, "GROUPS", ()):
         app.add_typer(group, name=name, rich_help_panel=panel)

@@ -93,9 +93,9 @@ def sweep(
     sweep_scheduler = SweepScheduler(spec)
     options = RunOptions(resume=resume, seed=seed)
     result = run_steps(spec.batch(), options, sweep_scheduler=sweep_scheduler, servers=servers)
-    clones = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
+    added = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
-        [*spec.trials, *clones],
+        [*spec.trials, *added],
         objective=spec.objective,
         values=sweep_scheduler.trial_values(),
         reports=sweep_scheduler.reports,

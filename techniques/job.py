@@ -376,6 +376,18 @@ class Job:
         """The checkpoint of another job with which the job begins, also where its own steps were set since."""
         return next((start for part in self.parts if (start := part.started_from) is not None), None)
 
+    def with_start(self, start: FirstCheckpoint | None, *, own: str = "") -> "Job":
+        """Returns the job that begins with a checkpoint of another job, or at its own first step.
+
+        own: the folder or URL of the job's own checkpoints, with which it goes on since its steps were set.
+        """
+        kind = part_kind("warm_start")
+        assert kind is not None, "a built-in feature has the key"
+        make: Callable[..., JobPart] = kind
+        first = None if start is None else make(checkpoints=start.checkpoints, step=start.step)
+        part = make(checkpoints=own, step=0, first=first) if own else first
+        return self.without(kind) if part is None else self.with_parts(part)
+
     @property
     def checkpoint_roots(self) -> tuple[str, ...]:
         """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""

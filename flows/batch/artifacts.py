@@ -20,6 +20,7 @@ from prefect.utilities.urls import url_for
 from ringmaster.errors import LedgerError
 from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect, has_lasting_server
 from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.job_forms import job_forms
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import describe
 from ringmaster.model_lineage import model_pages
@@ -59,7 +60,7 @@ def show_control(batch: str, jobs: Sequence[str]) -> None:
             return
     if (page := url_for("deployment", obj_id=deployment.id)) is not None:
         text = control_markdown(batch, jobs, form=f"{page}/run")
-        create_markdown_artifact(key="control", markdown=text, description="Clone, change, pause, cancel: forms")
+        create_markdown_artifact(key="control", markdown=text, description="Forms that change its jobs")
 
 
 def control_markdown(batch: str, jobs: Sequence[str], *, form: str) -> str:
@@ -69,16 +70,16 @@ def control_markdown(batch: str, jobs: Sequence[str], *, form: str) -> str:
         return model_pages.link(text, f"{form}?parameters={quote(json.dumps({'batch': batch, 'what': what}))}")
 
     def row(name: str, own: Sequence[str]) -> str:
-        clone = [link("clone", {"clone": own[0], "settings": {}, "mode": "ask"})] if own else [""]
-        change = link("change settings", {"jobs": own})
-        states = [link(action, {"action": action, "jobs": own}) for action in ("pause", "resume", "cancel")]
-        return f"| {' | '.join([name, *clone, change, *states])} |"
+        links = [each for section in job_forms() for each in section.links(own).items()]
+        return f"| {' | '.join([name, *(text and link(text, fields) for text, fields in links)])} |"
 
+    num_links = sum(len(section.links(())) for section in job_forms())
+    head, line = f"| job {'| ' * num_links}|", f"|---{'|---' * num_links}|"
     more = [f"{len(jobs) - MAX_CONTROLLED} more jobs have no row: type their names into a form."]
     return "\n".join(
         [
             "Each link opens a form. Nothing happens before it is submitted.",
-            *("", "| job | | | | | |", "|---|---|---|---|---|---|", row("**the whole batch**", ())),
+            *("", head, line, row("**the whole batch**", ())),
             *(row(markdown(job), [job]) for job in jobs[:MAX_CONTROLLED]),
             *(["", *more] if len(jobs) > MAX_CONTROLLED else []),
         ]

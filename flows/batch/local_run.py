@@ -54,7 +54,7 @@ from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents,
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths, clones_in
+from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths, added_jobs
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
@@ -375,7 +375,7 @@ class LocalRun:
                 num_trials=profiled.num_trials,
             )
         self._stack.callback(self._record_interrupted, profiled)
-        begin(self.journal, (*self.batch.jobs, *clones_in(self.journal.jobs())), faults=profiled.faults)
+        begin(self.journal, (*self.batch.jobs, *added_jobs(self.journal.jobs())), faults=profiled.faults)
         records = self.journal.jobs()
         failures = [
             failure(name, why) for name, why in profiled.faults.items() if records[name].status == JobStatus.FAILED

@@ -21,7 +21,7 @@ from ringmaster.tasks.execution.events import (
     predictions_in,
 )
 from ringmaster.tasks.execution.forecast import job_error
-from ringmaster.tasks.execution.job_table import clones_in
+from ringmaster.tasks.execution.job_table import added_jobs
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import list_scheduling
@@ -132,7 +132,7 @@ def collect(
     refused: returns the techniques and configs that were refused before any trial, with reasons, by job name.
     """
     records = journal.jobs()
-    batch = replace(batch, jobs=(*batch.jobs, *clones_in(records)))
+    batch = replace(batch, jobs=(*batch.jobs, *added_jobs(records)))
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     plan, problem = _first_plan(journal, since_s=since_s)
     began_s = float(journal.get("started_s", since_s))

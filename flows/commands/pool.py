@@ -1,4 +1,4 @@
-"""Commands of a pool: its processes, and requests that add, clone, change, cancel, pause and resume jobs."""
+"""Commands of a pool: its processes, and requests that add, change, cancel, pause and resume jobs."""
 
 import inspect
 import json
@@ -34,7 +34,8 @@ from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, d
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(
-    no_args_is_help=True, help="Clone, change, cancel, pause and resume jobs of a batch that runs, here or on a pool."
+    no_args_is_help=True,
+    help="Change, cancel, pause and resume jobs of a batch that runs, here or on a pool, or add jobs like them.",
 )
 
 LOOK_EVERY_S = 1.0  # for a pool that is not there yet
@@ -269,7 +270,10 @@ def set_of_jobs(
     """Change the steps, weight, deadline or priority of jobs that run or wait: the plan is made again."""
     from ringmaster.tasks.control.job_changes import setting_faults
 
-    settings_of_jobs, jobs = _values(word for word in words if "=" in word), [word for word in words if "=" not in word]
+    settings_of_jobs, jobs = (
+        values_of(word for word in words if "=" in word),
+        [word for word in words if "=" not in word],
+    )
     raise_faults(setting_faults(settings_of_jobs))
     if "steps" in settings_of_jobs and not yes:
         from ringmaster.flows.pool.batch_requests import ask_about, database_of
@@ -280,54 +284,11 @@ def set_of_jobs(
                 database, RequestKind.SET, batch=batch, jobs=jobs, settings=settings_of_jobs, is_dry=True
             )
         if jumps := [answer.message for answer in answers if "learning rate jumps" in answer.message]:
-            _consent("; ".join(jumps), is_given=False)
+            consent("; ".join(jumps), is_given=False)
     _request("set", batch, jobs, as_json=as_json, settings=settings_of_jobs)
 
 
-@jobs_app.command()
-def clone(
-    batch: BatchName,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job to clone, in any state.")],
-    changes: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="What differs, such as optimizer.lr=1e-4; may be repeated."),
-    ] = [],  # noqa: B006 - never changed
-    warm: Annotated[
-        bool, typer.Option("--warm", help="Go on from the job's newest checkpoint, optimizer included.")
-    ] = False,
-    at_step: Annotated[
-        int | None, typer.Option(help="With --warm: the step of an earlier checkpoint that is kept.", min=1)
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the clone; default: JOB-clone1, ...")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it delays, and for whom.")] = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
-    """Add a job to a batch that runs: one of its jobs with other settings. Its price is shown first."""
-    from ringmaster.flows.pool.batch_requests import ControllerAnswer, clone_job, database_of
-
-    def accept(priced: ControllerAnswer) -> None:
-        error_console().print(priced.message, soft_wrap=True)
-        if priced.jump:
-            _consent(priced.jump, is_given=dry_run or yes)
-
-    with database_of(batch) as database:
-        answer = clone_job(
-            database,
-            batch=batch,
-            job=job,
-            settings_of_clone=_values(changes),
-            name=name,
-            is_warm=warm,
-            at_step=at_step,
-            is_dry=dry_run,
-            accept=accept,
-        )
-    print_outcome(vars(answer), as_json=as_json)
-    raise typer.Exit(0 if answer.is_done else 1)
-
-
-def _consent(what: str, *, is_given: bool) -> None:
+def consent(what: str, *, is_given: bool) -> None:
     """Prints how the size of a step jumps, and asks for confirmation. Raises InputError where nobody can answer."""
     if not (is_given or sys.stdin.isatty()):
         raise InputError([f"{what}, which may harm the training. To fix: add --yes if it is meant"])
@@ -336,7 +297,7 @@ def _consent(what: str, *, is_given: bool) -> None:
         typer.confirm("Go on?", err=True, abort=True)
 
 
-def _values(words: Iterable[str]) -> dict[str, Any]:
+def values_of(words: Iterable[str]) -> dict[str, Any]:
     """Returns settings written as KEY=VALUE, with values as in batch files. Raises InputError with all faults."""
     from ringmaster.tasks.batch import document
 

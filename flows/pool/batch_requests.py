@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from sqlalchemy import select
@@ -13,12 +12,8 @@ from sqlalchemy.exc import DBAPIError
 from ringmaster.errors import InputError, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.run_order import runs_below
-from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.references import NAME_REMEDY
 from ringmaster.tasks.control.batch_terms import ALONE
-from ringmaster.tasks.control.job_changes import clone_faults
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.job_table import clones_in
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
 from ringmaster.tasks.pool.nodes import NodeRegistry
@@ -45,7 +40,7 @@ class ControllerAnswer:
     batch: id of the batch.
     is_done: whether the controller has performed the request; if not, it will.
     message: the answer's text.
-    price, jump: of a clone: what it costs (`JobPrice`), and how the size of a step jumps, if it does.
+    price, jump: of a job that is added: what it costs (`JobPrice`), and how the size of a step jumps, if it does.
     """
 
     batch: str
@@ -115,50 +110,9 @@ def database_of(batch: str) -> Iterator[Database]:
         yield database
 
 
-def clone_job(
-    database: Database,
-    *,
-    batch: str,
-    job: str,
-    settings_of_clone: Mapping[str, Any],
-    name: str = "",
-    is_warm: bool = False,
-    at_step: int | None = None,
-    is_dry: bool = False,
-    accept: Callable[[ControllerAnswer], None],
-) -> ControllerAnswer:
-    """Requests the price of a clone of a job and, unless `is_dry`, the clone; see `RequestKind`.
-
-    name: of the clone; by default the job's with a number.
-    accept: is called with the price; may raise.
-
-    Raises InputError with all faults.
-    """
-    keys = [*meant(database, batch=batch, jobs=[job])]
-    if len(keys) > 1:
-        raise InputError([f"several batches have a job {job}: {', '.join(keys)}. To fix: give its id"])
-    (key,) = keys
-    journal = Journal(database, batch=key)
-    known = journal.jobs()
-    name = name or next(name for n in count(1) if (name := f"{job}-clone{n}") not in known)
-    faults = [] if is_name(name) else [f"{name!r} is not a valid name. {NAME_REMEDY}"]
-    if at_step is not None and not is_warm:
-        faults.append("a step is for a warm clone, which goes on from a checkpoint. To fix: add --warm")
-    file = journal.get("batch")  # without the batches that are handed over by a program
-    jobs = [*(Batch.from_json(file).jobs if file else ()), *clones_in(known)]
-    faults += [fault for each in jobs if each.name == job for fault in clone_faults(each, settings_of_clone)]
-    raise_faults(faults)
-    more: dict[str, Any] = {"settings": dict(settings_of_clone), "name": name, "is_warm": is_warm, "at_step": at_step}
-    (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], is_dry=True, **more)
-    accept(answer)
-    if not is_dry and answer.is_done:
-        (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], **more)
-    return answer
-
-
 def ask_about(
     database: Database,
-    kind: RequestKind,
+    kind: str,
     *,
     batch: str,
     jobs: Sequence[str] = (),
@@ -167,7 +121,7 @@ def ask_about(
 ) -> list[ControllerAnswer]:
     """Sends the pool's controller a request about a batch, or some of its jobs, and waits for its answers.
 
-    kind: a kind of request of `tasks.control.requests`.
+    kind: a `RequestKind`, or a kind of request of a feature.
     batch: an id, or a name, which means all active batches of that name.
 
     Raises InputError if there is no such batch or job, or if the controller refuses.
@@ -204,9 +158,7 @@ def timeout(timeout_s: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= end_s
 
 
-def meant(
-    database: Database, *, batch: str, jobs: Sequence[str], kind: RequestKind | None = None
-) -> dict[str, list[str]]:
+def meant(database: Database, *, batch: str, jobs: Sequence[str], kind: str = "") -> dict[str, list[str]]:
     """Returns the active batches, by id, that `batch` names, and which of `jobs` each has; [] means all jobs.
 
     kind: of the request. A batch that is not measured yet can be cancelled, and nothing else.

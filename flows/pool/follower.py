@@ -38,7 +38,7 @@ from ringmaster.tasks.execution.events import (
     PredictionUpdate,
     predictions_in,
 )
-from ringmaster.tasks.execution.job_table import SteeringRequest, clones_in
+from ringmaster.tasks.execution.job_table import SteeringRequest, added_jobs
 from ringmaster.tasks.execution.plan_manager import EVERY_S
 from ringmaster.tasks.execution.target_scheduler import TargetScheduler
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
@@ -107,7 +107,7 @@ def reopen(run: PoolRun, submission: Submission) -> LogPosition:
         return LogPosition()
     # The controller has dropped a batch that has ended, and reads it again from here.
     # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
-    names = [*(job.name for job in submission.jobs), *(clone.name for clone in clones_in(records))]
+    names = [*(job.name for job in submission.jobs), *(job.name for job in added_jobs(records))]
     again = [name for name in names if records[name].status not in (JobStatus.DONE, JobStatus.STOPPED)]
     for name in again:
         run.journal.write_job(name, status=JobStatus.WAITING, message="")

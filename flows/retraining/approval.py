@@ -45,12 +45,6 @@ class Approval(RunInput):
     comment: str = Field(default="", title="Why")
 
 
-class CloneApproval(Approval):
-    """The form that asks whether to start a clone."""
-
-    approve: bool = Field(default=False, title="Start the clone", description="Leave it off to start nothing.")
-
-
 class Start(RunInput):
     """The form that asks whether to train."""
 

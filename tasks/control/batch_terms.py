@@ -11,7 +11,7 @@ from ringmaster.tasks.storage.journal import Journal
 
 ALONE = ""  # the id of a batch that runs on one machine alone, in its own database
 PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
-TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} that a person has set, and {"like"} of clones
+TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} set by a person, and {"like"} of added jobs
 USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
 
@@ -24,7 +24,7 @@ class ActiveBatch:
     started_s: the start of the batch, from which its deadlines count.
     given: the terms of its file.
     priorities: by job name, "" for the whole batch; 1 for jobs that are not named.
-    changes: by job, the weights and deadlines that a person has set, and of a clone the job that it is like (`TERMS`).
+    changes: by job, the weights and deadlines that a person has set, and of an added job what it is like (`TERMS`).
     """
 
     id: str
@@ -58,7 +58,7 @@ class ActiveBatch:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of its jobs and of their clones."""
+        """The names of its jobs, and of those that were added while it runs."""
         return [*self.job_names, *self.changes.get("like", {})]
 
     def priority(self, job: str) -> float:

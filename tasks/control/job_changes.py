@@ -1,30 +1,19 @@
-"""What a person may change of a job that runs: its clones, and its settings.
-
-A clone has its source's speed and size, so it needs no profile of its own: it differs in the keys of `SAME_SHAPE` only.
-A warm one goes on from a checkpoint of its source, which is linked into the clone's own folder, as its source removes
-older checkpoints. Training from it is equal, bit by bit, to training on from the checkpoint under the changed settings:
-weights, optimizer and position in the data come from it, and learning rate and schedule from the clone.
-"""
+"""What a person may change of a job that runs, or in a job like it: what leaves its speed and size alone."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import RequestRefused
 from ringmaster.tasks.batch.batch import job_faults
 from ringmaster.tasks.batch.grid import SAME_SHAPE, key_findings, with_values
 from ringmaster.tasks.control.requests import MAX_PRIORITY, SETTINGS
-from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques import Job
-from ringmaster.techniques.checkpoints.storage import LocalStorage, is_url
 from ringmaster.techniques.job import DISTILLED, PRUNED
 
-CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "global_batch_size")
+CHANGEABLE_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "global_batch_size")
 LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a user must approve
-START = "start"  # the folder of a clone's checkpoints with that of its source
 
 
 def step_jump(before: Job, after: Job, *, step: int) -> str:
@@ -49,12 +38,12 @@ def with_steps(job: Job, num_steps: int) -> Job:
     return replace(job, num_steps=num_steps, num_epochs=None, parts=parts)
 
 
-def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with the settings of a clone, with remedies, by the rules of batch files."""
+def change_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with other values of a job of its speed and size, with remedies, by the rules of files."""
     if job.made_by or (job.adaptation is not None and job.adaptation.kind not in (DISTILLED, PRUNED)):
-        return [f"{job.name} does not train on its own, so a clone cannot differ from it. To fix: submit another job"]
+        return [f"{job.name} does not train on its own, so none of its values can differ. To fix: submit another job"]
     unknown = [key for key in settings if not any(key == each or key.startswith(f"{each}.") for each in SAME_SHAPE)]
-    remedy = f"To fix: choose from {', '.join(SAME_SHAPE)}, or submit a job with warm_start, which is measured first"
+    remedy = f"To fix: choose from {', '.join(SAME_SHAPE)}, or submit another job, which is measured first"
     faults = [f"{key} is unknown or changes the speed or size of a job. {remedy}" for key in unknown]
     if "num_epochs" in settings:
         faults.append("num_epochs: a job that runs counts in steps. To fix: set num_steps")
@@ -73,8 +62,8 @@ def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
         faults.append(f"num_steps: {job.name} has changed its batches after {begun} steps. {remedy}")
     own: Mapping[str, Any] = to_json(job)
     # Its model and data are those of the job, which need not be checked again.
-    plain = {"name": "clone", "model": {"factory": "builtins:dict"}, "data": {"factory": "builtins:dict"}}
-    plain |= {key: own[key] for key in CLONED_FIELDS if key in own} | {"num_steps": job.num_steps or 1}
+    plain = {"name": "changed", "model": {"factory": "builtins:dict"}, "data": {"factory": "builtins:dict"}}
+    plain |= {key: own[key] for key in CHANGEABLE_FIELDS if key in own} | {"num_steps": job.num_steps or 1}
     if of_loss and job.loss is not None:
         plain["loss"] = {"name": job.loss, **job.loss_options}
     faults += [f"{each.place[0]}: {each.message}. To fix: {each.remedy}" for each in key_findings(plain, left, at=())]
@@ -84,7 +73,7 @@ def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
 
 def with_settings(job: Job, settings: Mapping[str, Any], *, name: str) -> Job:
     """Returns a job with other values at dotted keys. Raises ValueError with all their faults."""
-    if faults := clone_faults(job, settings):
+    if faults := change_faults(job, settings):
         raise ValueError("; ".join(faults))
     plain: Mapping[str, Any] = to_json(job)
     values = {f"loss_options.{key[5:]}" if key.startswith("loss.") else key: value for key, value in settings.items()}
@@ -105,32 +94,3 @@ def setting_faults(settings: Mapping[str, Any]) -> list[str]:
             up_to = f" and at most {most:.0f} (1 is usual, 2 counts twice)" if most < math.inf else ""
             faults.append(f"{key} must be {kind} above 0{up_to}, got {value!r}")
     return faults or ([] if settings else [f"nothing is set. To fix: give some of {', '.join(SETTINGS)}"])
-
-
-def warm_step(source: JobState, *, at_step: Any) -> int:
-    """Returns the step of the checkpoint from which a clone goes on. Raises RequestRefused where there is none."""
-    job, root = source.local_job, source.place.checkpoint_dir(source.local_job)
-    if job.model.command is not None:
-        raise RequestRefused(f"{job.name} has no checkpoints that Ringmaster can read. To fix: leave out --warm")
-    if is_url(root):
-        remedy = "To fix: leave out --warm, or keep checkpoints in a folder"
-        raise RequestRefused(
-            f"the checkpoints of {job.name} are in {root}, where none can be kept for a clone. {remedy}"
-        )
-    steps = [
-        int(name.rpartition("-")[2]) for name in LocalStorage(Path(root)).names() if name.rpartition("-")[2].isdigit()
-    ]
-    if not steps:
-        raise RequestRefused(f"{job.name} has no checkpoint yet. To fix: wait for one, or leave out --warm")
-    if at_step is None:
-        return max(steps)
-    if at_step not in steps:
-        there = ", ".join(map(str, sorted(steps)))
-        remedy = "To fix: choose one of these; keep_checkpoints of the batch keeps more"
-        raise RequestRefused(f"{job.name} has no checkpoint of step {at_step}, only of: {there}. {remedy}")
-    return int(at_step)
-
-
-def start_root(source: JobState, name: str) -> Path:
-    """Returns the folder of a clone's checkpoints in which its source's checkpoint is kept."""
-    return Path(source.place.checkpoint_dir(replace(source.local_job, name=name))) / START

@@ -43,15 +43,14 @@ class RequestKind(StrEnum):
     - `CANCEL`, `PAUSE`, `RESUME` and `RETRY` name a `batch`, and `jobs` of it or all ([]). A run on one machine alone
       has the name "".
     - `SET` changes `settings` of such jobs, by name: those of `SETTINGS`.
-    - `CLONE` adds a job with the name `name` that differs from the only one of `jobs` in `settings`, by dotted key. A
-      clone that `is_warm` goes on from its source's checkpoint of `at_step`, or its newest one. If it `is_dry`, the
-      answer alone is requested: the `price` and the `jump` of the step.
     - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
     - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
       withdrawn, or until the requester no longer `renew`s it.
     - `NODE` means that a batch needs a node for profiling, as long as it is renewed.
     - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
       renews it (`ringmaster.tasks.pool.submissions`).
+
+    Features have further kinds of requests about batches (`tasks.control.request_handler`).
     """
 
     CANCEL = "cancel"
@@ -59,7 +58,6 @@ class RequestKind(StrEnum):
     RESUME = "resume"
     RETRY = "retry"
     SET = "set"
-    CLONE = "clone"
     DIRECT = "direct"
     LEND = "lend"
     NODE = "node"
@@ -70,13 +68,13 @@ class RequestKind(StrEnum):
 class Request:
     """One request.
 
-    kind: None for one of another release, which this one does not know.
+    kind: a `RequestKind`, one of a feature, or one of another release, which this one does not know.
     answer: {"message": ...} for a refused request; for `LEND`, the devices that were granted.
     """
 
     id: int
     key: str
-    kind: RequestKind | None
+    kind: str
     content: Mapping[str, Any]
     status: RequestStatus
     answer: Mapping[str, Any]
@@ -88,7 +86,7 @@ class Requests:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def ask(self, kind: RequestKind, content: Mapping[str, Any], *, key: str | None = None) -> int:
+    def ask(self, kind: str, content: Mapping[str, Any], *, key: str | None = None) -> int:
         """Stores a request; returns its number."""
         row: dict[str, Any] = {
             "key": key or uuid.uuid4().hex,
@@ -185,8 +183,6 @@ class Requests:
 
 
 def _request(row: Mapping[Any, Any]) -> Request:
-    kind = RequestKind(row["kind"]) if row["kind"] in list(RequestKind) else None
     content, answer = (row[key] if isinstance(row[key], dict) else {} for key in ("content", "answer"))
-    return Request(
-        id=row["id"], key=row["key"], kind=kind, content=content, status=RequestStatus(row["status"]), answer=answer
-    )
+    status = RequestStatus(row["status"])
+    return Request(id=row["id"], key=row["key"], kind=row["kind"], content=content, status=status, answer=answer)

@@ -234,17 +234,17 @@ class Executor:
         self._plan_manager.want(why)
 
     def price(self, job: Job, *, source: str, step: int) -> JobPrice | None:
-        """Returns what a clone of a job would cost, under the clone's name in the table; None where it has to wait.
+        """Returns what a variant of a job would cost, under its name in the table; None where it has to wait.
 
         step: that from which it would go on.
         """
         priced = self._plan_manager.price(job, profiles=self.job_table.profiles[source], step=step)
         return None if priced is None else priced[1]
 
-    def clone(self, name: str, job: Job, *, source: str, step: int | None) -> None:
-        """Adds a clone of a job of the table, and plans it where it costs least; see `JobTable.clone`."""
-        self.job_table.clone(name, job, source=source, step=step)
-        entry, why = self.job_table.entries[name], f"{name} is a clone of {source}"
+    def add_variant(self, name: str, job: Job, *, source: str, step: int | None, why: str) -> None:
+        """Adds a variant of a job of the table, and plans it where it costs least; see `JobTable.add_variant`."""
+        self.job_table.add_variant(name, job, source=source, step=step)
+        entry = self.job_table.entries[name]
         priced = self._plan_manager.price(
             entry.job, profiles=self.job_table.profiles[name], step=self.job_table.records[name].step
         )

@@ -86,15 +86,15 @@ class RunPaths:
 
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
-SETTLED, LIKE, CLONED = "job", "like", "cloned"
+SETTLED, LIKE, ADDED = "job", "like", "cloned"
 PHASES, CHOICE = "phases", "choice"
 """Keys of a job's details.
 
 PHASES: the phases of a job that has got another batch size or precision, and CHOICE why it has, or has not.
 GOAL: its goal. RESTED: the goal that it has reached. EVALUATED: the step and metrics of its last evaluation, stored for
 jobs that have a goal. SETTLED: the job that its placeholder became, or that a person has made of it. LIKE: the job of
-the same shape whose data and profiles it uses. CLONED: of a clone, {"job": its source, "step": the step from which it
-goes on}.
+the same shape whose data and profiles it uses. ADDED: of a job that was added while its batch ran, {"job": the job of
+which it is a variant, "step": the step from which it goes on}.
 """
 
 PARTED, LEFT, LEADS_AFTER = "parted", "left_group", "leads_after"
@@ -176,9 +176,9 @@ class SteeringPolicy(Protocol):
         """Returns whether jobs may get more to train although nothing is left now."""
 
 
-def clones_in(records: Mapping[str, JobRecord]) -> list[Job]:
-    """Returns the jobs that were cloned while their batch ran, in order."""
-    return [from_json(Job, each.details[SETTLED]) for each in records.values() if each.details.get(CLONED)]
+def added_jobs(records: Mapping[str, JobRecord]) -> list[Job]:
+    """Returns the jobs that were added while their batch ran, in order."""
+    return [from_json(Job, each.details[SETTLED]) for each in records.values() if each.details.get(ADDED)]
 
 
 def _names(names: Mapping[str, Any]) -> str:
@@ -347,18 +347,18 @@ class JobTable:
 
     def _read(self, entries: Mapping[str, JobState]) -> None:
         known = self.journal.jobs(batches={entry.batch for entry in entries.values()})
-        clones = [name for name, record in known.items() if record.details.get(CLONED) and name not in self.entries]
-        for name in clones:
-            self._enter_clone(name, known[name].details)
-        self.records |= {name: known.get(name, JobRecord(name=name)) for name in (*entries, *clones)}
-        for name in dict.fromkeys((*entries, *clones)):
+        added = [name for name, record in known.items() if record.details.get(ADDED) and name not in self.entries]
+        for name in added:
+            self._enter_variant(name, known[name].details)
+        self.records |= {name: known.get(name, JobRecord(name=name)) for name in (*entries, *added)}
+        for name in dict.fromkeys((*entries, *added)):
             self.renew(name)
         self.groups.form()
 
-    def _enter_clone(self, name: str, details: Mapping[str, Any]) -> None:
-        """Adds a clone, which `renew` then defines. Its source was added before."""
+    def _enter_variant(self, name: str, details: Mapping[str, Any]) -> None:
+        """Adds a variant of a job of the table, which `renew` then defines."""
         prefix = name[: name.rfind("/") + 1]
-        source = self.entries[prefix + details[CLONED]["job"]]
+        source = self.entries[prefix + details[ADDED]["job"]]
         local_job = replace(source.local_job, name=name.removeprefix(prefix))
         self.entries[name] = replace(source, local_job=local_job, job=replace(source.job, name=name), group_profiles=())
         self.profiles[name] = list(source.profiles)
@@ -457,18 +457,18 @@ class JobTable:
         self.journal.change_jobs(changes)
         self.records |= {job: changed(self.records[job], its) for job, its in changes.items()}
 
-    # -- goals, placeholders, clones and changes, for steered batches --------------------------------------------------
+    # -- goals, placeholders, variants and changes, for steered batches ------------------------------------------------
 
-    def clone(self, name: str, job: Job, *, source: str, step: int | None) -> None:
+    def add_variant(self, name: str, job: Job, *, source: str, step: int | None) -> None:
         """Adds a job that differs from another one of the table in what affects neither its speed nor its size.
 
         job: under its name within the batch. step: the step of the source's checkpoint from which it goes on, if any.
         """
         own = self.entries[source].local_job.name
         like = self.records[source].details.get(LIKE, own)
-        details = {SETTLED: to_json(job), LIKE: like, CLONED: {"job": own, "step": step}}
+        details = {SETTLED: to_json(job), LIKE: like, ADDED: {"job": own, "step": step}}
         self.records[name] = self.journal.write_job(name, details=details)
-        self._enter_clone(name, details)
+        self._enter_variant(name, details)
         self.renew(name)
 
     def redefine(self, name: str, job: Job) -> None:

@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import NUM_ROWS, REACHED, Outcome, OutcomeStatus
+from ringmaster.techniques.processes.events import ENDED_EARLY, NUM_ROWS, Outcome, OutcomeStatus
 from ringmaster.text import printable_lines
 
 MAX_ATTEMPTS = 3  # of a segment that crashes without progress
@@ -152,7 +152,7 @@ class OutcomePolicy:
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
         self._job_table.attempts.pop(job, None)
-        is_end = self._job_table.is_whole(job, step) or bool(outcome.result.get(REACHED))
+        is_end = self._job_table.is_whole(job, step) or bool(outcome.result.get(ENDED_EARLY))
         if self._is_dismissed(job) and not (is_end and self._job_table.records[job].status == JobStatus.PAUSED):
             return self._dismissed(job, step)
         if not is_end and step >= self._job_table.totals[job]:
@@ -175,7 +175,7 @@ class OutcomePolicy:
         """Ends a job that has reached its last step and has written its model."""
         entry, step = self._job_table.entries[job], result["step"]
         details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
-        details |= {key: result[key] for key in ("compared", REACHED, NUM_ROWS) if result.get(key) is not None}
+        details |= {key: result[key] for key in ("compared", ENDED_EARLY, NUM_ROWS) if result.get(key) is not None}
         message = "; ".join(filter(None, (part.final_message(result) for part in entry.job.parts)))
         record = self._job_table.write(job, status=JobStatus.DONE, step=step, message=message, details=details)
         self._job_table.groups.leave(job)

@@ -11,7 +11,7 @@ from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
-from ringmaster.tasks.execution.job_table import CLONED
+from ringmaster.tasks.execution.job_table import ADDED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import is_url
@@ -64,12 +64,12 @@ class Ancestry:
             result.insert(0, self.ledger.resolve_model(result[0]).weights_from)  # the weights that both adapters are on
         return list(dict.fromkeys(uri for uri in result if uri is not None))
 
-    def cloned_from(self, name: str) -> str | None:
-        """Returns the job of whose checkpoint a warm clone, or a clone of one, goes on; None for other jobs."""
+    def continued_job(self, name: str) -> str | None:
+        """Returns the job of whose checkpoint a job goes on that was added while its batch ran; None for other jobs."""
         records = self.journal.jobs()
-        while name in records and (clone := records[name].details.get(CLONED)):
-            name = clone["job"]
-            if clone["step"] is not None:
+        while name in records and (added := records[name].details.get(ADDED)):
+            name = added["job"]
+            if added["step"] is not None:
                 return name
         return None
 
@@ -78,7 +78,7 @@ class Ancestry:
         start = job.started_from
         if start is None or start.checkpoints in self.jobs:
             return None
-        if (source := self.cloned_from(job.name)) is not None:  # its model may be recorded later
+        if (source := self.continued_job(job.name)) is not None:  # its model may be recorded later
             uri: str | None = self.journal.jobs()[source].details.get("model_uri")
             return uri
         own = self.journal.get(f"run:{job.name}")
@@ -173,18 +173,6 @@ def _sources(job: Job) -> Iterator[str]:
             yield from _sources(from_json(Job, part))
     if job.adapter is not None and job.adapter.from_pretrained is not None:
         yield job.adapter.from_pretrained
-
-
-def trained_together(job: Job) -> str:
-    """Returns by which rule, and with which jobs, a model was trained as markdown; "" for one of a job on its own."""
-    how = None if job.adaptation is None else job.adaptation.composition
-    if how is None:
-        return ""
-    jobs = (
-        f"{markdown(name)} ({code_span(path)}, loss times {weight:g})"
-        for name, path, weight in zip(how.jobs, how.paths, how.weights, strict=True)
-    )
-    return f"{markdown(how.component)} was trained by {', '.join(jobs)} together, update rule {how.update}."
 
 
 def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:

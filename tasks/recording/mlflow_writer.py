@@ -23,11 +23,12 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.tasks.execution.job_table import CHOICE, CLONED, LIKE, PHASES, SETTLED, RunPaths, with_phases
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths, with_phases
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
-from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of, trained_together
+from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
+from ringmaster.tasks.recording.report_parts import report_parts
 from ringmaster.tasks.recording.rows import (
     ROWS,
     EnergyMeter,
@@ -50,7 +51,6 @@ from ringmaster.techniques.metric import metrics_text, why_undefined
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import (
     NUM_ROWS,
-    REACHED,
     CheckpointFailed,
     CheckpointSaved,
     Event,
@@ -69,7 +69,6 @@ IS_MEASURED = "is_measured"
 """The fact: whether all runtimes of the first plan were measured."""
 TRAINING, CHAIN = "training/job.json", "training/chain.json"
 """The artifacts of a job's run with its `TrainingInputs`, and with the chain of its states (`checkpoints.chain`)."""
-CLONE_TAG = "ringmaster.clone_of"  # a tag of the run of a clone: its source, and the step from which it goes on
 NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}
 
 
@@ -303,7 +302,9 @@ class MlflowWriter:
             job = self._job(name)
             preflight = self._known.preflights.get(self._like(name))
             params = job_params(job, columns=dict(preflight.data.get("columns", ())) if preflight else {})
-            tags = {"ringmaster.job": name, **({CLONE_TAG: origin} if (origin := self._clone_of(name)) else {})}
+            tags = {"ringmaster.job": name}
+            for part in report_parts():
+                tags |= part.tags(self._details(name))
             run_id = self.ledger.start_job(batch_run, name, params=params, tags=tags)
             rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
@@ -320,14 +321,6 @@ class MlflowWriter:
     def _like(self, name: str) -> str:
         """Returns the job whose preflight and profiles hold for a job: usually the job itself."""
         return str(self._details(name).get(LIKE, name))
-
-    def _clone_of(self, name: str) -> str:
-        """Returns of which job a job is a clone, and from which step on; empty for one that is none."""
-        clone = self._details(name).get(CLONED)
-        if not clone:
-            return ""
-        where = "from its first step" if clone["step"] is None else f"step {clone['step']}"
-        return f"{clone['job']}, {where}"
 
     def _details(self, name: str) -> Mapping[str, Any]:
         record = self._journal.jobs().get(name)
@@ -381,8 +374,11 @@ class MlflowWriter:
         self.ledger.set_note(run_id, self._job_note(event, model))
         self.ledger.finish_run(run_id)
         self._keep(model, Path(event.details["model_dir"]), components=self._job(event.job).components)
-        for name, record in self._journal.jobs().items():  # clones that have ended before their source
-            if not was_recorded and record.details.get("model_uri") and ancestry.cloned_from(name) == event.job:
+        for (
+            name,
+            record,
+        ) in self._journal.jobs().items():  # jobs that go on from it, and have ended before
+            if not was_recorded and record.details.get("model_uri") and ancestry.continued_job(name) == event.job:
                 self._record_model(_end_of(name, record), self._job_run(name), ancestry=ancestry)
         if ancestry.lost:  # then the event is written again when the batch is resumed
             raise LedgerError("; ".join(ancestry.lost.values()))
@@ -395,7 +391,8 @@ class MlflowWriter:
             self.ledger.write_text(run_id, ROWS, rows)
         chain = self._write_training(event, job, run_id, parents=ancestry.named_parents(job))
         num_parameters = preflight.facts["num_parameters"]
-        origin, compared = self._clone_of(event.job), event.details.get("compared") or ()
+        details, parts = event.details, [*report_parts()]
+        paragraphs = [text for part in parts for text in part.paragraphs(job, details)]
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
             run_id=run_id,
@@ -407,23 +404,11 @@ class MlflowWriter:
                 **({"num_parameters": num_parameters} if num_parameters else {}),
                 **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
                 "num_steps": event.details["step"],
-                **{
-                    key: event.details[key]
-                    for key in (PHASES, CHOICE, REACHED, NUM_ROWS)
-                    if event.details.get(key) is not None
-                },
+                **({NUM_ROWS: details[NUM_ROWS]} if details.get(NUM_ROWS) is not None else {}),
+                **{key: value for part in parts for key, value in part.params(details).items()},
             },
             metrics=event.details["metrics"],
-            description="\n\n".join(
-                filter(
-                    None,
-                    (
-                        origin and f"A clone of {markdown(origin)}.",
-                        trained_together(job),
-                        compared_with_parents(compared),
-                    ),
-                )
-            ),
+            description="\n\n".join(filter(None, (*paragraphs, compared_with_parents(details.get("compared") or ())))),
             origin=self._origin(event, job, started_from=ancestry.first_weights(job), chain=chain),
         )
 

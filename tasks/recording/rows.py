@@ -16,6 +16,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import DatasetInput, MetricPoint
 from ringmaster.tasks.execution.events import GangReport, PlanUpdate, SegmentEnded
+from ringmaster.tasks.recording.report_parts import report_parts
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.data.arrow_files import fingerprint
@@ -25,7 +26,6 @@ from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import loss_function_of, options_of
 from ringmaster.techniques.processes.events import DeviceTelemetry, EvaluationReported, Event, Steps
-from ringmaster.techniques.training.noise_scale import noise_blocks
 
 
 def end_details(record: JobRecord) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             rewards = enumerate(event.rewards, start=event.first_step + 1)
             losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
             losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-            for block in noise_blocks(event.measurements, most=1):  # of one report: a mean over many is near the truth
-                losses.append(MetricPoint("train/noise_scale", block.scale, event.step, now_ms))
-            return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in _speed(event).items()]
+            of_features = [each for part in report_parts() for each in part.metrics(event).items()]
+            others = [*of_features, *_speed(event).items()]
+            return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in others]
         case EvaluationReported():
             return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
         case DeviceTelemetry():

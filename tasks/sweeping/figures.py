@@ -324,7 +324,7 @@ class SweepFigures:
 
 
 def _axis_of(parameter: Parameter, values: Sequence[Any]) -> NumberAxis | NameAxis:
-    """The axis of a parameter, with the values of trials that are outside of its range, such as those of clones."""
+    """The axis of a parameter, with the values of trials that are outside of its range, such as those of added jobs."""
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
     if isinstance(parameter, CategoricalRange) or len(numbers) < len(values):
         listed = [*(parameter.values if isinstance(parameter, CategoricalRange) else ()), *values]

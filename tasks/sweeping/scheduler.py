@@ -14,7 +14,7 @@ from typing import Any
 from ringmaster.clock import boot_s
 from ringmaster.codec import to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import CLONED, GOAL, LIKE, SETTLED, SteeringRequest
+from ringmaster.tasks.execution.job_table import ADDED, GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec, TrialState
@@ -131,15 +131,15 @@ class SweepScheduler:
             self._timer.cancel()
 
     def trial_values(self) -> dict[str, Values]:
-        """Returns the values of each trial as its job has them, whoever proposed it: also of clones.
+        """Returns the values of each trial as its job has them, whoever proposed it: also of added jobs.
 
-        A trial whose job a person has changed, and a clone, have their own values at the keys that differ.
+        A trial whose job a person has changed, and a job that was added, have their own values at the keys that differ.
         """
         result, contents = dict(self.values), dict[str, Mapping[str, Any]]()
         for name, record in self._journal.jobs().items():
-            settled, clone = record.details.get(SETTLED), record.details.get(CLONED)
-            source = name if clone is None else clone["job"]
-            proposed = self._proposed(name, like=record.details.get(LIKE)) if clone is None else contents.get(source)
+            settled, added = record.details.get(SETTLED), record.details.get(ADDED)
+            source = name if added is None else added["job"]
+            proposed = self._proposed(name, like=record.details.get(LIKE)) if added is None else contents.get(source)
             if proposed is None:
                 continue
             contents[name] = proposed if settled is None else settled
@@ -280,14 +280,14 @@ class SweepScheduler:
         self._journal.put(FACT, {"values": self.values, "goals": self._goals, "reports": self.reports})
 
 
-OF_A_CLONE = frozenset({"name", "warm_start", "evaluation"})
-"""What a clone and its source differ in, although nobody has set it."""
+NO_VALUES = frozenset({"name", "warm_start", "evaluation"})
+"""What a job that was added and its source differ in, although nobody has set it."""
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values of a job's JSON by dotted keys as in batch files, without what no person sets."""
     for key, value in content.items():
-        if not prefix and key in OF_A_CLONE:
+        if not prefix and key in NO_VALUES:
             continue
         path = f"{prefix}{'loss' if not prefix and key == 'loss_options' else key}"
         if isinstance(value, Mapping):

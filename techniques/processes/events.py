@@ -22,7 +22,7 @@ MAX_STEPS = 2**53  # JSON's whole numbers; a job has fewer
 MAX_IN_REFUSED = 200  # characters of a refused event that a message quotes
 
 
-REACHED = "reached_target"
+ENDED_EARLY = "reached_target"
 """The key of a result with whether the target is reached, of a job that has ended and has one."""
 NUM_ROWS = "num_evaluated_rows"
 """The key of a result, and of a job's details, with the number of held-out rows that the metrics were computed of."""

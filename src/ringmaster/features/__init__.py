@@ -6,9 +6,11 @@ A feature's package has any of these modules, and the core imports those of the 
     trainer     its parts in training (`ringmaster.techniques.training.parts`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
                 (`ringmaster.tasks.batch.file_parts`)
-    execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), and parts of an executor
-                (`ringmaster.tasks.execution.batch_parts`)
-    commands    its commands, which join the command line
+    execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), parts of an executor
+                (`ringmaster.tasks.execution.batch_parts`), and requests (`ringmaster.tasks.control.request_handler`)
+    commands    its commands, which join the command line (`ringmaster.flows.cli`)
+    pages       what it adds to the records of jobs and models (`ringmaster.tasks.recording.report_parts`)
+    forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.
@@ -35,6 +37,7 @@ BUILTIN = (
     "ringmaster.features.ludwig",
     "ringmaster.features.negatives",
     "ringmaster.features.external_trainers",
+    "ringmaster.features.clones",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 

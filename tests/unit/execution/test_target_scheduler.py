@@ -19,7 +19,7 @@ from ringmaster.tasks.execution.target_scheduler import (
 )
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
-from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Outcome, Steps
+from ringmaster.techniques.processes.events import ENDED_EARLY, EvaluationReported, Outcome, Steps
 from ringmaster.techniques.training.noise_scale import GradientNoise
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
 
@@ -158,7 +158,7 @@ class Probing(FakeRunner):
         call.on_event(Steps(first_step=first, seconds=(1.0,) * (last - first), measurements=tuple(noise)))
         self.steps[name] = last
         is_end = is_reached or last == call.order.job.total_steps
-        ended = {"metrics": {"loss": 1.0}, REACHED: is_reached} if is_end else {}
+        ended = {"metrics": {"loss": 1.0}, ENDED_EARLY: is_reached} if is_end else {}
         future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **ended}))
 
 
@@ -207,7 +207,7 @@ def test_a_job_changes_its_batch_size_after_its_probe_and_ends_at_its_target(tmp
     record = bench.journal.jobs()["a"]
     assert (record.status, record.step) == ("done", 300)
     assert [each["global_batch_size"] for each in record.details[PHASES]] == [16, 64]
-    assert record.details[CHOICE] == bench.notices[0] and record.details[REACHED]
+    assert record.details[CHOICE] == bench.notices[0] and record.details[ENDED_EARLY]
     assert record.message == "reached loss at most 1, after step 300"
     assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
     assert bench.plans[-1].job("a").options[0].runtime_s == pytest.approx((left - 100) * STEP_S[64], rel=1e-3)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from urllib.parse import unquote
 from uuid import uuid4
 
+from ringmaster.features.clones.forms import CloneAction
 from ringmaster.flows.batch.artifacts import (
     MAX_CONTROLLED,
     MAX_DECISIONS,
@@ -19,7 +20,8 @@ from ringmaster.flows.batch.artifacts import (
     show_plan,
 )
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.pool_requests import CloneAction, SetAction, StateAction, control_jobs
+from ringmaster.flows.job_forms import SetAction, StateAction
+from ringmaster.flows.pool_requests import control_jobs
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import DeviceWait, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.features.stores.job import StoreSettings
 from ringmaster.features.target.job import Phases
-from ringmaster.tasks.control.job_changes import clone_faults, with_settings
+from ringmaster.tasks.control.job_changes import change_faults, with_settings
 from ringmaster.techniques.job_specs import ScheduleSpec
 from tests.unit.execution.fakes import job
 
@@ -40,7 +40,7 @@ PHASED = SMOOTH.with_parts(Phases(phases=(PROBE, replace(PROBE, first_step=8, gl
         (SMOOTH, {"optimizer.lr": -1, "schedule.name": "cosin"}, ["optimizer.lr: must be g", "schedule.name: 'cosin'"]),
         (SMOOTH, {"schedule.warmup_steps": 30}, ["schedule.warmup_steps: must be less than the 20 steps of the job"]),
         (SMOOTH, {"schedule.num_steps": 10}, ["schedule.num_steps: must be at least the 20 steps of the job"]),
-        (STORE, {"num_steps": 3}, ["a does not train on its own, so a clone cannot differ from it"]),
+        (STORE, {"num_steps": 3}, ["a does not train on its own, so none of its values can differ"]),
         (PHASED, {"num_steps": 8}, ["num_steps: a has changed its batches after 8 steps. To fix: give more than 8"]),
         (
             SMOOTH,
@@ -74,7 +74,7 @@ PHASED = SMOOTH.with_parts(Phases(phases=(PROBE, replace(PROBE, first_step=8, gl
     ],
 )
 def test_all_faults_of_a_clone_are_told_with_key_value_and_remedy(source, settings, faults):
-    told = clone_faults(source, settings)
+    told = change_faults(source, settings)
     assert sorted(fault[: len(known)] for fault, known in zip(sorted(told), sorted(faults), strict=True)) == sorted(
         faults
     )

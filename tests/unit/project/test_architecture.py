@@ -243,7 +243,9 @@ OF_FEATURES = {
     "plan": ("techniques", "tasks"),
     "execute": ("techniques", "tasks"),
     "commands": PACKAGES,
-    "pages": PACKAGES,
+    "batch_requests": PACKAGES,
+    "forms": PACKAGES,
+    "pages": ("techniques", "tasks", "model_lineage"),
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
 # Modules of the core that still name a feature: what they do for it belongs in the feature's own modules.
@@ -253,7 +255,6 @@ NAMING_FEATURES = {
     "flows/lineage/reproducing.py",
     "flows/lineage/undoing.py",
     "tasks/execution/target_scheduler.py",
-    "tasks/control/request_handler.py",
 }
 
 

@@ -116,7 +116,7 @@ def test_a_warm_clone_and_its_clones_come_from_their_source():
     assert family(journal).parents(warm) == ["models:/n.a/1"]
     assert family(journal).parents(replace(warm, name="cold")) == ["models:/n.a/1"]
     assert family(journal).parents(replace(PLAIN, name="cold")) == []
-    assert family(journal).cloned_from("a") is None
+    assert family(journal).continued_job("a") is None
 
 
 def test_a_job_that_goes_on_from_checkpoints_comes_from_their_model(monkeypatch, tmp_path):

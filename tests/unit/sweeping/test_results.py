@@ -9,7 +9,7 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.flows.output import TextConsole, print_rows
-from ringmaster.tasks.execution.job_table import CLONED, LIKE, SETTLED
+from ringmaster.tasks.execution.job_table import ADDED, LIKE, SETTLED
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.figures import CHARACTER_WIDTH, NumberAxis, SweepFigures
 from ringmaster.tasks.sweeping.results import best, leaderboard
@@ -71,8 +71,8 @@ def test_a_clone_has_the_values_of_its_job(swept):
         optimizer=replace(source.optimizer, lr=0.5),
         schedule=replace(source.schedule, warmup_steps=3),
     )
-    enter(swept, "mine", job, **{LIKE: source.name, CLONED: {"job": source.name, "step": None}})
-    enter(swept, "again", replace(job, name="again", seed=9), **{LIKE: source.name, CLONED: {"job": "mine"}})
+    enter(swept, "mine", job, **{LIKE: source.name, ADDED: {"job": source.name, "step": None}})
+    enter(swept, "again", replace(job, name="again", seed=9), **{LIKE: source.name, ADDED: {"job": "mine"}})
     proposed, values = scheduler.values[source.name], scheduler.trial_values()
     assert values["mine"] == {**proposed, "optimizer.lr": 0.5, "schedule.warmup_steps": 3}
     assert values["again"] == {**values["mine"], "seed": 9}

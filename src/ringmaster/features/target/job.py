@@ -23,7 +23,7 @@ from ringmaster.techniques.job_parts import (
     has_command,
 )
 from ringmaster.techniques.job_specs import LEARNING_RATE_RULES, EvaluationSpec, OptimizerSpec
-from ringmaster.techniques.processes.events import REACHED
+from ringmaster.techniques.processes.events import ENDED_EARLY
 
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
 """The optimizers with which the noise scale of the gradient can be measured."""
@@ -65,7 +65,7 @@ class Target(JobPart):
 
     def final_message(self, result: Mapping[str, Any]) -> str:
         """Checks whether the job has reached the target."""
-        return f"{'reached' if result.get(REACHED) else 'did not reach'} {self}, after step {result['step']}"
+        return f"{'reached' if result.get(ENDED_EARLY) else 'did not reach'} {self}, after step {result['step']}"
 
     @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.features.target.job import Target, variables_of
-from ringmaster.techniques.processes.events import REACHED
+from ringmaster.techniques.processes.events import ENDED_EARLY
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.training.gradients import local, squared_norm
 from ringmaster.techniques.training.noise_scale import DAMPING, MEASURED_EVERY, GradientNoise, probe_steps
@@ -38,7 +38,7 @@ class TargetPart(TrainerPart):
 
     def final_values(self, metrics: Mapping[str, float]) -> Mapping[str, bool]:
         """Returns whether the target is reached."""
-        return {REACHED: self._target.is_reached(metrics)}
+        return {ENDED_EARLY: self._target.is_reached(metrics)}
 
 
 class NoisePart(TrainerPart):

@@ -9,7 +9,7 @@ from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.execution.job_price import price_of
-from ringmaster.tasks.execution.job_table import CLONED, clones_in
+from ringmaster.tasks.execution.job_table import ADDED, added_jobs
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
@@ -47,7 +47,9 @@ def ends_after(folder, seed, *, is_cloned):
             gangs.steps["clone"] = warm_step or 0
             made = job("clone", num_steps=steps[source], parts=() if start is None else (start,))
             prices.append(bench.executor.price(made, source=source, step=warm_step or 0))
-            bench.executor.clone("clone", made, source=source, step=warm_step)
+            bench.executor.add_variant(
+                "clone", made, source=source, step=warm_step, why=f"clone is a clone of {source}"
+            )
 
     if is_cloned:
         gangs.at(at_s, clone)
@@ -152,7 +154,7 @@ def test_a_clone_on_an_idle_device_starts_at_once_and_delays_nobody(tmp_path):
 
     def clone():
         prices.append(bench.executor.price(job("clone", num_steps=20), source="a", step=0))
-        bench.executor.clone("clone", job("clone", num_steps=20), source="a", step=None)
+        bench.executor.add_variant("clone", job("clone", num_steps=20), source="a", step=None, why="")
 
     gangs.at(30.0, clone)
     began_s = []
@@ -166,18 +168,18 @@ def test_a_clone_on_an_idle_device_starts_at_once_and_delays_nobody(tmp_path):
     assert prices[0].delays_s == {}
     assert prices[0].least_s <= 0.0 <= prices[0].most_s
     assert prices[0].in_words().endswith("by the plan it delays no job, and it ends in 20.1 s")
-    assert bench.journal.jobs()["clone"].details[CLONED] == {"job": "a", "step": None}
+    assert bench.journal.jobs()["clone"].details[ADDED] == {"job": "a", "step": None}
 
 
 def test_the_next_process_of_a_run_knows_its_clones(tmp_path):
     first = Bench(tmp_path, [job("a")])
     first.run()
-    first.executor.clone("b", replace(job("b"), seed=7), source="a", step=None)
-    first.executor.clone("c", replace(job("c"), seed=8), source="b", step=None)
+    first.executor.add_variant("b", replace(job("b"), seed=7), source="a", step=None, why="")
+    first.executor.add_variant("c", replace(job("c"), seed=8), source="b", step=None, why="")
     again = Bench(tmp_path, [job("a")])
     assert again.run()
     assert again.statuses == dict.fromkeys("abc", JobStatus.DONE)
-    assert [clone.seed for clone in clones_in(again.journal.jobs())] == [7, 8]
+    assert [clone.seed for clone in added_jobs(again.journal.jobs())] == [7, 8]
     assert again.executor.job_table.entries["c"].job.seed == 8
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.clones.execute import CLONE
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.batch.grid import SAME_SHAPE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
@@ -43,7 +44,7 @@ def test_a_clone_of_a_pool_outlives_the_controller_and_can_be_cloned_itself(data
     pool.submit(submission(jobs=("a", "b"), bases={"b": "a"}))
     assert pool.ask(RequestKind.SET, batch="b1", jobs=["b"], settings={"weight": 3}).status == RequestStatus.DONE
     for source, name, seed in (("b", "c", 7), ("c", "d", 8)):
-        made = pool.ask(RequestKind.CLONE, batch="b1", jobs=[source], name=name, settings={"seed": seed})
+        made = pool.ask(CLONE, batch="b1", jobs=[source], name=name, settings={"seed": seed})
         assert made.answer["message"].startswith(f"{name}: a clone of {source} from its first step")
     again = PoolBench(database, pool.clock)
     again.step()
@@ -66,7 +67,7 @@ def test_a_clone_of_a_job_that_went_on_from_a_checkpoint_begins_there_too(databa
     a, b = (replace(each, schedule=ScheduleSpec(num_steps=10)) for each in batch.jobs)
     jobs = replace(a, num_steps=4), b.with_parts(WarmStart(checkpoints="a", step=4))
     pool.submit(replace(batch, jobs=jobs))
-    pool.ask(RequestKind.CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
+    pool.ask(CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
     table = pool.executor.job_table
     assert table.entries["b1/c"].job.part(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
     assert table.records["b1/c"].step == 4 and table.after["b1/c"] == ("b1/a",)
@@ -91,7 +92,7 @@ def test_a_job_whose_steps_are_set_keeps_the_checkpoint_that_it_began_with(datab
         job = table.entries["b1/b"].job
         assert job.part(WarmStart).step == 0 and job.part(WarmStart).first == WarmStart(checkpoints="b1/a", step=4)
         assert job.total_steps == num_steps and table.after["b1/b"] == ("b1/a",)
-    pool.ask(RequestKind.CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
+    pool.ask(CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
     assert table.entries["b1/c"].job.part(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
     assert table.records["b1/c"].step == 4
 
@@ -103,8 +104,10 @@ def test_the_steps_of_jobs_that_are_let_train_up_to_a_goal_cannot_be_set_and_a_c
     pool.ask(RequestKind.DIRECT, batch="b1", goals={"a": 5})
     refused = pool.ask(RequestKind.SET, batch="b1", jobs=[], settings={"steps": 20})
     assert refused.status == RequestStatus.REFUSED
-    assert refused.answer["message"].startswith("a trains as far as its sweep, or the way to its target, lets it. To")
-    pool.ask(RequestKind.CLONE, batch="b1", jobs=["a"], name="c", settings={"num_steps": 20})
+    assert refused.answer["message"].startswith(
+        "a trains as far as what steers its batch, such as a sweep, lets it. To"
+    )
+    pool.ask(CLONE, batch="b1", jobs=["a"], name="c", settings={"num_steps": 20})
     assert pool.executor.job_table.totals == {"b1/a": 5, "b1/c": 20}
 
 
@@ -185,18 +188,18 @@ def test_a_retried_job_that_ran_out_of_memory_everywhere_has_all_its_options_aga
             "priority must be a number above 0 and at most 1000 (1 is usual, 2 counts twice), got -1",
         ),
         (
-            RequestKind.CLONE,
+            CLONE,
             {"batch": "b1", "jobs": ["a"], "name": "b", "settings": {}},
             "batch nightly-b1 has a job 'b' already. To fix: choose another --name",
         ),
         (
-            RequestKind.CLONE,
+            CLONE,
             {"batch": "b1", "jobs": ["a"], "name": "c", "settings": {"global_batch_size": 8}},
             "these settings make no job: global_batch_size is unknown or changes the speed or size of a job. To fix: "
-            f"choose from {', '.join(SAME_SHAPE)}, or submit a job with warm_start, which is measured first",
+            f"choose from {', '.join(SAME_SHAPE)}, or submit another job, which is measured first",
         ),
         (
-            RequestKind.CLONE,
+            CLONE,
             {"batch": "b1", "jobs": ["a"], "name": "c", "is_warm": True},
             "a has no checkpoint yet. To fix: wait for one, or leave out --warm",
         ),

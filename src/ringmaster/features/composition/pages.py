@@ -1,0 +1,26 @@
+"""The jobs that have trained a shared component, on the pages of their models."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ringmaster.tasks.recording.report_parts import ReportPart
+from ringmaster.techniques import Job
+from ringmaster.text import code_span, markdown
+
+
+class SharedComponentReport(ReportPart):
+    """Says by which rule, and with which jobs, a model was trained."""
+
+    def paragraphs(self, job: Job, details: Mapping[str, Any]) -> Iterator[str]:
+        """Yields the jobs, the places of the component in their models, and the factors of their losses."""
+        how = None if job.adaptation is None else job.adaptation.composition
+        if how is None:
+            return
+        jobs = (
+            f"{markdown(name)} ({code_span(path)}, loss times {weight:g})"
+            for name, path, weight in zip(how.jobs, how.paths, how.weights, strict=True)
+        )
+        yield f"{markdown(how.component)} was trained by {', '.join(jobs)} together, update rule {how.update}."
+
+
+REPORT_PARTS = (SharedComponentReport(),)

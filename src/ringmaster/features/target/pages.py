@@ -1,0 +1,26 @@
+"""What was chosen on the way to a target, and whether it was reached, in the records of a job and its model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringmaster.tasks.execution.job_table import CHOICE, PHASES
+from ringmaster.tasks.recording.report_parts import ReportPart
+from ringmaster.techniques.processes.events import ENDED_EARLY, Steps
+from ringmaster.techniques.training.noise_scale import noise_blocks
+
+NOISE_SCALE = "noise_scale"
+
+
+class TargetReport(ReportPart):
+    """Shows the noise of gradients, and what was chosen for a job."""
+
+    def metrics(self, steps: Steps) -> Mapping[str, float]:
+        """Returns the noise scale of one report: a mean over many is near the truth."""
+        return {f"train/{NOISE_SCALE}": block.scale for block in noise_blocks(steps.measurements, most=1)}
+
+    def params(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what the job has changed on its way, why, and whether it has reached its target."""
+        return {key: details[key] for key in (PHASES, CHOICE, ENDED_EARLY) if details.get(key) is not None}
+
+
+REPORT_PARTS = (TargetReport(),)

@@ -1,0 +1,37 @@
+"""What optional features add to the records of jobs and models in MLflow.
+
+The module `pages` of a feature lists its parts in `REPORT_PARTS`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ringmaster.features import modules
+from ringmaster.techniques import Job
+from ringmaster.techniques.processes.events import Steps
+
+
+class ReportPart:
+    """What a feature adds to the records. By default nothing. details: of the job's record in the journal."""
+
+    def tags(self, details: Mapping[str, Any]) -> Mapping[str, str]:
+        """Returns tags of the run of a job."""
+        return {}
+
+    def metrics(self, steps: Steps) -> Mapping[str, float]:
+        """Returns metrics of the run of a job after some of its steps, such as {"train/noise_scale": 12.0}."""
+        return {}
+
+    def params(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns parameters of a finished model."""
+        return {}
+
+    def paragraphs(self, job: Job, details: Mapping[str, Any]) -> Iterator[str]:
+        """Yields paragraphs, in markdown, for the page of a finished model."""
+        yield from ()
+
+
+def report_parts() -> Iterator[ReportPart]:
+    """Yields the parts of all features."""
+    for module in modules("pages"):
+        yield from module.REPORT_PARTS
