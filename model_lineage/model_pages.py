@@ -100,7 +100,7 @@ def read_card(folder: Path) -> CardMetadata:
     if result is None:
         return CardMetadata()
     try:
-        head = yaml.load(result[1], Loader=_NoAliasLoader) or {}
+        head = yaml.load(result[1], Loader=_NoAliasLoader) or {}  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder / CARD} begins with no valid YAML ({' '.join(str(error).split())}). To fix: mend it, or remove it"

@@ -70,7 +70,7 @@ class CommandTest:
         Raises InputError if the command failed to complete, which is no result about the model.
         """
         done = subprocess.run(
-            ["sh", "-c", f'exec 1>&2; {self.command} "$@"', "sh", str(folder)],
+            ["/bin/sh", "-c", f'exec 1>&2; {self.command} "$@"', "sh", str(folder)],
             env={**os.environ, FOLDER_VARIABLE: str(folder)},
             check=False,
         )

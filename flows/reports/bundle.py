@@ -56,7 +56,7 @@ SHOWN_VARIABLES = frozenset(
 """The environment variables whose values are shown, and are no secrets where texts quote them."""
 
 _VALUE = r"""(?P<value>[^\s"',;&<>{}\[\]]{4,})"""
-_SECRET_WORD = (
+_SENSITIVE_NAME = (
     r"password|passwd|passphrase|secret|(?<![a-z])tokens?(?![a-z])|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|(?:account|encryption|license|master|service|signing|storage|wandb)[_-]?key|auth[_-]?string|credentials?|signature"
 )
@@ -67,8 +67,8 @@ _PATTERNS = tuple(
         r"[a-z][a-z0-9+.-]*://(?P<value>[^\s/\"'<>]+)@",  # what precedes the host in a URL
         r"\bauthorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token)\s+)?" + _VALUE,
         r"\b(?:basic|bearer)\s+(?P<value>[A-Za-z0-9+/=._~-]{12,})",
-        rf"(?:{_SECRET_WORD})[\w.-]*\\?[\"']?\s*(?:[=:]|\bis\b)\s*\\?[\"']?{_VALUE}",
-        rf"--[\w-]*(?:{_SECRET_WORD})[\w-]*\s+{_VALUE}",  # on a command line
+        rf"(?:{_SENSITIVE_NAME})[\w.-]*\\?[\"']?\s*(?:[=:]|\bis\b)\s*\\?[\"']?{_VALUE}",
+        rf"--[\w-]*(?:{_SENSITIVE_NAME})[\w-]*\s+{_VALUE}",  # on a command line
         r"\s(?:-u|--user|--proxy-user)\s+[^\s:]+:(?P<value>\S+)",
         r"\b(?:set-)?cookie[\"']?\s*[:=]\s*(?P<value>[^\r\n]+)",
         r"[?&][\w.-]*(?:sig|key|code|auth)=(?P<value>[^\s&\"'#]+)",

@@ -149,7 +149,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     mlflow_log = shlex.quote(str(logging_file(options.folder, ProcessRole.MLFLOW)))
     deployment = options.engine.deployment()
     nodes = () if deployment is None else ("--nodes", json.dumps(to_json(deployment)))
-    local = in_url("127.0.0.1" if options.host == "0.0.0.0" else "::1" if options.host == "::" else options.host)
+    local = in_url("127.0.0.1" if options.host == "0.0.0.0" else "::1" if options.host == "::" else options.host)  # noqa: S104 - nothing listens here
     services = [
         Service(
             name=PREFECT,

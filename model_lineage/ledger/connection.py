@@ -270,7 +270,8 @@ def _move_into_store(file: Path, folder: Path) -> None:
 
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
-_MEMORY = Path("/dev/shm")  # a container may give it 64 kB
+# A container may give it 64 kB. What is written there is in a new folder of `tempfile`, which only we can open.
+_MEMORY = Path("/dev/shm")  # noqa: S108
 DRAFT_BYTES = 16 << 20  # for a new database of 1 MB, and what its migrations copy
 
 

@@ -211,7 +211,7 @@ def _git(folder: Path, *words: str) -> str:
     """Returns git's output; an empty text if git is not installed or the folder is in no repository."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
+            ["git", "-C", str(folder), *words],  # noqa: S607 - the user's git
             capture_output=True,
             text=True,
             check=False,

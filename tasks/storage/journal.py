@@ -288,7 +288,7 @@ def _rows_of_file(file: Path, table: str, *, order: str, content: str) -> list[d
             connection.row_factory = sqlite3.Row
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
                 return []  # its run was killed before it had written anything
-            rows = connection.execute(f"SELECT * FROM {table} WHERE batch = '' ORDER BY {order}").fetchall()
+            rows = connection.execute(f"SELECT * FROM {table} WHERE batch = '' ORDER BY {order}").fetchall()  # noqa: S608 - our own names
         return [{**dict(row), content: json.loads(row[content])} for row in rows]
     except (sqlite3.Error, ValueError) as error:
         fault = fault_of(file, contents="its records of runs", writes=False)

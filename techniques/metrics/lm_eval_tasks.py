@@ -154,7 +154,7 @@ _TaskMetadataLoader.add_multi_constructor("!", lambda loader, suffix, node: load
 
 
 def _plain_config(file: Path) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.load(file.read_bytes(), Loader=_TaskMetadataLoader)
+    config: dict[str, Any] = yaml.load(file.read_bytes(), Loader=_TaskMetadataLoader)  # noqa: S506 - a SafeLoader
     included = config.pop("include", ())
     base: dict[str, Any] = {}
     for each in [included] if isinstance(included, str) else included:
