@@ -6,8 +6,9 @@ Each step is a task of the flow run in Prefect. Runs on this machine and runs on
 in what provides the devices.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import TypeVar, cast
 
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
@@ -19,21 +20,23 @@ from ringmaster.errors import BatchCancelled, BatchFailed, retry_may_help
 from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
+from ringmaster.flows.batch.batch_run import BatchRun
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
-from ringmaster.flows.batch.local_run import LocalRun, open_local_run
+from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
-from ringmaster.flows.pool.follower import IS_OVER
-from ringmaster.flows.pool.pooled_run import PooledRun, open_pooled_run
+from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import PlanUpdate
+from ringmaster.tasks.profiling.stage import ProfilingResult
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
-BatchRun = LocalRun | PooledRun
-"""A run of a batch, on this machine or on a pool. Each of its steps hands its result to the next."""
+T = TypeVar("T")
 
 
 @LocalFlow.of
@@ -96,12 +99,17 @@ def run_steps(
     else:
         opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler)
     with interrupts.handled(), opened as run:
-        # Quoted: Prefect looks for futures in all else, which takes seconds for the profiles of a thousand jobs.
         profiles = profile(run)
-        plan = make_plan(run, quote(profiles))
-        execute(run, quote(plan))
-        result = evaluate(run, quote(plan))
-        return record(run, quote(plan), quote(result))
+        run.begin(profiles)
+        plan = make_plan(run, _unresolved(profiles))
+        records = execute(run, _unresolved(plan))
+        result = evaluate(run, _unresolved(profiles), _unresolved(records))
+        return record(run, _unresolved(result))
+
+
+def _unresolved(value: T) -> T:
+    """Returns an argument of a task in which Prefect looks for no futures: that takes seconds for a thousand jobs."""
+    return cast(T, quote(value))
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -117,28 +125,30 @@ def run_steps(
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def profile(run: BatchRun) -> Any:
+def profile(run: BatchRun) -> ProfilingResult:
     """Checks each job and measures it under the techniques and numbers of devices that it may use."""
     return run.profile()
 
 
 @task(name="make plan", task_run_name="make plan", cache_policy=NO_CACHE, persist_result=False)
-def make_plan(run: BatchRun, profiles: Any) -> Any:
+def make_plan(run: BatchRun, profiles: ProfilingResult) -> PlanUpdate | None:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
-    return run.make_plan(profiles)
+    plan = run.make_plan(profiles)
+    run.show_plan(plan)
+    return plan
 
 
-# No retries: the executor retries each job, and on a pool a flow run that is retried resumes the batch.
+# No retries: the executor retries each job, and a flow run that is retried resumes the batch.
 @task(name="execute", task_run_name="execute", cache_policy=NO_CACHE, persist_result=False)
-def execute(run: BatchRun, plan: Any) -> None:
+def execute(run: BatchRun, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
     """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
-    run.execute(plan)
+    return run.execute(plan)
 
 
 @task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(run: BatchRun, plan: Any) -> BatchResult:
-    """Collects how the jobs ended and the metrics of their models, and shows them with what they cost."""
-    result = run.result(plan)
+def evaluate(run: BatchRun, profiles: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
+    """Compares the execution with its plan, and shows the metrics of the models with what they cost."""
+    result = run.evaluate(profiles, records)
     rows = job_rows(result)
     for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
     for_prefect(lambda: show_cost(run.batch, result))
@@ -148,9 +158,7 @@ def evaluate(run: BatchRun, plan: Any) -> BatchResult:
 
 
 @task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
-def record(run: BatchRun, plan: Any, result: Any) -> BatchResult:
+def record(run: BatchRun, result: BatchResult) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
     current_view.get().notice("recording models, metrics and lineage")
-    recorded: BatchResult = run.record(plan, result)
-    run.journal.put(IS_OVER, True)
-    return recorded
+    return run.record(result)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch.artifacts import show_groups
@@ -10,7 +11,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.fusion import as_executed, choose_groups, without_groups
+from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -25,46 +26,68 @@ class ChosenGroups:
 
     profiles: by lead job, the profiles of its group.
     plan: the plan on which the choice is based, in which the lead job represents its group.
+    fusion: the decision of the planner, and the problem that it is about; None where no jobs could form a group.
     """
 
     profiles: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
     plan: Plan | None = None
+    fusion: tuple[Fusion, Problem] | None = None
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Returns the fact `FUSION`."""
+        if self.fusion is None:
+            return None
+        fusion, problem = self.fusion
+        return {
+            "words": fusion.in_words(),
+            "groups": fusion.groups,
+            "together_s": fusion.fused_plan.makespan_s,
+            "alone_s": fusion.alone.makespan_s,
+            "lower_bound_s": fusion.fused_plan.best_bound_s,
+            "practice_s": current_practice(without_groups(problem)).makespan_s,
+        }
+
+    def report(self, journal: Journal) -> None:
+        """Shows the choice and what it saves, and stores it in the journal of the batch."""
+        if self.fusion is not None:
+            fusion, problem = self.fusion
+            current_view.get().notice(fusion.in_words())
+            for_prefect(lambda: show_groups(fusion, problem))
+        journal.put(FUSION, self.to_json())
 
 
 def choose_job_groups(
-    profiled: ProfilingResult,
+    profiles: ProfilingResult,
     *,
     jobs: Sequence[Job],
     name: str,
     cluster: Cluster,
-    journal: Journal,
+    records: Mapping[str, JobRecord],
     add_terms: Callable[[Problem], Problem],
     objective: str,
     work_s: float,
     goals: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> ChosenGroups:
-    """Divides the remaining jobs of a batch into groups and jobs that train alone, and reports what that saves.
+    """Divides the remaining jobs of a batch into groups and jobs that train alone.
 
     name: name of the batch.
     jobs: the jobs that can be trained.
-    journal: stores the choice as `FUSION`.
+    records: the records of the jobs, as far as there are any.
     goals: the step up to which each job may train now. A trial of a sweep whose values are still to be chosen has goal
         0, and joins no group.
     """
-    records = journal.jobs()
     left = [job for job in jobs if job.name not in records or records[job.name].status not in ENDED]
     # A job trains alone since its group was divided, or since it left the group.
     alone = {name for name, record in records.items() if record.details.get(PARTED) or record.details.get(LEFT)}
     may_join = {job.name for job in left if (goals or {}).get(job.name) != 0} - alone
-    groups = _candidates(profiled.groups, may_join)
+    groups = _candidates(profiles.groups, may_join)
     if not groups:
-        journal.remove(FUSION)  # of a run before it was resumed: its bound is not one of what is left
         return ChosenGroups()
     problem = add_terms(
         planning_problem(
             left,
-            profiled.profiles,
+            profiles.profiles,
             cluster,
             name=name,
             steps_done={name: record.step for name, record in records.items()},
@@ -75,24 +98,12 @@ def choose_job_groups(
         fusion = choose_groups(problem, work_s=work_s, seed=seed, objective=objective)
     except ProblemError:
         return ChosenGroups()  # no plan meets the deadlines: the planner of the jobs reports it, with details
-    current_view.get().notice(fusion.in_words())
-    for_prefect(lambda: show_groups(fusion, problem))
-    journal.put(
-        FUSION,
-        {
-            "words": fusion.in_words(),
-            "groups": fusion.groups,
-            "together_s": fusion.fused_plan.makespan_s,
-            "alone_s": fusion.alone.makespan_s,
-            "lower_bound_s": fusion.fused_plan.best_bound_s,
-            "practice_s": current_practice(without_groups(problem)).makespan_s,
-        },
-    )
     chosen = {
         lead: tuple(p for p in groups[lead] if {f.job for f in p.members} == set(members))
         for lead, members in fusion.groups.items()
     }
-    return ChosenGroups(profiles=chosen, plan=as_executed(problem, fusion.fused_plan)[1])
+    plan = as_executed(problem, fusion.fused_plan)[1]
+    return ChosenGroups(profiles=chosen, plan=plan, fusion=(fusion, problem))
 
 
 def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:

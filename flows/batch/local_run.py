@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ringmaster.clock import SteadyClock
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import from_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.features.target.job import Target
 from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
-from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
+from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
+from ringmaster.flows.batch.batch_run import INSPECTED, SINCE, STARTED, BatchRun, resume_jobs
 from ringmaster.flows.batch.context import NodeContext, RunOptions, open_node_context, profiled_at
-from ringmaster.flows.batch.flow_runs import as_task
-from ringmaster.flows.batch.group_choice import ChosenGroups, choose_job_groups, goals_in
-from ringmaster.flows.batch.result import (
-    BatchResult,
-    are_measured,
-    close_records,
-    collect,
-    failure,
-    failure_reporter,
-    log_decision,
-    report_refusals,
-)
+from ringmaster.flows.batch.flow_runs import as_task, current_flow_run, root_run
+from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
+from ringmaster.flows.batch.result import are_measured, failure_reporter, log_decision
 from ringmaster.flows.batch.run_folder import (
+    FLOW_RUNS,
+    IS_OVER,
     begun,
     begun_batch,
     checkpoint_root_of,
     exclusive_lock,
+    folder_of_flow_run,
     folder_to_resume,
-    is_done_and_recorded,
     mark_starting,
-    share_models,
 )
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
@@ -51,7 +43,7 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
 from ringmaster.tasks.control.request_handler import RequestHandler
 from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths, added_jobs
@@ -64,17 +56,16 @@ from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
-from ringmaster.tasks.profiling.preflight import EquivalentJobs, distinct, with_chunk
+from ringmaster.tasks.profiling.preflight import EquivalentJobs, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED, JobsToRecord
-from ringmaster.tasks.storage.journal import CLOCK, JobStatus, Journal, begin
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED
+from ringmaster.tasks.storage.journal import CLOCK, ENDED, JobRecord, JobStatus, Journal, begin
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 
-INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `EquivalentJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 STOP_PATIENCE_S = 5.0  # for a disk that is full when a run is to end
 
@@ -93,10 +84,13 @@ def open_local_run(
 
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
-    home = settings.home()
-    resumed = folder_to_resume(batch, home) if options.resume else None
-    if options.resume and resumed is None:
-        current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
+    home, flow_run = settings.home(), current_flow_run()
+    flow_runs = [root_run(), "" if flow_run is None else str(flow_run.id)]
+    resumed = folder_of_flow_run(batch, home, flow_runs)
+    if resumed is None and options.resume:
+        resumed = folder_to_resume(batch, home)
+        if resumed is None:
+            current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
     batch = batch if resumed is None else begun_batch(resumed)
     mark_starting(batch, home)
     with open_node_context(batch, home=home, servers=servers) as node_context, ExitStack() as stack:
@@ -107,7 +101,7 @@ def open_local_run(
         node_context = node_context.with_models(journal)
         environment = node_context.environment
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
-        journal.put("batch", batch.to_json())
+        journal.put_all({"batch": batch.to_json(), FLOW_RUNS: flow_runs})
         begun(batch, home)
         run_paths = RunPaths(
             folder=folder,
@@ -118,11 +112,10 @@ def open_local_run(
             checkpoint_root=checkpoint_root,
             keep_checkpoints=batch.keep_checkpoints,
         )
-        recorder = AsyncRecorder(node_context.ledger, journal, batch=batch, notice=current_view.get().notice)
         yield LocalRun(
             node_context,
             journal,
-            recorder=recorder,
+            recorder=AsyncRecorder(node_context.ledger, journal, batch=batch, notice=current_view.get().notice),
             run_paths=run_paths,
             seed=options.seed,
             sweep_scheduler=sweep_scheduler,
@@ -130,37 +123,12 @@ def open_local_run(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalPlan:
-    """What is about to be executed on this machine.
-
-    profiled: the profiles of the jobs at the machine's load.
-    engine: starts the segments.
-    cluster: the engine's devices.
-    failures: the jobs that have failed before there was a plan.
-    job_table: the jobs as the executor takes them.
-    plan: the plan of the jobs; None where nothing is left to be planned.
-    conditions: what predictions of ends take into account besides the plan.
-    """
-
-    profiled: ProfilingResult
-    engine: Engine
-    cluster: Cluster
-    failures: Sequence[JobEnded]
-    job_table: JobTable
-    plan: PlanUpdate | None
-    conditions: ForecastConditions
-
-
-class LocalRun:
+class LocalRun(BatchRun):
     """A run of a batch on this machine: the executor runs in this process.
 
     node_context: the resources for profiling, with the folders of the models that the jobs name.
-    recorder: writes the records of the run.
     run_paths: the run's folders and checkpoint options.
     seed: seed of the planner.
-    sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
-    stack: what is to be closed at the end of the run.
     """
 
     def __init__(
@@ -174,19 +142,34 @@ class LocalRun:
         sweep_scheduler: SweepScheduler | None,
         stack: ExitStack,
     ) -> None:
-        self._node_context, self.batch, self.journal = node_context, node_context.batch, journal
-        self._recorder, self._run_paths, self._seed = recorder, run_paths, seed
-        self._scheduler, self._stack = sweep_scheduler, stack
+        super().__init__(
+            node_context.batch,
+            journal,
+            folder=run_paths.folder,
+            recorder=recorder,
+            sweep_scheduler=sweep_scheduler,
+            stack=stack,
+        )
+        self._node_context, self._run_paths, self._seed = node_context, run_paths, seed
         self._steering: SweepScheduler | TargetScheduler | None = sweep_scheduler
-        self._is_recorded = False
+        self._conditions = ForecastConditions()
         self._listener_faults: Mapping[Listener, str] = {}
         # Deadlines count from the batch's start, and durations are compared: neither follows corrections of the clock.
-        newest_s = max((record.ended_s or record.started_s for record in self.journal.segments()), default=0.0)
-        self.journal.clock = clock = SteadyClock(not_before_s=newest_s)
-        self.journal.put(CLOCK, clock.to_json())
-        self._began_at_s, self._profiling_s = self.journal.clock(), 0.0
-        started_s = self.journal.get("started_s", self._began_at_s)  # resuming keeps deadlines
-        self.journal.put("started_s", started_s)
+        newest_s = max((record.ended_s or record.started_s for record in journal.segments()), default=0.0)
+        journal.clock = clock = SteadyClock(not_before_s=newest_s)
+        started_s = journal.get(STARTED, journal.clock())  # resuming keeps deadlines
+        jobs = (*self.batch.jobs, *added_jobs(journal.jobs()))
+        is_reported = journal.get(IS_OVER) is not False  # unset by earlier releases
+        self._is_due = resume_jobs(journal, [job.name for job in jobs], is_reported=is_reported)
+        journal.put_all(
+            {
+                CLOCK: clock.to_json(),
+                STARTED: started_s,
+                SINCE: journal.get(SINCE, started_s),
+                "status": JobStatus.RUNNING,
+                FLOW_RUN_PAGE: flow_run_page(),
+            }
+        )
         alone = ActiveBatch(
             id=ALONE,
             name=self.batch.name,
@@ -194,26 +177,26 @@ class LocalRun:
             given=self.batch.terms,
             started_s=float(started_s),
         )
-        self._active_batches = {ALONE: alone.with_changes(self.journal)}
+        self._active_batches = {ALONE: alone.with_changes(journal)}
         self._terms = combined_terms(self._active_batches.values())
-        self.journal.put("status", JobStatus.RUNNING)
-        self.journal.put(FLOW_RUN_PAGE, flow_run_page())
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def profile(self) -> ProfilingResult:
-        """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
-        node_context, began_s = self._node_context, time.monotonic()
-        begun = self.journal.jobs()
-        are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
-        report_failure = failure_reporter(but=are_over)
+    def _measure(self) -> ProfilingResult:
+        """Measures or predicts the options of the jobs that are left, at the load of this machine."""
+        node_context, begun = self._node_context, self.journal.jobs()
+        ended = [name for name, record in begun.items() if record.status in ENDED]
+        report_failure = failure_reporter(but=ended)
         # A placeholder of a sweep may take the profiles of any trial.
         alike = [from_json(EquivalentJobs, each) for each in self.journal.get(INSPECTED, [])]  # by an earlier process
         known = {name: replace(each.preflight, job=name) for each in alike for name in each.names}
-        ended = {} if self._scheduler is not None else {name: known[name] for name in are_over if name in known}
-        left = [job for job in node_context.batch.jobs if job.name not in ended]
+        if self._is_due and self._scheduler is not None:
+            ended = []
+        inspected = {name: known[name] for name in ended if name in known}
+        given_up = {name for name in ended if begun[name].status in (JobStatus.FAILED, JobStatus.CANCELLED)}
+        left = [job for job in self.batch.jobs if job.name not in inspected.keys() | given_up]
         try:
-            profiled = profile_jobs(
+            profiles = profile_jobs(
                 [with_chunk(job, known[job.name]) if job.name in known else job for job in left],
                 environment=node_context.environment,
                 cluster=node_context.cluster,
@@ -223,88 +206,109 @@ class LocalRun:
                 failed=report_failure,
                 # Trials of a sweep may fail one by one; a batch whose jobs have begun goes on without its unfit jobs.
                 all_or_none=self._scheduler is None and not begun,
-                share=node_context.batch.profiling_share,
+                share=self.batch.profiling_share,
             )
         except UntrainableJobs as error:
             raise InputError([f"job {name}: {why}" for name, why in error.faults.items()]) from error
-        report_refusals(profiled)
-        profiled = profiled.with_ended(ended, jobs=node_context.batch.jobs)
-        self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
-        if self._scheduler is not None:
-            profiled = replace(profiled, jobs=self._scheduler.with_rungs(profiled.jobs))
-        self._profiling_s += time.monotonic() - began_s
-        profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
-        for name, why in profiled.faults.items():
+        profiles = profiles.with_ended(inspected, jobs=self.batch.jobs)
+        for name, why in with_orphans(profiles.jobs, profiles.faults).items():
             report_failure(name, why)
-        return profiled
+        self._load = node_context.load()
+        return profiled_at(profiles, self._load)
 
-    def make_plan(self, profiled: ProfilingResult) -> LocalPlan:
-        """Records the jobs, chooses the groups of them to train together, plans what is left, and shows the plan.
+    def begin(self, profiles: ProfilingResult) -> None:
+        """Opens the engine, and records the jobs. From here on, however the run is left, what has happened is recorded.
 
-        The segments will run on the engine that RINGMASTER_ENGINE names, by default this machine's. Raises ProblemError
-        if no plan meets the deadlines of a new batch.
+        The segments will run on the engine that RINGMASTER_ENGINE names, by default this machine's.
         """
-        load = self._node_context.load()
-        profiled = profiled_at(profiled, load)
-        engine = self._open_engine()
-        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
-        failures = self._record_jobs(profiled, cluster)
-        current_view.get().notice(f"planning {counted(len(profiled.jobs), 'job')}")
-        groups = choose_job_groups(
-            profiled,
-            jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
+        self._engine = self._open_engine()
+        nodes = self._engine.nodes()
+        self._cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in nodes))
+        self._totals = {job.name: job.total_steps for job in profiles.jobs}
+        with input_errors(LedgerError, about="the batch cannot be recorded, so it is not trained: "):
+            self._begin_records(profiles, tuple(self._cluster.lease_names().values()))
+        self._stack.callback(self._record_interrupted, profiles)
+        if self._is_due:
+            begin(self.journal, (*self.batch.jobs, *added_jobs(self.journal.jobs())), faults=profiles.faults)
+        records = self.journal.jobs()
+        # Where all jobs had ended, a process that died may not have recorded the ends of those that are not done.
+        self._failures = [
+            JobEnded(job=name, status=records[name].status, message=records[name].message, details={})
+            for name in (profiles.faults if self._is_due else records)
+            if records[name].status in ENDED and records[name].status != JobStatus.DONE
+        ]
+        for event in self._failures:
+            self._recorder.listen(event)
+        jobs = [job for job in profiles.jobs if job.name not in profiles.faults]
+        if self._scheduler is not None:
+            self._scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
+        elif any(job.part(Target) is not None for job in profiles.jobs):
+            place, notice = self._run_paths, current_view.get().notice
+            self._steering = TargetScheduler(self.journal, jobs, profiles.profiles, place=place, notice=notice)
+        for name, details in self._steering.details().items() if self._steering is not None else ():
+            self.journal.write_job(name, details=details)
+
+    def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
+        """Chooses the groups of jobs to train together, and plans what is left.
+
+        Raises ProblemError if no plan meets the deadlines of a new batch.
+        """
+        current_view.get().notice(f"planning {counted(len(profiles.jobs), 'job')}")
+        records = self.journal.jobs()
+        self._groups = choose_job_groups(
+            profiles,
+            jobs=[job for job in profiles.jobs if job.name not in profiles.faults],
             name=self.batch.name,
-            cluster=cluster,
-            journal=self.journal,
-            goals=goals_in(self.journal.jobs()),
+            cluster=self._cluster,
+            records=records,
+            goals=goals_in(records),
             add_terms=self._add_terms,
             objective=self._terms.objective,
             work_s=PLANNING_WORK_S,
             seed=self._seed,
         )
-        job_table = JobTable(self.journal)
-        job_table.add(self._job_states(profiled, groups))
-        update, conditions = None, ForecastConditions()
-        if (problem := problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)) is not None:
-            conditions, is_first = self._node_context.conditions(load), not self.journal.plans()
-            plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
-            prediction = predict_plan(problem, plan, job_table.profiles, conditions=conditions)
-            self.journal.put(FIRST_PREDICTION, prediction.to_json())
-            self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
-            is_measured = are_measured(job_table.profiles)
-            self.journal.put(IS_MEASURED, is_measured)
-            show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
-            update = PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
-        return LocalPlan(
-            profiled=profiled,
-            engine=engine,
-            cluster=cluster,
-            failures=failures,
-            job_table=job_table,
-            plan=update,
-            conditions=conditions,
-        )
+        self._job_table = JobTable(self.journal)
+        self._job_table.add(self._job_states(profiles))
+        problem = problem_left(self._job_table, self._cluster, name=self.batch.name, add_terms=self._add_terms)
+        if problem is None:
+            return None
+        is_first = not self.journal.plans()
+        plan = self._first_plan(problem, start=self._groups.plan) if is_first else self._later_plan(problem)
+        return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
-    def execute(self, plan: LocalPlan) -> None:
+    def show_plan(self, plan: PlanUpdate | None) -> None:
+        """Shows the plan, its groups and the predicted end, and stores what the result is compared with."""
+        if plan is None:
+            return
+        self._groups.report(self.journal)
+        self._conditions = self._node_context.conditions(self._load)
+        profiles = self._job_table.profiles
+        prediction = predict_plan(plan.problem, plan.plan, profiles, conditions=self._conditions)
+        is_measured = are_measured(profiles)
+        self.journal.put_all({FIRST_PREDICTION: prediction.to_json(), IS_MEASURED: is_measured})
+        device = self._cluster.device_kind()
+        show_plan(plan.plan, plan.problem, prediction, device=device, is_measured=is_measured)
+
+    def execute(self, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
         """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
-        node_context, engine, cluster = self._node_context, plan.engine, plan.cluster
+        leases = self._node_context.leases
         with ExitStack() as stack:
             replanner = Replanner(
                 name=self.batch.name,
                 make_plan=self._checked_plan,
                 add_terms=self._add_terms,
                 policy=replace(POLICY, objective=self._terms.objective),
-                conditions=plan.conditions,
+                conditions=self._conditions,
             )
             executor = Executor(
-                cluster=cluster,
-                leases=node_context.leases,
-                holder=node_context.holder,
-                job_table=plan.job_table,
-                engine=engine,
-                plan=plan.plan,
+                cluster=self._cluster,
+                leases=leases,
+                holder=self._node_context.holder,
+                job_table=self._job_table,
+                engine=self._engine,
+                plan=plan,
                 replanner=replanner,
-                listeners=stack.enter_context(self._listeners(plan)),
+                listeners=stack.enter_context(self._listeners()),
                 steering=self._steering,
             )
 
@@ -315,9 +319,9 @@ class LocalRun:
                 executor.call(executor.stop_segments)
 
             # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
-            stack.callback(node_context.leases.give_back, tuple(cluster.lease_names().values()))
-            stack.callback(engine.close)
-            stack.enter_context(following(engine, executor, cluster=cluster))
+            stack.callback(leases.give_back, tuple(self._cluster.lease_names().values()))
+            stack.callback(self._engine.close)
+            stack.enter_context(following(self._engine, executor, cluster=self._cluster))
             stack.enter_context(stopped_by_signals(stop))
             handler = RequestHandler(
                 self.journal.database,
@@ -329,31 +333,18 @@ class LocalRun:
             stack.enter_context(running(handler.keep_answering, name="requests"))
             self._listener_faults = executor.listener_faults
             executor.run()
-
-    def result(self, plan: LocalPlan) -> BatchResult:
-        """Returns the result so far."""
-        return self._result(plan.profiled)
-
-    def record(self, _: LocalPlan, result: BatchResult) -> BatchResult:
-        """Records the result and waits until all is written; returns it with the URIs of the models."""
-        self._is_recorded = True
-        result = close_records(
-            result,
-            recorder=self._recorder,
-            journal=self.journal,
-            listener_faults=self._listener_faults,
-            sweep_scheduler=self._scheduler,
-        )
-        show_records(self._recorder, result)
-        if is_done_and_recorded(self.journal):
-            share_models(self._run_paths.folder, home=settings.home())
-        return result
+        return self.journal.jobs()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the executor raised; by listener."""
+        return self._listener_faults
+
     def _open_engine(self) -> Engine:
         engine_context = EngineContext(
-            folder=self._run_paths.folder,
+            folder=self._folder,
             cluster=self._node_context.cluster,
             launcher=self._node_context.server,
             spawn=as_task,
@@ -362,89 +353,43 @@ class LocalRun:
         with input_errors():
             return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), engine_context)))
 
-    def _record_jobs(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
-        """Records the jobs that are about to run; returns those that have failed already.
-
-        From here on, what has happened is recorded however the run is left.
-        """
-        every = {job.name: job for job in (*self.batch.jobs, *profiled.jobs)}
-        with input_errors(LedgerError, about="the batch cannot be recorded, so it is not trained: "):
-            self._recorder.begin(
-                JobsToRecord(jobs=every, preflights=profiled.preflights, profiles=profiled.profiles),
-                devices=tuple(cluster.lease_names().values()),
-                num_trials=profiled.num_trials,
-            )
-        self._stack.callback(self._record_interrupted, profiled)
-        begin(self.journal, (*self.batch.jobs, *added_jobs(self.journal.jobs())), faults=profiled.faults)
-        records = self.journal.jobs()
-        failures = [
-            failure(name, why) for name, why in profiled.faults.items() if records[name].status == JobStatus.FAILED
-        ]
-        for event in failures:
-            self._recorder.listen(event)
-        jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
-        if self._scheduler is not None:
-            self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
-        elif any(job.part(Target) is not None for job in profiled.jobs):
-            place, notice = self._run_paths, current_view.get().notice
-            self._steering = TargetScheduler(self.journal, jobs, profiled.profiles, place=place, notice=notice)
-        for name, details in self._steering.details().items() if self._steering is not None else ():
-            self.journal.write_job(name, details=details)
-        return failures
-
-    def _record_interrupted(self, profiled: ProfilingResult) -> None:
+    def _record_interrupted(self, profiles: ProfilingResult) -> None:
         """Records what has happened in a run that did not reach its last step."""
-        if not self._is_recorded:
-            result = close_records(
-                self._result(profiled),
-                recorder=self._recorder,
-                journal=self.journal,
-                listener_faults=self._listener_faults,
-                sweep_scheduler=self._scheduler,
-            )
+        if not self._is_closed:
+            result = self._close_records(self.evaluate(profiles, self.journal.jobs()))
             for fault in result.faults:
                 current_view.get().notice(f"not recorded: {fault}")
 
-    def _result(self, profiled: ProfilingResult) -> BatchResult:
-        return collect(
-            self.batch,
-            self.journal,
-            since_s=self._began_at_s,
-            num_trials=profiled.num_trials,
-            profiling_s=self._profiling_s,
-            refused=profiled.refused,
-        )
-
-    def _job_states(self, profiled: ProfilingResult, groups: ChosenGroups) -> list[JobState]:
+    def _job_states(self, profiles: ProfilingResult) -> list[JobState]:
         """Returns the batch's jobs as the executor takes them."""
-        data = {name: preflight.data for name, preflight in profiled.preflights.items()}
-        jobs = {job.name: job for job in profiled.jobs}
+        data = {name: preflight.data for name, preflight in profiles.preflights.items()}
+        jobs = {job.name: job for job in profiles.jobs}
         return [
             JobState(
                 local_job=job,
                 job=job,
-                profiles=profiled.profiles.get(job.name, ()),
+                profiles=profiles.profiles.get(job.name, ()),
                 place=replace(self._run_paths, data=data),
-                group_profiles=groups.profiles.get(job.name, ()),
-                variants=variant_options(job, profiled.profiles),
+                group_profiles=self._groups.profiles.get(job.name, ()),
+                variants=variant_options(job, profiles.profiles),
             )
             for job in (jobs.get(job.name, job) for job in self.batch.jobs)
         ]
 
     @contextmanager
-    def _listeners(self, plan: LocalPlan) -> Iterator[list[Listener]]:
+    def _listeners(self) -> Iterator[list[Listener]]:
         """Yields the executor's listeners: the view, the records, the artifacts in Prefect, the sweep."""
         database = self.journal.database
         deadlines = DeadlineAlarms(
-            self.batch.name, deadlines_s=self.batch.deadlines_s, started_s=self.journal.get("started_s")
+            self.batch.name, deadlines_s=self.batch.deadlines_s, started_s=self.journal.get(STARTED)
         )
-        progress = ProgressArtifact(self.journal, totals={job.name: job.total_steps for job in plan.profiled.jobs})
+        progress = ProgressArtifact(self.journal, totals=self._totals)
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name, clock=self.journal.clock),
             on_drawn=lambda run_timeline: deadlines.report_late(run_timeline, emit_alarm),
         )
         decisions = DecisionArtifact()
-        for event in plan.failures:
+        for event in self._failures:
             decisions.listen(event)
         with ExitStack() as stack:
             for artifact in (progress, gantt, decisions):

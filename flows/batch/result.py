@@ -119,19 +119,19 @@ def are_measured(profiles: Mapping[str, Sequence[Profile]]) -> bool:
 def collect(
     batch: Batch,
     journal: Journal,
+    records: Mapping[str, JobRecord],
     *,
     since_s: float,
     num_trials: int,
     profiling_s: float,
     refused: Callable[[str], list[dict[str, Any]]] = lambda _: [],
 ) -> BatchResult:
-    """Reads the result of a batch from its journal.
+    """Returns the result of a batch, by the records of its jobs, and the segments and plans in its journal.
 
     since_s: when the batch was started or resumed, in seconds since the epoch.
     num_trials, profiling_s: number and duration of the trials.
     refused: returns the techniques and configs that were refused before any trial, with reasons, by job name.
     """
-    records = journal.jobs()
     batch = replace(batch, jobs=(*batch.jobs, *added_jobs(records)))
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     plan, problem = _first_plan(journal, since_s=since_s)

@@ -22,7 +22,7 @@ from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_base_con
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import Journal, facts_of_file
 
 
 @contextmanager
@@ -49,6 +49,13 @@ def is_going_on(folder: Path) -> bool:
         return True
     return False
 
+
+IS_OVER = "is_over"
+"""The fact: the end of a run was recorded and reported. Only then does running it again mean to resume it; otherwise
+its process had died on the way.
+"""
+FLOW_RUNS = "flow_runs"
+"""The fact: the ids of the flow run that Prefect started the run's process for, and of the flow run of the batch."""
 
 STARTING = "starting"
 """A file in the folder of a batch's runs: a run is starting, and has no folder of its own yet. If the file exists
@@ -101,6 +108,23 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     if is_done:
         raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
     return folders[-1]
+
+
+def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str]) -> Path | None:
+    """Returns the folder of the newest run of the batch that one of these flow runs has begun; None if there is none.
+
+    So *Retry* in Prefect goes on with a run. What a flow run has trained to its end before does not count where the
+    flow run of the batch is another one: a flow may train the same batch again.
+
+    flow_runs: as in `FLOW_RUNS`.
+    """
+    for folder in reversed(runs_below(home / "batches" / batch.name)):
+        facts = facts_of_file(folder / "journal.db")
+        root, own = facts.get(FLOW_RUNS, ("", ""))
+        is_own, is_done = own == flow_runs[1], facts.get("status") == "done" and facts.get(IS_OVER)
+        if own and (is_own or (root == flow_runs[0] and not is_done)) and is_batch(batch, facts.get("batch")):
+            return folder
+    return None
 
 
 def plain_models(batches: Iterable[Path], *, home: Path, keep: int = 0, before_s: float = math.inf) -> Iterator[Path]:

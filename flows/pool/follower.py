@@ -10,16 +10,17 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
-from ringmaster.codec import digest, from_json, to_json
+from ringmaster.codec import digest, from_json
 from ringmaster.errors import InputError
-from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, flow_run_page, show_control
-from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, notices, root_run, runs_fact
+from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, show_control
+from ringmaster.flows.batch.batch_run import INSPECTED, SINCE, resume_jobs
+from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
 from ringmaster.flows.batch.result import log_decision
 from ringmaster.flows.batch.run_folder import is_batch, was_being_started
 from ringmaster.flows.interrupts import stopped_by_signals
@@ -29,7 +30,6 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.events import (
-    FIRST_PREDICTION,
     NEWEST_PREDICTION,
     ExecutionEvent,
     Listener,
@@ -44,19 +44,13 @@ from ringmaster.tasks.execution.target_scheduler import TargetScheduler
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
-from ringmaster.tasks.recording.async_recorder import PoolRecorder
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord
+from ringmaster.tasks.profiling.preflight import EquivalentJobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.preflight import Preflight, Refusal
-
-IS_OVER = "is_over"
-"""Fact of a run: its follower has recorded and reported its end. Only then does running it again mean to resume it;
-otherwise its process had died on the way.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +100,9 @@ def reopen(run: PoolRun, submission: Submission) -> LogPosition:
             run.ask(RequestKind.RESUME)
         return LogPosition()
     # The controller has dropped a batch that has ended, and reads it again from here.
-    # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
-    names = [*(job.name for job in submission.jobs), *(job.name for job in added_jobs(records))]
-    again = [name for name in names if records[name].status not in (JobStatus.DONE, JobStatus.STOPPED)]
-    for name in again:
-        run.journal.write_job(name, status=JobStatus.WAITING, message="")
     last = BatchEvents(run.database, run.id).newest()
-    if again:
-        for key in (FIRST_PREDICTION, NEWEST_PREDICTION):
-            run.journal.remove(key)
-        run.journal.put_all({"since_s": run.journal.clock(), "is_recorded": False, IS_OVER: False})
+    names = [*(job.name for job in submission.jobs), *(job.name for job in added_jobs(records))]
+    if resume_jobs(run.journal, names, is_reported=True):
         run.submissions.reopen(run.id)
     return last
 
@@ -195,36 +182,14 @@ def followed_batch(
     *,
     after: LogPosition,
     listeners: Sequence[Listener],
-    num_trials: int,
     sweep_scheduler: SweepScheduler | None,
 ) -> Iterator[BatchFollower]:
-    """Begins to record a batch, and yields its follower. Inside the context, Ctrl-C and SIGTERM cancel the batch.
+    """Yields the follower of a batch. Inside the context, Ctrl-C and SIGTERM cancel the batch.
 
     after: the position after which events are shown.
     listeners: receive the events, in addition to the terminal.
-    num_trials: how many trials its profiling took.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    events = BatchEvents(run.database, run.id)
-    preflights = preflights_of(submission, run.journal.get("surveyed", {}))
-    recorder = PoolRecorder(
-        run.ledger,
-        run.journal,
-        batch=run.batch,
-        events=events,
-        notice=notices(),
-    )
-    recorder.begin(
-        JobsToRecord(
-            jobs={job.name: job for job in (*run.batch.jobs, *submission.jobs)},
-            preflights=preflights,
-            profiles=submission.profiles,
-        ),
-        devices=[f"{node.name}:{n}" for node in NodeRegistry(run.database).all() for n in range(len(node.devices))],
-        num_trials=num_trials,
-    )
-    run.journal.put(FLOW_RUN_PAGE, flow_run_page())
-    recorder.follow()
     scheduler = sweep_scheduler or TargetScheduler(
         run.journal,
         submission.jobs,
@@ -247,10 +212,8 @@ def followed_batch(
         stack.callback(silence.cancel)
         silence.start()
         yield BatchFollower(
-            run,
-            recorder=recorder,
-            preflights=preflights,
-            events=events.follow(after, until=lambda: is_left.is_set() or run.has_ended()),
+            run.journal,
+            events=BatchEvents(run.database, run.id).follow(after, until=lambda: is_left.is_set() or run.has_ended()),
             listeners=Listeners([lambda _: silence.cancel(), *every], on_fault=on_fault),
             is_left=is_left,
         )
@@ -264,32 +227,24 @@ class BatchFollower:
     """
 
     def __init__(
-        self,
-        run: PoolRun,
-        *,
-        recorder: PoolRecorder,
-        preflights: Mapping[str, Preflight],
-        events: Iterator[ExecutionEvent],
-        listeners: Listeners,
-        is_left: threading.Event,
+        self, journal: Journal, *, events: Iterator[ExecutionEvent], listeners: Listeners, is_left: threading.Event
     ) -> None:
-        self._journal, self.recorder, self._preflights = run.journal, recorder, preflights
-        self._events, self._listeners, self._is_left = events, listeners, is_left
+        self._journal, self._events, self._listeners, self._is_left = journal, events, listeners, is_left
         self._looked_s = time.monotonic()  # for a newer prediction
 
-    def follow_to_plan(self) -> None:
-        """Follows the batch until the pool has a plan with it, or it has ended without one."""
+    def follow_to_plan(self) -> PlanUpdate | None:
+        """Returns the plan of the pool with the batch, once it is there; None if the batch has ended without one."""
         for event in self._events:
             self._show(event)
             if isinstance(event, PlanUpdate):
-                return
+                return event
+        return None
 
     def run(self) -> None:
         """Follows the batch until it ends. Raises TerminationSignal if Prefect ends this process alone."""
         for event in self._events:
             self._show(event)
         if self._is_left.is_set():
-            self.recorder.close(timeout_s=0.0)
             raise TerminationSignal(signal.SIGTERM)
 
     @property
@@ -297,14 +252,9 @@ class BatchFollower:
         """What is missing, and why, since a listener raised; by listener."""
         return self._listeners.faults
 
-    def refused(self, job: str) -> list[dict[str, Any]]:
-        """Returns the techniques and configs that were refused for a job before any trial."""
-        result: list[dict[str, Any]] = to_json(self._preflights[job].refusals) if job in self._preflights else []
-        return result
-
     def _show(self, event: ExecutionEvent) -> None:
         # The first plan since the start is what the result is compared with; the pool plans all its batches.
-        if isinstance(event, PlanUpdate) and not self._journal.plans(since_s=float(self._journal.get("since_s"))):
+        if isinstance(event, PlanUpdate) and not self._journal.plans(since_s=float(self._journal.get(SINCE))):
             plan = {"problem": event.problem.to_json(), "plan": event.plan.to_json()}
             self._journal.write_plan(plan, why=event.why)
         self._listeners.notify(event)
@@ -335,21 +285,20 @@ def num_devices(run: PoolRun) -> int:
     return sum(len(node.devices) for node in NodeRegistry(run.database).all())
 
 
-def preflights_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Preflight]:
-    """Returns the preflights of the jobs, as far as they are stored.
-
-    submission: has the facts of the jobs' data.
-    known: the other facts and the refusals, by job.
-    """
-    return {
+def known_preflights(run: PoolRun, submission: Submission) -> dict[str, Preflight]:
+    """Returns the preflights of the jobs of a submitted batch, as far as they are stored."""
+    if (alike := run.journal.get(INSPECTED)) is not None:
+        every = [from_json(EquivalentJobs, each) for each in alike]
+        return {name: replace(each.preflight, job=name) for each in every for name in each.names}
+    return {  # submitted by an earlier release
         name: Preflight(
             job=name,
             data=submission.data.get(name, {}),
-            facts=result["facts"],
+            facts=known["facts"],
             candidates=(),
-            refusals=tuple(from_json(Refusal, refusal) for refusal in result["refusals"]),
+            refusals=tuple(from_json(Refusal, refusal) for refusal in known["refusals"]),
         )
-        for name, result in known.items()
+        for name, known in run.journal.get("surveyed", {}).items()
     }
 
 

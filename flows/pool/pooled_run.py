@@ -10,18 +10,19 @@ import math
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import to_json
+from prefect.exceptions import TerminationSignal
+
 from ringmaster.errors import BatchCancelled
 from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch import run_folder
-from ringmaster.flows.batch.artifacts import show_records
+from ringmaster.flows.batch.artifacts import flow_run_page
+from ringmaster.flows.batch.batch_run import SINCE, STARTED, BatchRun
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
     current_flow_run,
@@ -32,12 +33,12 @@ from ringmaster.flows.batch.flow_runs import (
     root_run,
 )
 from ringmaster.flows.batch.group_choice import choose_job_groups
-from ringmaster.flows.batch.result import BatchResult, are_measured, close_records, collect, report_refusals
+from ringmaster.flows.batch.result import are_measured
+from ringmaster.flows.batch.run_folder import IS_OVER
 from ringmaster.flows.pool.follower import (
-    IS_OVER,
-    BatchFollower,
     PoolRun,
     followed_batch,
+    known_preflights,
     num_devices,
     place_of_run,
     reopen,
@@ -51,18 +52,19 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
-from ringmaster.tasks.execution.events import Listener
+from ringmaster.tasks.execution.events import Listener, PlanUpdate
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.target_scheduler import first_goals
-from ringmaster.tasks.pool.event_log import LogPosition
+from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.recording.mlflow_writer import IS_MEASURED
+from ringmaster.tasks.recording.async_recorder import PoolRecorder
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.tasks.storage.schema import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.checkpoints.checkpoint import store_model
@@ -177,26 +179,13 @@ def check_cancelled(run: PoolRun) -> None:
         raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolProfiles:
-    """What a pool's nodes have measured of a batch.
-
-    profiled: the profiles of the jobs.
-    weights: the folders of the models that jobs adapt, by job or model.
-    checkpoint_root: where checkpoints go; None for the folder of the run.
-    """
-
-    profiled: ProfilingResult
-    weights: Mapping[str, Path]
-    checkpoint_root: str | None
-
-
-class PooledRun:
+class PooledRun(BatchRun):
     """A run of a batch on a pool, followed by this process.
 
     run: the run's place in the pool.
+    profile: has the jobs profiled on the pool's nodes.
     retrying_ledger: opens the records so that calls wait for an MLflow server that is away.
-    stack: what is to be closed at the end of the run.
+    shown: makes the listeners that show a submitted batch.
     """
 
     def __init__(
@@ -210,10 +199,17 @@ class PooledRun:
         sweep_scheduler: SweepScheduler | None,
         stack: ExitStack,
     ) -> None:
-        self._run, self._options, self._profile, self._stack = run, options, profile, stack
-        self._retrying_ledger, self._shown, self._scheduler = retrying_ledger, shown, sweep_scheduler
-        self.batch, self.journal = run.batch, run.journal
+        events = BatchEvents(run.database, run.id)
+        recorder = PoolRecorder(run.ledger, run.journal, batch=run.batch, events=events, notice=notices())
+        super().__init__(
+            run.batch, run.journal, folder=run.folder, recorder=recorder, sweep_scheduler=sweep_scheduler, stack=stack
+        )
+        self._run, self._options, self._profile = run, options, profile
+        self._retrying_ledger, self._shown = retrying_ledger, shown
+        # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
+        self.record_timeout_s = math.inf if is_started_by_prefect() else None
         self._kept_node = stack.enter_context(ExitStack())  # from the profiling until the jobs are submitted
+        self._weights: Mapping[str, Path] = {}  # the folders of the models that jobs adapt, by job or model
         self._submission = run.submissions.find(run.id)
         self._shown_until = LogPosition()
         if self._submission is not None:
@@ -223,10 +219,15 @@ class PooledRun:
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def profile(self) -> PoolProfiles | Submission:
-        """Has the jobs profiled on the pool's nodes; returns the submission instead if the pool has it already."""
-        if self._submission is not None:
-            return self._submission
+    def profile(self) -> ProfilingResult:
+        """Has the jobs profiled on the pool's nodes, unless the pool has them already."""
+        if (submission := self._submission) is None:
+            return super().profile()
+        preflights = known_preflights(self._run, submission)
+        return ProfilingResult(jobs=submission.jobs, preflights=preflights, profiles=submission.profiles)
+
+    def _measure(self) -> ProfilingResult:
+        """Measures or predicts the options of the jobs on one node of each kind."""
         batch, journal, ledger = self.batch, self.journal, self._retrying_ledger()
         jobs = tuple(job.name for job in batch.jobs)
         self._kept_node.enter_context(
@@ -236,108 +237,82 @@ class PooledRun:
         )
         self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()
-        since_s, began_s = journal.clock(), time.monotonic()
-        journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
-        checkpoint_root = run_folder.checkpoint_root_of(journal, resume=False)
-        batch, weights = run_folder.with_models(batch, ledger, journal, settings.home())
-        profiled = self._profile(batch, key=self._run.id, database=self._run.database)
-        report_refusals(profiled)
-        journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - began_s})
-        journal.put(IS_MEASURED, are_measured(profiled.profiles) and are_measured(profiled.groups))
-        journal.put(
-            "surveyed",
-            {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.preflights.items()},
-        )
-        profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
-        return PoolProfiles(profiled=profiled, weights=weights, checkpoint_root=checkpoint_root)
+        since_s = journal.clock()
+        journal.put_all({"batch": batch.to_json(), STARTED: journal.get(STARTED, since_s), SINCE: since_s})
+        run_folder.checkpoint_root_of(journal, resume=False)
+        batch, self._weights = run_folder.with_models(batch, ledger, journal, settings.home())
+        profiles = self._profile(batch, key=self._run.id, database=self._run.database)
+        journal.put(IS_MEASURED, are_measured(profiles.profiles) and are_measured(profiles.groups))
+        return profiles
 
-    def make_plan(self, profiles: PoolProfiles | Submission) -> BatchFollower:
-        """Submits the jobs, unless the pool has them already, and waits until its controller has a plan with them.
-
-        They may also end without one. Returns what follows the plan.
-        """
-        run = self._run
-        submission = profiles if isinstance(profiles, Submission) else self._submit(profiles)
-        if submission is not profiles:
-            self._kept_node.close()
+    def begin(self, profiles: ProfilingResult) -> None:
+        """Submits the jobs, unless the pool has them already, and begins to record and to follow them."""
+        run, submission = self._run, self._submission
+        if submission is None:
+            submission = self._submit(profiles)
             current_view.get().notice(f"{run.id} waits for its place in the pool's plan")
+        self._kept_node.close()
         run_folder.begun(self.batch, settings.home())
-        follower = self._stack.enter_context(
+        nodes = NodeRegistry(run.database).all()
+        run.journal.put(FLOW_RUN_PAGE, flow_run_page())
+        self._begin_records(profiles, [f"{node.name}:{n}" for node in nodes for n in range(len(node.devices))])
+        self._follower = self._stack.enter_context(
             followed_batch(
                 run,
                 submission,
                 after=self._shown_until,
                 listeners=for_prefect(lambda: self._shown(run, submission)),
-                num_trials=self._profiling()["num_trials"],
                 sweep_scheduler=self._scheduler,
             )
         )
-        follower.follow_to_plan()
-        return follower
 
-    def execute(self, follower: BatchFollower) -> None:
+    def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
+        """Waits until the pool's controller has a plan with the batch; returns None if it has ended without one."""
+        return self._follower.follow_to_plan()
+
+    def show_plan(self, plan: PlanUpdate | None) -> None:
+        """Does nothing: the listeners of the follower show plans."""
+
+    def execute(self, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
         """Follows the batch until the pool's controller has ended it."""
-        follower.run()
+        try:
+            self._follower.run()
+        except TerminationSignal:
+            self._recorder.close(timeout_s=0.0)
+            raise
+        return self.journal.jobs()
 
-    def result(self, follower: BatchFollower) -> BatchResult:
-        """Returns the result so far."""
-        profiling = self._profiling()
-        return collect(
-            self.batch,
-            self.journal,
-            since_s=float(self.journal.get("since_s")),
-            num_trials=profiling["num_trials"],
-            profiling_s=profiling["seconds"],
-            refused=follower.refused,
-        )
+    # -- inside --------------------------------------------------------------------------------------------------------
 
-    def record(self, follower: BatchFollower, result: BatchResult) -> BatchResult:
-        """Records the result and waits until all is written; returns it with the URIs of the models."""
-        result = close_records(
-            result,
-            recorder=follower.recorder,
-            journal=self.journal,
-            listener_faults=follower.listener_faults,
-            sweep_scheduler=self._scheduler,
-            # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
-            timeout_s=math.inf if is_started_by_prefect() else None,
-        )
-        show_records(follower.recorder, result)
-        if run_folder.is_done_and_recorded(self.journal):
-            run_folder.share_models(self._run.folder, home=settings.home())
-        return result
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the follower raised; by listener."""
+        return self._follower.listener_faults
 
-    def _profiling(self) -> Mapping[str, Any]:
-        result: Mapping[str, Any] = self.journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
-        return result
-
-    # -- submitting ----------------------------------------------------------------------------------------------------
-
-    def _submit(self, profiles: PoolProfiles) -> Submission:
+    def _submit(self, profiles: ProfilingResult) -> Submission:
         """Chooses the groups of jobs to train together, and submits the jobs to the pool."""
         run, batch, journal, scheduler = self._run, self.batch, self.journal, self._scheduler
-        profiled = profiles.profiled
-        jobs = tuple(job for job in profiled.jobs if job.name not in profiled.faults)
+        jobs = tuple(job for job in profiles.jobs if job.name not in profiles.faults)
         details: Mapping[str, Mapping[str, Any]]
         if scheduler is not None:
-            jobs = scheduler.with_rungs(jobs)
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
             details = scheduler.details()
         else:
             details = first_goals(jobs)
         groups = choose_job_groups(
-            profiled,
+            profiles,
             jobs=jobs,
             name=batch.name,
             cluster=Cluster(
                 nodes=tuple(healthy(node) for node in NodeRegistry(run.database).all() if healthy(node).devices)
             ),
-            journal=journal,
+            records={},
             goals={name: each[GOAL] for name, each in details.items() if GOAL in each},
             add_terms=batch.terms.on,
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )
+        groups.report(journal)
         flow_run, terms = current_flow_run(), batch.terms
         number = next(iter(batch.devices.values())) if isinstance(batch.devices, Mapping) else None
         if isinstance(number, int):  # a quota of the batch, to which its jobs without a user belong
@@ -349,24 +324,24 @@ class PooledRun:
             name=batch.name,
             jobs=jobs,
             profiles={
-                each.name: profiled.profiles[each.name] for job in jobs for each in (job, *job.variants().values())
+                each.name: profiles.profiles[each.name] for job in jobs for each in (job, *job.variants().values())
             },
             folder=str(run.folder),
             cache_dir=str(settings.home() / "cache"),
             terms=terms,
-            data={job.name: profiled.preflights[job.name].data for job in jobs},
-            weights={name: str(folder) for name, folder in profiles.weights.items()},
+            data={job.name: profiles.preflights[job.name].data for job in jobs},
+            weights={name: str(folder) for name, folder in self._weights.items()},
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
             keep_checkpoints=batch.keep_checkpoints,
-            checkpoint_root=profiles.checkpoint_root,
+            checkpoint_root=journal.get("checkpoint_root"),
             flow_run="" if flow_run is None else str(flow_run.id),
-            started_s=float(journal.get("started_s")),
+            started_s=float(journal.get(STARTED)),
             together=groups.profiles,
         )
         store_weights(submission)
         check_cancelled(run)
-        run.submissions.submit(submission, failed=profiled.faults, details=details)
+        run.submissions.submit(submission, failed=profiles.faults, details=details)
         if not jobs:
             run.submissions.end(run.id)
         return submission

@@ -41,8 +41,7 @@ AWAY = "training goes on, and what is to be recorded waits"
 
 UNRECORDED = "unrecorded"
 """The key in the journal of what could not be written so far: {"events" (kind, content and time in ms of each),
-"points" (see `MlflowWriter.waiting_points`), "num_plans" (how many plans are written), "figures" (the metrics of the
-batch)}."""
+"points" (see `MlflowWriter.waiting_points`), "num_plans" (how many plans are written)}."""
 
 
 class RetriedWrites(OutageRetry):
@@ -97,8 +96,7 @@ class AsyncRecorder:
         self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, notice=notice)
         self._writes = RetriedWrites(notice)
         self._num_dropped = 0
-        self._has_heard = self._has_stopped = False
-        self._figures: Mapping[str, float] = {}
+        self._has_stopped = False
         self._unwritten: list[tuple[ExecutionEvent, int]] = []
         self._todo: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -127,7 +125,6 @@ class AsyncRecorder:
         """Passes an event to the writing thread. An executor's listener."""
         if isinstance(event, PredictionUpdate):  # no record, and too many to wait for an MLflow that is away
             return
-        self._has_heard = True
         if isinstance(event, GangReport) and self._todo.qsize() >= MAX_WAITING:
             self._num_dropped += 1
             return
@@ -135,9 +132,6 @@ class AsyncRecorder:
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
-        if not self._has_heard:  # resumed for its records alone, which are those of the run before
-            metrics = {**metrics, **self._unrecorded.get("figures", {})}
-        self._figures = metrics
         action = partial(self._writer.finish, status=status, metrics=metrics, table=table)
         self._todo.put(partial(self._writes.do, action))
 
@@ -200,7 +194,7 @@ class AsyncRecorder:
             if not isinstance(event, GangReport)
         ]
         points = self._writer.waiting_points()
-        kept = {"events": events, "points": points, "num_plans": self._writer.num_plans, "figures": self._figures}
+        kept = {"events": events, "points": points, "num_plans": self._writer.num_plans}
         self._journal.put(UNRECORDED, kept if self._faults else {})
 
     def _work(self) -> None:
@@ -249,8 +243,9 @@ class PoolRecorder(AsyncRecorder):
         self._is_over = threading.Event()
         super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0))
 
-    def follow(self) -> None:
-        """Starts to write the events of the batch, until `close`."""
+    def begin(self, known: JobsToRecord, *, devices: Sequence[str], num_trials: int) -> None:
+        """Opens the batch's run as `AsyncRecorder.begin`, and writes the events of the batch until `close`."""
+        super().begin(known, devices=devices, num_trials=num_trials)
         self._todo.put(self._follow)
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
@@ -276,7 +271,6 @@ class PoolRecorder(AsyncRecorder):
         """Records the next events, and waits where there are none yet. Returns whether more are to be expected."""
         is_last = self._is_over.is_set()
         entries = self._reader.read(most=ENTRIES_AT_ONCE)
-        self._has_heard = self._has_heard or bool(entries)
         num_unwritten = len(self._unwritten)
         for entry in entries:
             self._write(entry.event, at_ms=int(entry.time_s * 1000))

@@ -278,6 +278,15 @@ def segments_of_file(file: Path) -> list[SegmentRecord]:
     ]
 
 
+def facts_of_file(file: Path) -> dict[str, Any]:
+    """Returns the facts in the journal of a batch that runs on this machine alone.
+
+    Raises DatabaseFileError, and OSError where it cannot be read.
+    """
+    values = {row["key"]: row["value"] for row in _rows_of_file(file, "facts", order="key", content="value")}
+    return {key: value[0] for key, value in values.items() if isinstance(value, list) and value}
+
+
 def _rows_of_file(file: Path, table: str, *, order: str, content: str) -> list[dict[str, Any]]:
     """Returns the rows of a table of a journal. content: the column with JSON.
 

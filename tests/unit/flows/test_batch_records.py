@@ -101,7 +101,7 @@ def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_a
         assert line in console.file.getvalue()
 
 
-def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in_an_earlier_run(tmp_path):
+def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in_an_earlier_run(tmp_path, monkeypatch):
     batch = Batch(name="nightly", jobs=(job("a"), job("b"), job("c")), folder=None, text="")
     journal = Journal.of_file(tmp_path / "journal.db")
     journal.write_job("b", status=JobStatus.DONE)
@@ -118,7 +118,9 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     profiled = ProfilingResult(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
-    run._record_jobs(profiled, cluster(1))
+    engine = SimpleNamespace(nodes=lambda: cluster(1).nodes)
+    monkeypatch.setattr(run, "_open_engine", lambda: engine)
+    run.begin(profiled)
     assert heard == [JobEnded(job="a", status=JobStatus.FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()

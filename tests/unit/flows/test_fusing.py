@@ -39,17 +39,19 @@ def without_prefect(monkeypatch):
 def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
     profiled = ProfilingResult(jobs=tuple(JOBS), preflights={}, profiles={each.name: (profile(),) for each in JOBS})
     profiled = type(profiled)(**{**vars(profiled), "groups": {"a": tuple(groups)}})
-    return choose_job_groups(
+    groups = choose_job_groups(
         profiled,
         jobs=JOBS,
         name="nightly",
         cluster=cluster(1),
-        journal=journal,
+        records=journal.jobs(),
         add_terms=add_terms,
         objective="makespan",
         work_s=2.0,
         goals=goals,
     )
+    groups.report(journal)
+    return groups
 
 
 def test_what_is_quicker_together_is_chosen_and_kept(journal):

@@ -9,6 +9,7 @@ import pytest
 from ringmaster.flows.batch import local_run
 from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.preflight import Preflight, Refusal
@@ -40,7 +41,9 @@ class Runs:
         )
 
     def profiled(self, *, sweep_scheduler=None):
-        node_context = SimpleNamespace(batch=self.batch, cluster=cluster(1), environment=None, known=None, lend=None)
+        node_context = SimpleNamespace(
+            batch=self.batch, cluster=cluster(1), environment=None, known=None, lend=None, load=MachineLoad
+        )
         run_paths = SimpleNamespace(folder=self.batch.folder, cache_dir=None)
         run = LocalRun(
             node_context,

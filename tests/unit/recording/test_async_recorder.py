@@ -277,7 +277,7 @@ def test_what_was_not_written_is_written_when_the_batch_is_resumed(database, met
             delattr(ledger, name)
     second = AsyncRecorder(ledger, journal, batch=BATCH)
     second.begin(recorded(), devices=["d"], num_trials=0)
-    second.finish(status="FINISHED", metrics={"makespan_s": 0.0}, table=[])
+    second.finish(status="FINISHED", metrics={"makespan_s": 10.0}, table=[])
     assert second.close() == []
     assert second.is_complete
     check(ledger)
@@ -340,7 +340,6 @@ def pool_recorder(ledger, database):
         ledger, Journal(database, batch=KEY), batch=BATCH, events=BatchEvents(database, KEY), notice=notice
     )
     recorder.begin(recorded(), devices=["d"], num_trials=0)
-    recorder.follow()
     return recorder
 
 

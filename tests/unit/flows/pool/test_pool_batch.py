@@ -16,6 +16,7 @@ from ringmaster.compat.prefect import STARTED_RUN
 from ringmaster.errors import BatchCancelled, InputError
 from ringmaster.flows import interrupts
 from ringmaster.flows import train_batch as steps
+from ringmaster.flows.batch import batch_run
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, runs_fact
@@ -117,9 +118,10 @@ class Bench:
             shown=lambda run, submission: [],
             **options,
         ) as run:
-            plan = steps.make_plan.fn(run, steps.profile.fn(run))
-            steps.execute.fn(run, plan)
-            return steps.record.fn(run, plan, run.result(plan))
+            profiles = steps.profile.fn(run)
+            run.begin(profiles)
+            records = steps.execute.fn(run, steps.make_plan.fn(run, profiles))
+            return steps.record.fn(run, run.evaluate(profiles, records))
 
     def ids(self):
         return [key for key, _, _ in Submissions(self.database).names()]
@@ -268,7 +270,7 @@ def test_a_flow_run_that_died_while_it_recorded_trains_nothing_again(bench, monk
     with played(bench.database) as executor:
         executor.failing = {"b": "its loss is NaN"}
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(pooled_run, "show_records", die)
+            patch.setattr(batch_run, "show_records", die)
             bench.train()
         executor.failing = {}
         assert bench.train().status == "failed"

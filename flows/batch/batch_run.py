@@ -1,0 +1,175 @@
+"""One run of a batch: the steps of `train_batch`, whatever provides the devices.
+
+A run is a folder, a journal, and records in MLflow. Its process may die at any moment. Another process then opens the
+same run and takes the same steps, which repeat nothing that was done: the journal has the jobs that have ended.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringmaster.codec import to_json
+from ringmaster.flows import settings
+from ringmaster.flows.batch.artifacts import show_records
+from ringmaster.flows.batch.result import BatchResult, close_records, collect, report_refusals
+from ringmaster.flows.batch.run_folder import IS_OVER, is_done_and_recorded, share_models
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.batch.adaptation_rules import with_orphans
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, Listener, PlanUpdate
+from ringmaster.tasks.profiling.preflight import distinct
+from ringmaster.tasks.profiling.stage import ProfilingResult
+from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.tasks.recording.mlflow_writer import JobsToRecord
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+
+INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `EquivalentJobs`
+PROFILING = "profiling"  # the fact: {"num_trials", "seconds"} of the profiling
+STARTED, SINCE = "started_s", "since_s"
+"""The facts: when the run was first started; when it was last started or resumed with jobs to train."""
+
+
+class BatchRun(ABC):
+    """A run of a batch.
+
+    folder: of this run.
+    recorder: writes the records of the run.
+    sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
+    stack: what is to be closed at the end of the run.
+    """
+
+    record_timeout_s: float | None = None
+    """Seconds to wait at the end for an MLflow that is away; None for the recorder's default."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        journal: Journal,
+        *,
+        folder: Path,
+        recorder: AsyncRecorder,
+        sweep_scheduler: SweepScheduler | None,
+        stack: ExitStack,
+    ) -> None:
+        self.batch, self.journal, self._folder = batch, journal, folder
+        self._recorder, self._scheduler, self._stack = recorder, sweep_scheduler, stack
+        self._is_due = True  # whether jobs are left to train
+        self._is_closed = False  # whether the records are
+
+    # -- the steps -----------------------------------------------------------------------------------------------------
+
+    def profile(self) -> ProfilingResult:
+        """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
+        began_s = time.monotonic()
+        profiles = self._measure()
+        report_refusals(profiles)
+        self.journal.put(INSPECTED, to_json(distinct(profiles.preflights)))
+        if self._is_due:
+            seconds = time.monotonic() - began_s
+            self.journal.put(PROFILING, {"num_trials": profiles.num_trials, "seconds": seconds})
+        if self._scheduler is not None:
+            profiles = replace(profiles, jobs=self._scheduler.with_rungs(profiles.jobs))
+        return replace(profiles, faults=with_orphans(profiles.jobs, profiles.faults))
+
+    @abstractmethod
+    def _measure(self) -> ProfilingResult:
+        """Measures or predicts the options of the jobs that are left."""
+
+    @abstractmethod
+    def begin(self, profiles: ProfilingResult) -> None:
+        """Records the jobs, and gets the devices that they will run on."""
+
+    @abstractmethod
+    def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
+        """Returns the plan of the jobs that are left; None where no job is left to be planned."""
+
+    @abstractmethod
+    def show_plan(self, plan: PlanUpdate | None) -> None:
+        """Shows the plan, and stores what the result is compared with."""
+
+    @abstractmethod
+    def execute(self, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
+        """Has the jobs trained, evaluated and recorded until all have ended; returns their records."""
+
+    def evaluate(self, profiles: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
+        """Returns how the jobs and the plan have done since the run was started or resumed."""
+        return collect(
+            self.batch,
+            self.journal,
+            records,
+            since_s=float(self.journal.get(SINCE)),
+            num_trials=self._profiling["num_trials"],
+            profiling_s=self._profiling["seconds"],
+            refused=profiles.refused,
+        )
+
+    def record(self, result: BatchResult) -> BatchResult:
+        """Records the result, and waits until all is written; returns it with the URIs of the models."""
+        result = self._close_records(result)
+        show_records(self._recorder, result)
+        if is_done_and_recorded(self.journal):
+            share_models(self._folder, home=settings.home())
+        self.journal.put(IS_OVER, True)
+        return result
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the execution raised; by listener."""
+
+    def _begin_records(self, profiles: ProfilingResult, devices: Sequence[str]) -> None:
+        jobs = {job.name: job for job in (*self.batch.jobs, *profiles.jobs)}
+        self._recorder.begin(
+            JobsToRecord(jobs=jobs, preflights=profiles.preflights, profiles=profiles.profiles),
+            devices=devices,
+            num_trials=self._profiling["num_trials"],
+        )
+
+    @property
+    def _profiling(self) -> Mapping[str, Any]:
+        result: Mapping[str, Any] = self.journal.get(PROFILING, {"num_trials": 0, "seconds": 0.0})
+        return result
+
+    def _close_records(self, result: BatchResult) -> BatchResult:
+        self._is_closed = True
+        return close_records(
+            result,
+            recorder=self._recorder,
+            journal=self.journal,
+            listener_faults=self.listener_faults,
+            sweep_scheduler=self._scheduler,
+            timeout_s=self.record_timeout_s,
+        )
+
+
+def resume_jobs(journal: Journal, names: Iterable[str], *, is_reported: bool) -> bool:
+    """Makes the jobs of a run due that are left to train; returns whether there are any.
+
+    Jobs that have failed or were cancelled are due again, as somebody may have fixed the cause. Where all jobs had
+    ended and the process died before it had reported that, they are not: the report alone is left.
+
+    names: of all jobs of the run.
+    is_reported: whether the end of the run was reported, if it has ended.
+    """
+    records = journal.jobs()
+    left = [
+        name for name in names if name not in records or records[name].status not in (JobStatus.DONE, JobStatus.STOPPED)
+    ]
+    if not is_reported and all(name in records and records[name].status in ENDED for name in left):
+        return False
+    for name in left:
+        if name in records:
+            journal.write_job(name, status=JobStatus.WAITING, message="")
+    if left:
+        for key in (FIRST_PREDICTION, NEWEST_PREDICTION):
+            journal.remove(key)
+        journal.put_all({SINCE: journal.clock(), "is_recorded": False, IS_OVER: False})
+    return bool(left)
