@@ -36,7 +36,7 @@ from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import notice, report_faults
-from ringmaster.flows.pool.node import serve_node_run, wait_for
+from ringmaster.flows.pool.node import serve_node, wait_for
 from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
 from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
@@ -228,12 +228,12 @@ def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> No
     if template is not None:
         client.update_work_pool(nodes.work_pool, actions.WorkPoolUpdate(base_job_template=template))
     client.create_deployment(
-        flow_id=client.create_flow_from_name(serve_node_run.name),
+        flow_id=client.create_flow_from_name(serve_node.name),
         name=NODE_DEPLOYMENT,
-        entrypoint=f"{serve_node_run.fn.__module__}.{serve_node_run.fn.__name__}",
+        entrypoint=f"{serve_node.fn.__module__}.{serve_node.fn.__name__}",
         work_pool_name=nodes.work_pool,
         parameters={"devices": nodes.devices},
-        parameter_openapi_schema=parameter_schema(serve_node_run).model_dump_for_openapi(),
+        parameter_openapi_schema=parameter_schema(serve_node).model_dump_for_openapi(),
         job_variables={"env": HEARTBEAT, **nodes.job_variables},
         tags=["internal"],
         description="Serves a machine that an engine lends. The pool's controller starts and ends its runs.",

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @LocalFlow.of
 @flow(
-    name="run-batch",
+    name="train-batch",
     flow_run_name=named("train {name}"),
     validate_parameters=False,
     persist_result=False,

@@ -55,8 +55,8 @@ from ringmaster.techniques.processes.events import Outcome
 from ringmaster.text import MAX_IN_NAME, printable
 
 OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
-# The flows whose process sees that Prefect's page cancels them, with the deployment that their runs then belong to.
-CANCELLED_BY_PAGE = {"run-batch": "train-batch/train-batch", "sweep": "sweep/sweep"}
+# The flows whose process sees that Prefect's page cancels them. Their runs then belong to their deployments.
+CANCELLED_BY_PAGE = ("train-batch", "sweep")
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def run_with_cancel(flow: Flow[Any, Any], parameters: dict[str, Any]) -> FlowRun
     if not is_own or flow.name not in CANCELLED_BY_PAGE:
         return None
     with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(CANCELLED_BY_PAGE[flow.name])
+        deployment = client.read_deployment_by_name(f"{flow.name}/{flow.name}")
         run = FlowRunCreate(
             flow_id=deployment.flow_id,
             deployment_id=deployment.id,

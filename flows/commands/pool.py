@@ -119,7 +119,7 @@ def worker(
         serves_flows=flows,
         drain_s=drain,
     )
-    if not node.serve_node(options, notice=notice):
+    if not node.serve_until_stopped(options, notice=notice):
         raise typer.Exit(1)
 
 

@@ -50,7 +50,7 @@ def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
         worker.stop()
 
 
-def serve_node(options: own_node.NodeOptions, *, notice: Notice) -> bool:
+def serve_until_stopped(options: own_node.NodeOptions, *, notice: Notice) -> bool:
     """Serves until SIGTERM or SIGINT; returns False if another worker has taken the node over.
 
     Raises InputError if another worker holds the devices, ReleaseMismatch if the pool is of another release, at the
@@ -200,7 +200,7 @@ def segment(segment: int) -> None:
 
 
 @flow(name="serve-node", persist_result=False)
-def serve_node_run(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
+def serve_node(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
     """Serves the machine on which it runs as a node of the pool.
 
     Args:
@@ -221,5 +221,5 @@ def serve_node_run(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
     os.environ[settings.OWN_NODE] = options.name  # for the flows that run here, which measure on these devices
     logger = get_run_logger()
     with logs_to(logger):
-        if not serve_node(options, notice=logger.info):
+        if not serve_until_stopped(options, notice=logger.info):
             raise RuntimeError(f"another process serves node {options.name} by now")

@@ -48,6 +48,8 @@ for name, deployment in json.load(sys.stdin).items():
         "hidden": [key for key in flow.fn.__annotations__ if key not in (*schema["properties"], "return")],
         "with hidden": [str(e) for e in validate({**given, "seed": 1}, schema, raise_on_error=False)],
     }
+former = load_flow_from_entrypoint("ringmaster.flows.start_batch.start_batch")
+assert former is load_flow_from_entrypoint("ringmaster.flows.batch_form.train_batch"), "as releases up to 0.2 deploy it"
 print(json.dumps(found))
 """
 

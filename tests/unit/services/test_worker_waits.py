@@ -27,7 +27,7 @@ def served(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "log_to_stderr", lambda _: None)  # the log of this process belongs to pytest
     monkeypatch.setenv(settings.OWN_NODE, "")
     found = []
-    monkeypatch.setattr(node, "serve_node", lambda options, notice: found.append(options.pool) or True)
+    monkeypatch.setattr(node, "serve_until_stopped", lambda options, notice: found.append(options.pool) or True)
     return found
 
 
