@@ -29,13 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import from_json
+from ringmaster.features.target.execute import MIN_GAIN, choose_variant
 from ringmaster.features.target.job import Phases, Target, Variables
-from ringmaster.tasks.execution.target_scheduler import MIN_GAIN, choose_variant
-from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.processes.ranks import alone
-from ringmaster.techniques.training.noise_scale import (
+from ringmaster.features.target.noise_scale import (
     GradientNoise,
     NoiseBlock,
     learning_rate_factor,
@@ -44,6 +41,10 @@ from ringmaster.techniques.training.noise_scale import (
     ratio_interval,
     steps_ratio,
 )
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.job import TrainingPhase
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,7 +181,7 @@ class Run:
         """Trains up to a step; yields the step and the loss of each evaluation on the way."""
         while self.trainer.next_step < last_step:
             report = self.trainer.step()
-            self.noise += report.measurements
+            self.noise += [from_json(GradientNoise, each) for each in report.measurements]
             if self.job.is_evaluated(self.trainer.next_step) or self.trainer.next_step == last_step:
                 yield self.trainer.next_step, self.trainer.evaluate()["loss"]
 

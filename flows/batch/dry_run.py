@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.features.target.job import search_steps
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
@@ -30,6 +29,8 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import Requests
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
+from ringmaster.tasks.execution.job_table import GOAL
+from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
@@ -220,7 +221,8 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
     )
     if not jobs:
         return result
-    short = {search.name: search_steps(job) for job in jobs for search in job.searches()}
+    goals = first_goals(jobs, known={})
+    short = {search.name: goals[search.name][GOAL] for job in jobs for search in job.searches()}
     jobs = [replace(job, num_steps=short.get(job.name, job.num_steps)) for job in jobs]
     problem = batch.terms.on(
         planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)

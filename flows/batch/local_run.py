@@ -10,7 +10,6 @@ from functools import partial
 from ringmaster.clock import SteadyClock
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
-from ringmaster.features.target.job import Target
 from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
@@ -46,11 +45,11 @@ from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents,
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths, added_jobs
+from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths, added_jobs, variant_options
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
-from ringmaster.tasks.execution.target_scheduler import TargetScheduler, variant_options
+from ringmaster.tasks.execution.steering import FeaturePolicy, first_goals, steering_policy
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
@@ -151,7 +150,7 @@ class LocalRun(BatchRun):
             stack=stack,
         )
         self._node_context, self._run_paths, self._seed = node_context, run_paths, seed
-        self._steering: SweepScheduler | TargetScheduler | None = sweep_scheduler
+        self._steering: SweepScheduler | FeaturePolicy | None = sweep_scheduler
         self._conditions = ForecastConditions()
         self._listener_faults: Mapping[Listener, str] = {}
         # Deadlines count from the batch's start, and durations are compared: neither follows corrections of the clock.
@@ -242,10 +241,12 @@ class LocalRun(BatchRun):
         jobs = [job for job in profiles.jobs if job.name not in profiles.faults]
         if self._scheduler is not None:
             self._scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
-        elif any(job.part(Target) is not None for job in profiles.jobs):
+            goals = self._scheduler.details()
+        else:
             place, notice = self._run_paths, current_view.get().notice
-            self._steering = TargetScheduler(self.journal, jobs, profiles.profiles, place=place, notice=notice)
-        for name, details in self._steering.details().items() if self._steering is not None else ():
+            self._steering = steering_policy(self.journal, jobs, profiles.profiles, place=place, notice=notice)
+            goals = first_goals(jobs, known=records)
+        for name, details in goals.items():
             self.journal.write_job(name, details=details)
 
     def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:

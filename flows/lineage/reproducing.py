@@ -22,7 +22,6 @@ from pathlib import Path
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, InputError, LedgerError, input_errors
-from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
 from ringmaster.flows.pool.own_node import own_devices
@@ -351,9 +350,9 @@ class Reproduction:
         shape = replace(gang_shape(self._environment.devices), num_devices=layout.num_devices)
         num_ranks = registry.load(layout.technique).num_ranks(shape)
         parents = {name: str(path) for name, path in self._weights.items()}
-        start = self._job.part(WarmStart)
-        before = None if start is None else self.training.record.parents.get(start.checkpoints)
-        job = self._job.with_parts(WarmStart(checkpoints=str(root), step=0)) if self._was_changed else self._job
+        known = self.training.record.parents
+        before = next((known[start] for start in self._job.checkpoint_roots if start in known), None)
+        job = self._job.with_start(None, own=str(root)) if self._was_changed else self._job
         order = GangOrder(
             purpose=TRAIN,
             job=job,
@@ -379,8 +378,8 @@ class Reproduction:
     @property
     def _was_changed(self) -> bool:
         """Whether the job's steps were set while it ran: it went on from its own checkpoint, where its chain begins."""
-        start = self._job.part(WarmStart)
-        return start is not None and start.step == 0
+        roots, start = self._job.checkpoint_roots, self._job.started_from
+        return bool(roots) and (start is None or start.checkpoints not in roots)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Steps):

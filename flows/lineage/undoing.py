@@ -25,7 +25,6 @@ import numpy as np
 
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import InputError, PromotionRefused, input_errors, raise_faults
-from ringmaster.features.warm_start.job import WarmStart, started_from
 from ringmaster.flows.lineage.bisecting import TracedRow, reads_of
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
@@ -45,6 +44,7 @@ from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_parts import FirstCheckpoint
 from ringmaster.techniques.job_specs import DataSpec
 
 PROBED_TOKENS = 256  # that must be equal after a gap
@@ -223,10 +223,10 @@ class _UndoPlanner:
         def parent_of(name: str) -> str:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
-        own, start = started_from(job), self._start(training, removed)
+        own, start = job.started_from, self._start(training, removed)
         is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
         is_new_below |= own is not None and start is None
-        job = job.renamed(node.repeating_job, parent_of).without(WarmStart)
+        job = job.renamed(node.repeating_job, parent_of).with_start(None)
         sources = [name for name in parents if name not in training.job.parents]  # folders and names on the hub
         for source in (name for name in sources if self._home.find(parents[name]).id in removed):
             if job.base is not None or source != job.model.from_pretrained:
@@ -253,7 +253,7 @@ class _UndoPlanner:
             why = f"step {step + 1} was the first to read it" if step < job.total_steps else "no step read it"
         self._unchanged_steps[node.id] = 0 if is_new_below else step
         first_step = 0 if start is None else start.step
-        job = job if start is None else job.with_parts(start)
+        job = job if start is None else job.with_start(start)
         if is_new_below and hash_of_row is not None:
             why += ", and what it came from is trained again"
         elif first_step < step:
@@ -274,10 +274,10 @@ class _UndoPlanner:
             raise InputError([f"{node.label} came from nothing, so that nothing is left to start from without it"])
         return self._parent(base, removed)
 
-    def _start(self, training: RecordedTraining, removed: Mapping[str, LineageNode]) -> WarmStart | None:
+    def _start(self, training: RecordedTraining, removed: Mapping[str, LineageNode]) -> FirstCheckpoint | None:
         """Returns the checkpoint of another training from which a job goes on now; None for its own beginning."""
         node, job, parents = training.node, training.job, training.record.parents
-        start = started_from(job)
+        start = job.started_from
         if start is None:
             return None
         if start.checkpoints in parents:  # a part of a training, of which each goes on from another
@@ -397,11 +397,11 @@ def _is_continued(old: Array, new: Array) -> bool:
     return bool((old[:num] == new[:num]).all())
 
 
-def _checkpoint_before(training: RecordedTraining, step: int) -> WarmStart | None:
+def _checkpoint_before(training: RecordedTraining, step: int) -> FirstCheckpoint | None:
     """Returns the newest checkpoint of a model's training before a step (0-based) took place; None if none is left."""
     root = training.node.record.origin.checkpoints
     kept = [each for each in checkpoint_steps(root) if 0 < each <= step and each < training.job.total_steps]
-    return WarmStart(checkpoints=root, step=max(kept)) if root is not None and kept else None
+    return FirstCheckpoint(checkpoints=root, step=max(kept)) if root is not None and kept else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import SteeringRequest, added_jobs
 from ringmaster.tasks.execution.plan_manager import EVERY_S
-from ringmaster.tasks.execution.target_scheduler import TargetScheduler
+from ringmaster.tasks.execution.steering import FeaturePolicy, steering_policy
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
@@ -190,7 +190,7 @@ def followed_batch(
     listeners: receive the events, in addition to the terminal.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    scheduler = sweep_scheduler or TargetScheduler(
+    scheduler = sweep_scheduler or steering_policy(
         run.journal,
         submission.jobs,
         submission.profiles,
@@ -198,11 +198,13 @@ def followed_batch(
         notice=current_view.get().notice,
         is_replayed=after == LogPosition(),
     )
-    every: list[Listener] = [current_view.get().listen, *listeners, scheduler.listen]
-    _attach(scheduler, run, submission)
+    every: list[Listener] = [current_view.get().listen, *listeners]
+    if scheduler is not None:
+        every.append(scheduler.listen)
+        _attach(scheduler, run, submission)
 
     def on_fault(listener: Listener, fault: str) -> None:
-        if listener == scheduler.listen:
+        if scheduler is not None and listener == scheduler.listen:
             run.ask(RequestKind.CANCEL, message=fault)  # without its scheduler a sweep would never end
 
     silence = threading.Timer(SILENCE_S, current_view.get().notice, [SILENCE])
@@ -266,7 +268,7 @@ class BatchFollower:
                 self._listeners.notify(PredictionUpdate(batch="", prediction=prediction, age_s=age_s))
 
 
-def _attach(scheduler: SweepScheduler | TargetScheduler, run: PoolRun, submission: Submission) -> None:
+def _attach(scheduler: SweepScheduler | FeaturePolicy, run: PoolRun, submission: Submission) -> None:
     """Attaches what steers the batch to the run; repeats the requests that an earlier process has made."""
 
     def ask(steering: SteeringRequest) -> None:

@@ -56,7 +56,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.events import Listener, PlanUpdate
 from ringmaster.tasks.execution.job_table import GOAL
-from ringmaster.tasks.execution.target_scheduler import first_goals
+from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
@@ -298,7 +298,7 @@ class PooledRun(BatchRun):
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
             details = scheduler.details()
         else:
-            details = first_goals(jobs)
+            details = first_goals(jobs, known={})
         groups = choose_job_groups(
             profiles,
             jobs=jobs,

@@ -181,6 +181,16 @@ def added_jobs(records: Mapping[str, JobRecord]) -> list[Job]:
     return [from_json(Job, each.details[SETTLED]) for each in records.values() if each.details.get(ADDED)]
 
 
+def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict[Variant, tuple[Profile, ...]]:
+    """Returns the options of the variants of a job that may change, its own first; none for another job.
+
+    profiles: by name, of the job and of its `Job.variants`.
+    """
+    others = job.variants()
+    own = {job.phase(0).variant: tuple(profiles.get(job.name, ()))} if others else {}
+    return own | {variant: tuple(profiles.get(other.name, ())) for variant, other in others.items()}
+
+
 def _names(names: Mapping[str, Any]) -> str:
     listed = list(names)
     return ", ".join(listed) if len(listed) <= 3 else f"{', '.join(listed[:2])} and {len(listed) - 2} others"

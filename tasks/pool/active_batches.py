@@ -10,9 +10,8 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas
 from ringmaster.tasks.execution import events
-from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.execution.job_table import JobState, variant_options
 from ringmaster.tasks.execution.starter import OptionKey, option_key
-from ringmaster.tasks.execution.target_scheduler import variant_options
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.tasks.pool.submissions import Submission

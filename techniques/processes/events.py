@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self
 from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.training.noise_scale import GradientNoise
 from ringmaster.text import printable_lines, storable_values
 
 MAX_STEPS = 2**53  # JSON's whole numbers; a job has fewer
@@ -254,7 +253,7 @@ class Steps(JobEvent):
     losses, seconds: of each step; the losses are empty where only the progress is stored.
     rewards: the mean reward of each step's completions; empty for losses that generate none.
     wall_s: the time of the report in seconds since the epoch.
-    measurements: what some of the steps have measured of the gradients.
+    measurements: what features have measured in some of the steps, as plain values.
     num_samples, num_tokens: of these steps on all ranks; tokens without padding, 0 where the samples have none.
     peak_bytes: the most memory that the device of rank 0 (its process, on CPU slots) has held so far; 0 if unknown.
     """
@@ -268,7 +267,7 @@ class Steps(JobEvent):
     num_samples: int = field(default=0, metadata=SINCE_LATER)
     num_tokens: int = field(default=0, metadata=SINCE_LATER)
     peak_bytes: int = field(default=0, metadata=SINCE_LATER)
-    measurements: tuple[GradientNoise, ...] = field(default=(), metadata={"key": "noise", **SINCE_LATER})
+    measurements: tuple[Mapping[str, Any], ...] = field(default=(), metadata={"key": "noise", **SINCE_LATER})
 
     def __post_init__(self) -> None:
         super().__post_init__()

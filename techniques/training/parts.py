@@ -151,7 +151,7 @@ class TrainerPart:
         return ()
 
     def observe_gradients(self, sums: Sequence[float], *, step: int, count: float, to_mean: float) -> Any:
-        """Reads the gradients that all ranks have exchanged; returns a measurement to report, or None.
+        """Reads the gradients that all ranks have exchanged; returns a measurement to report, as plain values, or None.
 
         sums: of `summed_values`. count: of the loss, on all ranks. to_mean: the factor of the mean's gradients.
         """

@@ -8,6 +8,7 @@ import pytest
 from ringmaster.codec import from_json
 from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.features.target.job import Phases, Target, Variables
+from ringmaster.features.target.noise_scale import GradientNoise
 from ringmaster.techniques import EvaluationSpec, Job
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
@@ -140,7 +141,8 @@ def test_the_noise_is_measured_alike_in_every_layout(bench, tmp_path, layout):
     config = {"micro_batch": 2} if layout == SINGLE else {"micro_batch": 4 // 2}
 
     trained = bench.train(job, replace(layout, config={**layout.config, **config}), tmp_path)
-    noise = [each for event in trained.events if isinstance(event, Steps) for each in event.measurements]
+    reports = [event for event in trained.events if isinstance(event, Steps)]
+    noise = [from_json(GradientNoise, each) for event in reports for each in event.measurements]
 
     other = bench.reference(job)  # in one micro-batch, which is divided for the measurement
     assert [each.step for each in noise] == [1, 2, 3, 4, 5]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.target.execute import choose_variant, exchange_share
 from ringmaster.features.target.job import Target, Variables
-from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile, registry
 from ringmaster.techniques.estimates.device_rates import Rates
 from ringmaster.techniques.estimates.layer_times import LayerTimes

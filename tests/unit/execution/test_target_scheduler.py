@@ -6,21 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.features.local_updates.job import LocalUpdates
-from ringmaster.features.target.job import Target, Variables
-from ringmaster.features.warm_start.job import WarmStart
-from ringmaster.tasks.execution.events import GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED, RunPaths, SteeringRequest
-from ringmaster.tasks.execution.target_scheduler import (
+from ringmaster.features.target.execute import (
     TargetScheduler,
     choose_learning_rate,
     choose_variant,
     exchange_share,
 )
+from ringmaster.features.target.job import Target, Variables
+from ringmaster.features.target.noise_scale import GradientNoise
+from ringmaster.features.warm_start.job import WarmStart
+from ringmaster.tasks.execution.events import GangReport, JobEnded
+from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED, RunPaths, SteeringRequest
+from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
 from ringmaster.techniques.processes.events import ENDED_EARLY, EvaluationReported, Outcome, Steps
-from ringmaster.techniques.training.noise_scale import GradientNoise
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
 
 STEP_S = {16: 1.0, 32: 1.1, 64: 1.4, 128: 2.5}
@@ -155,7 +157,7 @@ class Probing(FakeRunner):
         is_reached = self.reached is not None and first < self.reached <= last
         last = self.reached if is_reached else last
         noise = [each for each in measured(self.scale or 0.0, num=1000 * bool(self.scale)) if first <= each.step < last]
-        call.on_event(Steps(first_step=first, seconds=(1.0,) * (last - first), measurements=tuple(noise)))
+        call.on_event(Steps(first_step=first, seconds=(1.0,) * (last - first), measurements=to_json(noise)))
         self.steps[name] = last
         is_end = is_reached or last == call.order.job.total_steps
         ended = {"metrics": {"loss": 1.0}, ENDED_EARLY: is_reached} if is_end else {}
@@ -181,7 +183,7 @@ class Varying(Bench):
         return replace(super().entry(job, *own), variants=self.variants if job.name == "a" else {})
 
     def run(self):
-        for name, details in self.scheduler.details().items():
+        for name, details in first_goals([*self.scheduler.jobs.values()], known=self.journal.jobs()).items():
             self.journal.write_job(name, details=details)
         return super().run()
 
@@ -246,7 +248,7 @@ def test_noise_that_is_heard_late_is_waited_for(tmp_path):
     for number, search in enumerate(SEARCHED.searches()):
         assert not asked
         noise = tuple(each for each in measured(48.0) if each.step < 50)
-        steps = Steps(first_step=0, seconds=(1.0,) * 50, measurements=noise)
+        steps = Steps(first_step=0, seconds=(1.0,) * 50, measurements=to_json(noise))
         scheduler.listen(GangReport(number=number, job=search.name, event=steps))
         evaluated = EvaluationReported(step=50, metrics=metrics["metrics"])
         scheduler.listen(GangReport(number=number, job=search.name, event=evaluated))

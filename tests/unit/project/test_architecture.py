@@ -248,14 +248,6 @@ OF_FEATURES = {
     "pages": ("techniques", "tasks", "model_lineage"),
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
-# Modules of the core that still name a feature: what they do for it belongs in the feature's own modules.
-NAMING_FEATURES = {
-    "flows/batch/dry_run.py",
-    "flows/batch/local_run.py",
-    "flows/lineage/reproducing.py",
-    "flows/lineage/undoing.py",
-    "tasks/execution/target_scheduler.py",
-}
 
 
 def is_foreign_to_its_feature(found: Import) -> bool:
@@ -282,9 +274,8 @@ def test_features_import_no_other_feature_and_what_their_kind_of_module_may():
     assert found and [f"{i.file}:{i.line} {i.module}" for i in found if is_foreign_to_its_feature(i)] == []
 
 
-def test_no_further_module_of_the_packages_names_a_feature():
-    """A module that names none any more is taken out of the list."""
-    assert {str(i.file) for i in imports_here() if names_a_feature(i)} == NAMING_FEATURES
+def test_no_module_of_the_packages_names_a_feature():
+    assert [f"{i.file}:{i.line} {i.module}" for i in imports_here() if names_a_feature(i)] == []
 
 
 @pytest.mark.parametrize(

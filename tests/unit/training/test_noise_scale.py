@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ringmaster.features.target.trainer import PreconditionedNorm
-from ringmaster.techniques.training.noise_scale import (
+from ringmaster.features.target.noise_scale import (
     DAMPING,
     FORMULA_ERROR,
     SQUARE_ROOT,
@@ -23,6 +22,7 @@ from ringmaster.techniques.training.noise_scale import (
     ratio_interval,
     steps_ratio,
 )
+from ringmaster.features.target.trainer import PreconditionedNorm
 
 BLOCKS = st.lists(st.builds(NoiseBlock, signal=st.floats(1e-6, 1e6), noise=st.floats(0, 1e9)), min_size=1, max_size=20)
 SIZES = st.sampled_from([4, 16, 64, 256])

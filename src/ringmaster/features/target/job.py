@@ -103,7 +103,7 @@ class Variables(JobPart):
 
     Attributes:
         global_batch_size, precision: the values; empty where nothing may be chosen.
-        learning_rate_rule: how the learning rate follows the batch size (`training.noise_scale`).
+        learning_rate_rule: how the learning rate follows the batch size (`target.noise_scale`).
         sync_every: the steps between two exchanges, of local updates where it is more than one.
         workers: of local updates. None until the preflight has chosen it.
         lr: learning rates to compare in short runs before the job is trained.

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ringmaster.codec import from_json
+from ringmaster.features.target.noise_scale import GradientNoise, noise_blocks
 from ringmaster.tasks.execution.job_table import CHOICE, PHASES
 from ringmaster.tasks.recording.report_parts import ReportPart
 from ringmaster.techniques.processes.events import ENDED_EARLY, Steps
-from ringmaster.techniques.training.noise_scale import noise_blocks
 
 NOISE_SCALE = "noise_scale"
 
@@ -16,7 +17,8 @@ class TargetReport(ReportPart):
 
     def metrics(self, steps: Steps) -> Mapping[str, float]:
         """Returns the noise scale of one report: a mean over many is near the truth."""
-        return {f"train/{NOISE_SCALE}": block.scale for block in noise_blocks(steps.measurements, most=1)}
+        noise = [from_json(GradientNoise, each) for each in steps.measurements]
+        return {f"train/{NOISE_SCALE}": block.scale for block in noise_blocks(noise, most=1)}
 
     def params(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns what the job has changed on its way, why, and whether it has reached its target."""

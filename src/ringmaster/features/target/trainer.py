@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import to_json
 from ringmaster.features.target.job import Target, variables_of
+from ringmaster.features.target.noise_scale import DAMPING, MEASURED_EVERY, GradientNoise, probe_steps
 from ringmaster.techniques.processes.events import ENDED_EARLY
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.training.gradients import local, squared_norm
-from ringmaster.techniques.training.noise_scale import DAMPING, MEASURED_EVERY, GradientNoise, probe_steps
 from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
 
 
@@ -76,22 +77,21 @@ class NoisePart(TrainerPart):
         """Returns the count of the first micro-batch."""
         return (self._count,)
 
-    def observe_gradients(
-        self, sums: Sequence[float], *, step: int, count: float, to_mean: float
-    ) -> GradientNoise | None:
+    def observe_gradients(self, sums: Sequence[float], *, step: int, count: float, to_mean: float) -> Any:
         """Returns what the gradients of the step, and of its first micro-batches, reveal of their noise."""
         (first_count,), first = sums, self._first
         self._first, self._count = None, 0.0
         if not first_count or first is None:
             return None
         assert self._norm is not None
-        return GradientNoise.of(
+        noise = GradientNoise.of(
             step,
             part=float(first) * (to_mean / (first_count / count)) ** 2,
             whole=float(self._norm.squared()) * to_mean**2,
             part_size=self._num_samples,
             size=self._job.phase(step).global_batch_size,
         )
+        return to_json(noise)
 
 
 PARTS = (TargetPart, NoisePart)

@@ -9,7 +9,6 @@ from ringmaster.codec import SINCE_LATER
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
-from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_parts import (
     Description,
     Effect,
@@ -107,12 +106,6 @@ class WarmStart(FirstCheckpoint, JobPart):
             there = ", ".join(str(int(name.rpartition("-")[2])) for name in names) or "none"
             problem, remedy = f"is {step}, of which {root} has no checkpoint", f"name one that is there: {there}"
             yield Finding((*place, "step"), problem, remedy)
-
-
-def started_from(job: Job) -> WarmStart | None:
-    """Returns the checkpoint of another job with which a job began, or None."""
-    start = job.part(WarmStart)
-    return start and start.started_from
 
 
 PARTS = (WarmStart,)

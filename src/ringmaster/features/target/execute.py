@@ -18,18 +18,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.features.target.job import Target, search_steps, variables_of
-from ringmaster.features.warm_start.job import WarmStart
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
-from ringmaster.tasks.execution.job_table import EVALUATED, GOAL, RESTED, RunPaths, SteeringRequest
-from ringmaster.tasks.storage.journal import ENDED, Journal
-from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
-from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
-from ringmaster.techniques.training.noise_scale import (
+from ringmaster.features.target.noise_scale import (
     GradientNoise,
     NoiseBlock,
     learning_rate_factor,
@@ -38,6 +30,14 @@ from ringmaster.techniques.training.noise_scale import (
     ratio_interval,
     steps_ratio,
 )
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
+from ringmaster.tasks.execution.job_table import EVALUATED, RESTED, RunPaths, SteeringRequest, variant_options
+from ringmaster.tasks.execution.steering import FeaturePolicy
+from ringmaster.tasks.storage.journal import ENDED, Journal
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
+from ringmaster.techniques.job_parts import FirstCheckpoint
+from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
 
 FACT = "targets"  # a fact of the batch: {"noise": by job, "choices": by job, "rates": by job}
 MIN_GAIN = 0.15
@@ -191,16 +191,8 @@ def choose_learning_rate(job: Job, results: Mapping[float, Mapping[str, float]])
     return LearningRateChoice(lr=best, why=why)
 
 
-class TargetScheduler:
-    """Chooses for the jobs of a batch what they may vary.
-
-    jobs: of the batch, as they were written, with their steps resolved; the jobs that try learning rates among them.
-    profiles: the options of the jobs and of their variants, by name.
-    place: the folders of the batch's run.
-    notice: receives what was chosen, and why.
-    is_replayed: whether `listen` is called with all events of the batch, again after a kill, and later than the journal
-        returns what follows from them.
-    """
+class TargetScheduler(FeaturePolicy):
+    """Chooses for the jobs of a batch what they may vary; the jobs that try learning rates are among them."""
 
     PURPOSE = "the choices on the way to targets"
 
@@ -214,8 +206,8 @@ class TargetScheduler:
         notice: Callable[[str], None] = lambda _: None,
         is_replayed: bool = False,
     ) -> None:
-        self._journal, self._place, self._notice, self._is_replayed = journal, place, notice, is_replayed
-        self.jobs = {job.name: job for job in jobs if job.varies or job.searches()}
+        super().__init__(journal, jobs, profiles, place=place, notice=notice, is_replayed=is_replayed)
+        self.jobs = {job.name: job for job in jobs if self.is_for(job)}
         self._variants = {job.name: variant_options(job, profiles) for job in self.jobs.values() if job.varies}
         fact = journal.get(FACT, {})
         self.choices = {name: from_json(VariantChoice, each) for name, each in fact.get("choices", {}).items()}
@@ -234,14 +226,20 @@ class TargetScheduler:
         if without := [name for name, job in self.jobs.items() if not job.searches()]:
             notice(SEARCH_FIRST.format(", ".join(without)))
 
-    def details(self) -> dict[str, dict[str, Any]]:
-        """Returns what the jobs' records must contain before an executor reads them, by job: their first goals."""
-        records = self._journal.jobs()
-        return {
-            name: details
-            for name, details in first_goals(self.jobs.values()).items()
-            if name not in records or GOAL not in records[name].details
-        }
+    @classmethod
+    def is_for(cls, job: Job) -> bool:
+        """Returns whether something of a job is still to be chosen."""
+        return job.varies or bool(job.searches())
+
+    @classmethod
+    def goals(cls, jobs: Iterable[Job]) -> Mapping[str, int]:
+        """Returns the ends of probes and of short runs; 0 for a job that waits for its short runs."""
+        goals = dict[str, int]()
+        for job in filter(cls.is_for, jobs):
+            searches = job.searches()
+            goals |= dict.fromkeys((each.name for each in searches), search_steps(job))
+            goals[job.name] = 0 if searches else _probe(job)
+        return goals
 
     def attach(
         self,
@@ -316,7 +314,7 @@ class TargetScheduler:
         settled, is_probed = replace(job, optimizer=replace(job.optimizer, lr=choice.lr)), False
         if choice.goes_on_from:
             root = self._place.checkpoint_dir(searches[choice.goes_on_from])
-            settled = settled.with_parts(WarmStart(checkpoints=root, step=search_steps(job)))
+            settled = settled.with_start(FirstCheckpoint(checkpoints=root, step=search_steps(job)))
             is_probed = search_steps(job) >= _probe(job)
         self._act(
             SteeringRequest(
@@ -344,7 +342,8 @@ class TargetScheduler:
             return
         decided_after = int(DECIDED_AFTER * _probe(self.jobs[name]))
         with self._lock:
-            self._noise[source] |= {each.step: each for each in event.measurements if each.step < decided_after}
+            noise = [from_json(GradientNoise, each) for each in event.measurements]
+            self._noise[source] |= {each.step: each for each in noise if each.step < decided_after}
             self._keep()
         # A gang that may continue to train is notified before it stops. One that is to change stops at the end of its
         # probe.
@@ -404,16 +403,6 @@ class TargetScheduler:
         self._journal.put(FACT, {"noise": noise, "choices": to_json(self.choices), "rates": to_json(self.rates)})
 
 
-def first_goals(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
-    """Returns the details with the first goals of the jobs that may vary, and of their short runs, by name."""
-    goals = dict[str, int]()
-    for job in jobs:
-        if (searches := job.searches()) or job.varies:
-            goals |= dict.fromkeys((each.name for each in searches), search_steps(job))
-            goals[job.name] = 0 if searches else _probe(job)
-    return {name: {GOAL: goal} for name, goal in goals.items()}
-
-
 def _probe(job: Job) -> int:
     """Returns the steps that a job trains with its own values before anything changes."""
     return probe_steps(job.total_steps) if job.varies else job.total_steps
@@ -435,11 +424,4 @@ def exchange_share(variants: Mapping[Variant, Sequence[Profile]], *, own: Varian
     return min(max(max(shares, default=(0, 0, 0.0))[2], 0.0), 1.0)
 
 
-def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict[Variant, tuple[Profile, ...]]:
-    """Returns the options of the variants of a job that may change, its own first; none for another job.
-
-    profiles: by name, of the job and of its `Job.variants`.
-    """
-    others = job.variants()
-    own = {job.phase(0).variant: tuple(profiles.get(job.name, ()))} if others else {}
-    return own | {variant: tuple(profiles.get(other.name, ())) for variant, other in others.items()}
+STEERING = (TargetScheduler,)
