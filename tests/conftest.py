@@ -1,6 +1,8 @@
 """Settings and options for all tests."""
 
+import gc
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +18,11 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 # A test that gives Prefect no server must fail, instead of making Prefect start its own, without a password.
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
+# Tests write thousands of small files and wait until the disk has each of them: in memory, where there is enough of it,
+# they do not wait. `--basetemp FOLDER` names another place.
+MEMORY, MIN_FREE_BYTES = Path("/dev/shm"), 4 << 30
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MIN_FREE_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 with suppress(ImportError):  # a machine with a GPU may have only torch and pytest, which suffices for its tests
     from hypothesis import HealthCheck, settings
@@ -40,6 +47,12 @@ def pytest_addoption(parser):
         metavar="N",
         help="Train the gangs of the integration tests on N GPUs, which ranks share, instead of on cores.",
     )
+
+
+def pytest_collection_finish():
+    """Excludes the modules, of torch and others, from garbage collections, which would examine them hundreds of times."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
+from contextlib import nullcontext
+
 import pytest
 
+from ringmaster.flows.retraining import examine
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, SharedGpuServer, Workbench
@@ -12,6 +15,12 @@ def bench(tmp_path_factory, pytestconfig):
     kind = SharedGpuServer if num_gpus else ForkServer
     with kind(preload=[f"transformers:{name}" for name in ARCHITECTURES]) as server:
         yield Workbench(server, tmp_path_factory.mktemp("bench"), num_gpus=num_gpus)
+
+
+@pytest.fixture(autouse=True)
+def evaluations_by_the_fork_server_of_all_tests(bench, monkeypatch):
+    """Spares each command that evaluates the four seconds in which a fork server of its own imports torch."""
+    monkeypatch.setattr(examine, "ForkServer", lambda: nullcontext(bench.server))
 
 
 @pytest.fixture

@@ -54,8 +54,9 @@ def other(tmp_path, monkeypatch):
 @pytest.fixture
 def context(tmp_path):
     database = Database(file_url(tmp_path / "pool.db"), synced=False)
-    with ForkServer() as server:  # not started
-        yield EngineContext(folder=tmp_path, cluster=cluster(2), launcher=server, database=database)
+    server = ForkServer()  # not started
+    yield EngineContext(folder=tmp_path, cluster=cluster(2), launcher=server, database=database)
+    server.close()
     database.close()
 
 
