@@ -80,6 +80,7 @@ PRELOAD = (
     "torch.distributed.tensor:DTensor",
     "torch._dynamo:disable",
     "transformers:PreTrainedModel",
+    "ringmaster.techniques.processes.preloaded:fill_caches",
     WORKER,
 )
 START_TIMEOUT_S = 300.0

@@ -7,13 +7,16 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, SharedGpuServer, Workbench
 
+# Imports of techniques and data that many tests use, so that not each of their ranks needs to import them.
+PRELOAD = ("ringmaster.techniques.parallel.pipe:StagePart", "sklearn.datasets:load_digits")
+
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory, pytestconfig):
     """One warm fork server for all tests that train."""
     num_gpus = pytestconfig.getoption("--gpus")
     kind = SharedGpuServer if num_gpus else ForkServer
-    with kind(preload=[f"transformers:{name}" for name in ARCHITECTURES]) as server:
+    with kind(preload=[*PRELOAD, *(f"transformers:{name}" for name in ARCHITECTURES)]) as server:
         yield Workbench(server, tmp_path_factory.mktemp("bench"), num_gpus=num_gpus)
 
 

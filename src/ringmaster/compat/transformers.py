@@ -46,6 +46,19 @@ def replacements_without_values() -> list[Replacement]:
     return [(moe, "_can_use_grouped_mm", lambda *_: False), (masking_utils, "is_tracing", lambda *_: False)]
 
 
+# -- exports -----------------------------------------------------------------------------------------------------------
+
+
+def fill_caches() -> None:
+    """Makes the table of the names of all architectures' weights, which each process makes anew at its first export.
+
+    Without it every rank that exports a model takes .1 s longer.
+    """
+    from transformers import conversion_mapping
+
+    conversion_mapping.get_checkpoint_conversion_mapping("llama")
+
+
 # -- Trainer -----------------------------------------------------------------------------------------------------------
 # Scripts with a Trainer become jobs without a change in them: the job decides when and where checkpoints are written.
 # Callbacks may request a checkpoint, but not its path, and none is called before.

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Trainer,
+    TrainingArguments,
+    conversion_mapping,
+)
 
 from ringmaster.compat import transformers as compat
 
@@ -30,6 +38,16 @@ def test_a_model_is_made_with_the_attention_that_is_set():
     model = LlamaForCausalLM(config)
     assert compat.attention_of(model.config) == "eager"
     assert model(torch.ones(1, 2, dtype=torch.int64), output_attentions=True).attentions
+
+
+def test_an_export_uses_the_table_that_has_been_made(llama, tmp_path, monkeypatch):
+    compat.fill_caches()
+
+    def make():
+        raise AssertionError("the table is made again")
+
+    monkeypatch.setattr(conversion_mapping, "_build_checkpoint_conversion_mapping", make)
+    llama.save_pretrained(tmp_path)
 
 
 def test_what_estimates_replace_is_called(monkeypatch):

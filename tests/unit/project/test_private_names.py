@@ -40,6 +40,7 @@ UNDOCUMENTED = (
     "numba.core.caching",
     "prefect.server",
     "torch.testing",
+    "transformers.conversion_mapping",
     "transformers.integrations.moe",
     "transformers.masking_utils",
 )
