@@ -50,7 +50,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_finish():
-    """Excludes the modules, of torch and others, from garbage collections, which would examine them hundreds of times."""
+    """Excludes modules, such as torch, from garbage collections, which would examine them hundreds of times."""
     gc.collect()
     gc.freeze()
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import product
 from pathlib import Path
 
 import pyarrow
@@ -13,6 +14,7 @@ from ringmaster.codec import from_json
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
+from tests.matrix import matrix
 
 MARKED = (
     "{% for m in messages %}{{ m.role + ' : ' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + ' ; ' }}"
@@ -63,14 +65,21 @@ def tokenizer(request, chat_tokenizer):
     return None if request.param == "trained" else chat_tokenizer
 
 
+WEIGHTS = [
+    ((0, 1), ["two"]), ((1, 0), ["one"]), ((0.0, None), ["two"]), ((1, 1.0), ["one", "two"]),
+    ((False, True), ["two"]), ((None, 0), ["one"]),
+]  # fmt: skip
+KEYS = ("weight", "train", "training", "loss")
+
+
 @pytest.mark.parametrize(
-    ("weights", "wanted"),
-    [
-        ((0, 1), ["two"]), ((1, 0), ["one"]), ((0.0, None), ["two"]), ((1, 1.0), ["one", "two"]),
-        ((False, True), ["two"]), ((None, 0), ["one"]),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("key", ["weight", "train", "training", "loss"])
+    ("key", "weights", "wanted"),
+    # A weight is read in the same way whatever key it has.
+    matrix(
+        [(key, *case) for key, case in product(KEYS, WEIGHTS)],
+        quick=[(key, *case) for key, case in product(KEYS, WEIGHTS) if key == "weight" or case == WEIGHTS[0]],
+    ),
+)
 def test_messages_of_weight_0_are_not_learnt(tmp_path, tokenizer, weights, wanted, key):
     first, second = ({} if weight is None else {key: weight} for weight in weights)
     messages = turns(("user", "what"), ("assistant", "one", first), ("user", "is"), ("assistant", "two", second))

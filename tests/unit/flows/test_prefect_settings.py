@@ -21,10 +21,13 @@ except InputError as error:
     ("file", "text", "said"),
     [
         ("prefect.toml", '[client]\nmax_retries = "many"\n', "max_retries"),
-        ("prefect.toml", "[client\n", "invalid TOML"),
-        ("pyproject.toml", "[tool.prefect]\nlogging.level = 7\n", "has no attribute 'upper'"),
-        (".env", "PREFECT_CLIENT_MAX_RETRIES=abc\n", "max_retries"),
-        (".env", "OTHER=abc\n", None),
+        # Each case is a process that imports Prefect, which reads all three files by the same function.
+        pytest.param("prefect.toml", "[client\n", "invalid TOML", marks=pytest.mark.full),
+        pytest.param(
+            "pyproject.toml", "[tool.prefect]\nlogging.level = 7\n", "has no attribute 'upper'", marks=pytest.mark.full
+        ),
+        pytest.param(".env", "PREFECT_CLIENT_MAX_RETRIES=abc\n", "max_retries", marks=pytest.mark.full),
+        pytest.param(".env", "OTHER=abc\n", None, marks=pytest.mark.full),
         ("pyproject.toml", "[tool.prefect]\nclient.max_retries = 3\n", None),
     ],
 )

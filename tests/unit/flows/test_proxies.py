@@ -5,6 +5,7 @@ import os
 import socketserver
 import threading
 import urllib.request
+from itertools import product
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ringmaster.flows.services import supervisor
 from ringmaster.flows.settings import bypass_proxies
+from tests.matrix import matrix
 
 NAMES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 ODD = [
@@ -71,8 +73,14 @@ def listening():
         server.server_close()
 
 
-@pytest.mark.parametrize("exceptions", [None, *ODD])
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
+PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+
+
+@pytest.mark.parametrize(
+    ("name", "exceptions"),
+    # The exceptions are read in the same way whatever variable names the proxy.
+    matrix(product(PROXIES, [None, *ODD]), quick=[*product(PROXIES, [None]), *product(["http_proxy"], ODD)]),
+)
 def test_no_client_reaches_loopback_through_a_proxy(environment, listening, name, exceptions):
     import requests
 

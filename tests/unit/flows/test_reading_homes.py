@@ -9,6 +9,7 @@ import pytest
 from ringmaster.files import storage_fault
 from ringmaster.flows.run_order import runs_below
 from ringmaster.tasks.storage.journal import JobStatus, Journal
+from tests.ports import free_port
 from tests.readers import close_to_writers, files_in, open_to_writers, read_command, without_rights
 
 RUN = "20261101-120000"
@@ -62,12 +63,16 @@ def test_a_journal_that_may_not_be_read_is_named_and_hides_no_other_batch(home):
 
 
 @pytest.mark.parametrize(
-    ("mode", "fault"), [(0o600, "entered: this user lacks the right x"), (0o300, "read: this user lacks the right r")]
+    ("mode", "fault", "commands"),
+    [
+        (0o600, "entered: this user lacks the right x", (["status"], ["logs", "a"], ["watch", "--once"])),
+        (0o300, "read: this user lacks the right r", (["status"],)),
+    ],
 )
-def test_a_folder_that_may_not_be_read_is_no_empty_one(home, mode, fault):
+def test_a_folder_that_may_not_be_read_is_no_empty_one(home, mode, fault, commands):
     batches = home / "batches"
     batches.chmod(mode)
-    for command in (["status"], ["logs", "a"], ["watch", "--once"]):
+    for command in commands:
         result = read_command(home, *command)
         assert (result.returncode, result.stdout) == (1, "")
         assert f"cannot be {fault}" in result.stderr and str(batches) in result.stderr
@@ -75,8 +80,8 @@ def test_a_folder_that_may_not_be_read_is_no_empty_one(home, mode, fault):
 
 
 def test_a_command_that_writes_ends_with_one_line(home):
-    before = close_to_writers(home)
-    for command in (["promote", "a/1", "--why", "it is good"], ["lineage", "gc", "--yes"], ["up"]):
+    before, up = close_to_writers(home), ["up", "--port-metrics", str(free_port())]
+    for command in (["promote", "a/1", "--why", "it is good"], ["lineage", "gc", "--yes"], up):
         result = read_command(home, *command)
         assert result.returncode in (1, 2)
         assert "Traceback" not in result.stderr

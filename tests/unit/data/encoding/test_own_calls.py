@@ -15,7 +15,11 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data_source import data_source_named
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
+from tests.matrix import matrix
 from tests.unit.data.encoding.tokenizers_of_sorts import BASES, SORTS, saved
+
+# The tokenizer of characters has a million of them, and each of its calls takes as long as a whole test of another.
+QUICK_SORTS = [sort for sort in SORTS if sort != "characters"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def assert_equal(sample, whole):
 
 @pytest.mark.parametrize("length", [64, 10, 9])
 @pytest.mark.parametrize("is_pair", [False, True], ids=["texts", "pairs"])
-@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("sort", matrix(SORTS, quick=QUICK_SORTS))
 def test_texts_and_pairs_have_the_tokens_of_the_tokenizers_own_call(tmp_path, folders, sort, is_pair, length):
     folder, texts = folders(sort), texts_for(sort)
     rows = [{"text": text, "label": i % 2} for i, text in enumerate(texts)]
@@ -72,7 +76,7 @@ def test_texts_and_pairs_have_the_tokens_of_the_tokenizers_own_call(tmp_path, fo
 
 
 @pytest.mark.parametrize("length", [64, 8])
-@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("sort", matrix(SORTS, quick=QUICK_SORTS))
 def test_words_have_the_tokens_and_places_of_the_tokenizers_own_call(tmp_path, folders, sort, length):
     folder, tokenizer = folders(sort), AutoTokenizer.from_pretrained(folders(sort))
     rows = [{"tokens": text.split() if " " in text else [*text]} for text in texts_for(sort)]
@@ -129,7 +133,7 @@ def test_the_reference_of_a_row_is_its_sample(folders, sort):
 WRITTEN = "special tokens of the tokenizer in a text"
 
 
-@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("sort", matrix(SORTS, quick=QUICK_SORTS))
 def test_special_tokens_in_a_text_are_plain_text_and_said(tmp_path, folders, sort):
     folder, texts = folders(sort), texts_for(sort)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -22,6 +22,7 @@ from ringmaster.tasks.planning.whatif.gains import (
     quick_plan,
 )
 from tests.drawing import draws
+from tests.matrix import matrix
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.bounds.test_windows import any_prices
 
@@ -98,7 +99,10 @@ def test_what_planning_anew_gains_is_in_the_interval(data, problem):
     assert first.most_s <= first.most_by_prices_s + tolerance_s
 
 
-@pytest.mark.parametrize("family", ["scale-12x16", "types-12x16", "lora-6x4", "multi-6x32", "paper-txt-12xhet"])
+FAMILIES = ("scale-12x16", "types-12x16", "lora-6x4", "multi-6x32", "paper-txt-12xhet")
+
+
+@pytest.mark.parametrize("family", matrix(FAMILIES, quick=["lora-6x4", "multi-6x32"]))
 def test_larger_problems_are_answered_from_both_sides_at_once(family):
     problem = draw(family, seed=3)
     what_if = of(problem)
