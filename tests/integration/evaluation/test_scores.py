@@ -158,6 +158,8 @@ def test_texts_for_a_model_without_a_tokenizer_are_told_how_to_be_read(environme
     assert "`encode`" in found.faults["it"]
 
 
+# Evaluations over ranks are compared in test_metrics_over_ranks.py.
+@pytest.mark.full
 def test_a_model_that_two_devices_divide_has_the_scores_of_one(environment, tmp_path, words):
     latency = "latency/p50_s/tokens=8,new_tokens=2"
     job = replace(words, evaluation=replace(words.evaluation, metrics=("loss", "accuracy", latency)))

@@ -96,6 +96,8 @@ def test_a_recorded_model_is_once_on_the_disk_and_comes_back_bit_for_bit(family,
         assert sizes["model.safetensors"] == (folder / "model.safetensors").stat().st_size
 
 
+# Two processes of MLflow's command line; other tests use the repository in this process.
+@pytest.mark.full
 def test_stock_commands_find_the_repository_by_its_entry_point(family, tmp_path):
     """In a process that has imported nothing of this package before MLflow looks for it."""
     installed = tmp_path / "site" / "stock-1.dist-info"

@@ -93,6 +93,8 @@ def test_a_job_that_went_on_with_local_updates_is_made_again(bench, home, tmp_pa
     assert report.is_equal and len(report.links) == 3, report.sentences()
 
 
+# A whole repetition, which differs from the one below in where it begins.
+@pytest.mark.full
 def test_a_job_whose_steps_were_set_while_it_ran_is_made_again_from_the_checkpoint_before(bench, home, tmp_path):
     job = job_of(bench, write_rows(tmp_path / "rows.jsonl"), schedule=ScheduleSpec(name="linear"))
     folder = home / "batches" / job.name
@@ -113,6 +115,8 @@ def test_a_job_whose_steps_were_set_while_it_ran_is_made_again_from_the_checkpoi
         made.reproduced()
 
 
+# Layouts of exact jobs are compared bit by bit in tests/integration/techniques/test_exact.py.
+@pytest.mark.full
 def test_an_exact_job_of_several_layouts_is_made_again_on_one_device(bench, home, tmp_path):
     layouts = (Layout("ddp", 2, {"micro_batch": 4}), Layout("fsdp", 2, {"reshard": True, "micro_batch": 4}), SINGLE_4)
     job = job_of(bench, write_rows(tmp_path / "rows.jsonl"), exact=True, exact_chunk=4)
@@ -138,6 +142,8 @@ def test_an_adapter_with_dropout_is_made_again_after_its_base_that_is_lost(bench
     assert made.reproduced().is_equal
 
 
+# A whole repetition, with files that other tests of the store bring back.
+@pytest.mark.full
 def test_a_folder_that_is_lost_is_brought_back_from_the_store(bench, home, tmp_path):
     first = job_of(bench, write_rows(tmp_path / "rows.jsonl"), name="first")
     train(bench, tmp_path, first, layouts=(SINGLE,))

@@ -15,6 +15,7 @@ from ringmaster.model_lineage import snapshot as rows
 from ringmaster.model_lineage.ledger.ledger import LEDGER
 from ringmaster.model_lineage.snapshot import Snapshot, collect, read_rows
 from ringmaster.model_lineage.tensors import TensorStore
+from tests.matrix import matrix
 
 RANDOM = np.random.default_rng(0)
 
@@ -236,7 +237,7 @@ def test_a_page_compares_a_fine_tune_and_an_adapter_with_their_base(family, ledg
     assert description(ledger, family.records["base"]).count("Beside its base") == 0
 
 
-@pytest.mark.parametrize("is_interrupted", [True, False])
+@pytest.mark.parametrize("is_interrupted", matrix([True, False], quick=[True]))
 def test_gc_frees_what_its_own_lineage_has_lost_and_never_what_another_one_has(tmp_path, monkeypatch, is_interrupted):
     shared, path = TensorStore(tmp_path / "tensors"), folder(tmp_path / "model", weights())
     ledgers = {name: Ledger(f"sqlite:///{tmp_path}/{name}.db") for name in ("here", "there")}

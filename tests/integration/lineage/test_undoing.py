@@ -76,6 +76,8 @@ def test_the_rest_is_trained_from_the_last_checkpoint_before_the_row_as_if_it_ha
     check_the_rest_is_trained(bench, *alone, tmp_path)
 
 
+# A whole training, for another beginning, order or end of what the tests without this marker do.
+@pytest.mark.full
 def test_the_rest_of_samples_that_are_grouped_by_length_is_trained_as_if_the_row_had_never_been(bench, home, tmp_path):
     rows = [json.loads(line) for line in write_rows(tmp_path / "rows.jsonl").read_text().splitlines()]
     pairs = [{"prompt": f"{n}", "completion": row["text"][: 5 + 3 * (n % 17)]} for n, row in enumerate(rows)]
@@ -216,6 +218,8 @@ def going_on(bench, home, first, rows, *, root, step):
     return job
 
 
+# A whole training, for another beginning, order or end of what the tests without this marker do.
+@pytest.mark.full
 def test_a_job_goes_back_to_the_checkpoint_of_a_folder_that_it_went_on_from(bench, home, tmp_path):
     first = job_of(bench, write_rows(tmp_path / "rows.jsonl"), name="first")
     train(bench, tmp_path, first, layouts=(SINGLE,) * 2)  # in another home
@@ -228,6 +232,8 @@ def test_a_job_goes_back_to_the_checkpoint_of_a_folder_that_it_went_on_from(benc
     assert model.first_step == 6
 
 
+# A whole training, for another beginning, order or end of what the tests without this marker do.
+@pytest.mark.full
 def test_a_job_that_went_on_from_a_changed_checkpoint_is_trained_from_its_beginning(bench, home, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl")
     first = job_of(bench, rows, name="first")
@@ -314,6 +320,8 @@ def test_a_new_version_is_promoted_where_the_one_it_replaces_serves_and_the_rule
     assert "does not serve" in promoted(home, idle)[0].why
 
 
+# A whole training, for another beginning, order or end of what the tests without this marker do.
+@pytest.mark.full
 def test_policies_decide_on_what_they_have_promoted(replaced):
     home, version, gains = replaced
     by_policy = DecisionRecord(version=1, outcome="promoted", reasons=("good",), who="policy careful")

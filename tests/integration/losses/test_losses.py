@@ -86,7 +86,7 @@ def assert_trains_the_same(bench, job, layout, folder):
 @pytest.mark.parametrize(
     "optimizer", [pytest.param(SGD, marks=pytest.mark.full), CALM_ADAMW], ids=lambda each: each.name
 )
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", matrix([None, LORA], quick=[LORA], ids=["full", "lora"]))
 @pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[LAYOUTS[5]]))
 def test_dpo(bench, tmp_path, layout, adapter, optimizer):
     """The reference is a frozen copy, or the model without its adapter."""

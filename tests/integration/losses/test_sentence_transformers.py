@@ -13,6 +13,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.sentence_embeddings import Pooling, embeddings, pooling_of
 from tests.integration.workbench import ADAMW, SINGLE
+from tests.matrix import matrix
 
 WORDS = [f"w{i}" for i in range(40)]
 ROWS = [(f"w{i} w{i + 1} w{i + 2}", f"w{39 - i} w{i}") for i in range(8)]
@@ -53,9 +54,12 @@ def base(tmp_path, library):
     return save
 
 
+POOLINGS = [("cls", True, "cosine"), ("mean", False, "dot"), ("max", False, "cosine")]
+
+
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=4)], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    ("mode", "normalizes", "similarity"), [("cls", True, "cosine"), ("mean", False, "dot"), ("max", False, "cosine")]
+    ("mode", "normalizes", "similarity"), matrix(POOLINGS, quick=POOLINGS[1:2], ids=lambda case: case[0])
 )
 def test_a_base_is_trained_and_exported_as_it_embeds(
     bench, tmp_path, library, base, mode, normalizes, similarity, adapter

@@ -14,6 +14,7 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.processes.events import Steps, TrialMeasured
 from tests.integration.workbench import Layout
+from tests.matrix import matrix
 from tests.unit.retrieval.encoders import SIZES, WORDS, save_encoder
 
 SETTINGS = StoreSettings(index=IVF, num_lists=8, batch_size=8, max_length=64)
@@ -69,7 +70,7 @@ def test_a_store_is_the_same_on_any_gang_and_after_a_stop(bench, job, encoder, p
         assert np.array_equal(store.vectors, plain.vectors)
 
 
-@pytest.mark.parametrize("has_encoder", [True, False], ids=["encoder", "base"])
+@pytest.mark.parametrize("has_encoder", matrix([True, False], quick=[True], ids=["encoder", "base"]))
 def test_a_trial_of_a_store_measures_steps(bench, job, tmp_path, has_encoder):
     if not has_encoder:
         model = ModelSpec(architecture="BertModel", config={**SIZES, "max_position_embeddings": 64})

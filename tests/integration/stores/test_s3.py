@@ -303,7 +303,7 @@ def write_rows(folder):
     return files
 
 
-@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet", "txt"])
+@pytest.mark.parametrize("format", matrix(["jsonl", "csv", "parquet", "txt"], quick=["jsonl", "parquet"]))
 def test_data_is_read_once_and_is_that_of_a_local_file(server, bucket, tmp_path, format):
     file = write_rows(tmp_path)[format]
     server.client().upload_file(str(file), bucket.removeprefix("s3://"), f"data/{file.name}")

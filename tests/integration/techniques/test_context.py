@@ -43,6 +43,8 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
+# Four ranks; two are compared in test_conformance.py.
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("sharded", matrix([False, True], quick=[True], ids=["replicated", "sharded"]))
 @pytest.mark.parametrize("exchange", matrix(["all_gather", "ulysses"], quick=["ulysses"]))

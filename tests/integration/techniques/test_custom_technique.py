@@ -16,6 +16,7 @@ from ringmaster.techniques.processes.events import OutcomeStatus
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from tests.matrix import matrix
 
 CUSTOM = Path(__file__).parents[3] / "examples" / "custom"
 
@@ -77,7 +78,7 @@ def trained(server: ForkServer, folder: Path, *, technique: str, num_ranks: int,
     return load_file(file)
 
 
-@pytest.mark.parametrize("micro_batch", [16, 4])
+@pytest.mark.parametrize("micro_batch", matrix([16, 4], quick=[4]))
 def test_a_technique_of_ones_own_trains_the_model_that_one_process_trains(
     one_message: str, server: ForkServer, tmp_path: Path, micro_batch: int
 ):

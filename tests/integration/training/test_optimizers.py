@@ -52,7 +52,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     ("layout", "optimizer"),
     matrix(
         [(layout, optimizer) for layout in LAYOUTS for optimizer in NEW if supports(layout, optimizer)],
-        quick=[(FSDP, ADAFACTOR), (ZERO2, LION)],
+        quick=[(FSDP, ADAFACTOR)],
         ids=lambda case: f"{case[0]}-{case[1].name}",
     ),
 )
@@ -126,7 +126,7 @@ def test_a_checkpoint_has_whole_rows_and_columns(bench, tmp_path):
     assert found["model.norm.weight/variance"] == (32,)
 
 
-@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[FSDP, PIPELINE]))
+@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[PIPELINE]))
 def test_a_head_alone_is_trained_the_same(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW, freeze=HEAD_ALONE)
     assert_trains_the_same(bench, job, layout, tmp_path)
@@ -163,7 +163,7 @@ BY_NAME = replace(
 )
 
 
-@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[ZERO2, PIPELINE]))
+@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[ZERO2]))
 def test_settings_by_parameter_are_the_same(bench, tmp_path, layout):
     job = bench.job(optimizer=BY_NAME)
     assert_trains_the_same(bench, job, layout, tmp_path)

@@ -17,6 +17,7 @@ from ringmaster.techniques.processes.events import ENDED_EARLY, EvaluationReport
 from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.flows.test_run import Place
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
+from tests.matrix import matrix
 
 VARYING = Variables(global_batch_size=(8, 16))
 DDP, FSDP = Layout("ddp", 2), Layout("fsdp", 2, {"reshard": False})
@@ -60,7 +61,10 @@ def test_a_gang_that_died_before_it_reported_the_target_ends_there_again(bench, 
     assert [event.step for event in again.events if isinstance(event, EvaluationReported)] == [2]
 
 
-@pytest.mark.parametrize("optimizer", [ADAMW, replace(ADAMW, name="sgd", lr=0.1)], ids=["adamw", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    matrix([ADAMW, replace(ADAMW, name="sgd", lr=0.1)], quick=[ADAMW], ids=["adamw", "sgd"]),
+)
 def test_a_changed_batch_size_is_part_of_the_job_however_it_is_trained(bench, tmp_path, optimizer):
     job = bench.job(num_steps=12, optimizer=optimizer, parts=(VARYING,))
     changed = phases(job)
@@ -135,7 +139,7 @@ def test_a_checkpoint_of_another_batch_size_is_refused(bench, tmp_path):
     assert outcome.status == "invalid" and "is of another version of job" in outcome.message
 
 
-@pytest.mark.parametrize("layout", [SINGLE, DDP, FSDP], ids=str)
+@pytest.mark.parametrize("layout", matrix([SINGLE, DDP, FSDP], quick=[FSDP]))
 def test_the_noise_is_measured_alike_in_every_layout(bench, tmp_path, layout):
     job = bench.job(num_steps=6, global_batch_size=8, optimizer=ADAMW, parts=(VARYING,))
     config = {"micro_batch": 2} if layout == SINGLE else {"micro_batch": 4 // 2}

@@ -25,6 +25,7 @@ from tests.integration.groups.shared_base.groups import (
 )
 from tests.integration.groups.test_shared_base import several
 from tests.integration.workbench import is_bit_equal, largest_difference
+from tests.matrix import matrix
 
 
 @pytest.mark.full
@@ -165,7 +166,7 @@ def test_a_last_save_that_fails_is_waited_for(groups, jobs, alone):
     assert "No space left on device" in failed.message
 
 
-@pytest.mark.parametrize("name", [EVEN, LEADER])
+@pytest.mark.parametrize("name", matrix([EVEN, LEADER], quick=[LEADER]))
 def test_an_export_that_fails_is_waited_for(groups, jobs, alone, name):
     shelved = [
         replace(job, loss="tests.integration.stubs:loss_of_some_tokens") if job.name == name else job for job in jobs

@@ -61,6 +61,8 @@ def assert_ended_nearly_as_alone(groups, trained, jobs, alone):
         assert told == pytest.approx(mine.losses[first:], abs=10 * tolerance), job.name
 
 
+# The group of test_gangs.py, divided over ranks.
+@pytest.mark.full
 @pytest.mark.parametrize("layout", matrix([WHOLE, SHARDED, *RECOMPUTED], quick=[SHARDED]))
 def test_each_job_ends_as_alone(groups, jobs, alone, layout):
     trained = groups.train(jobs, layout=layout)
