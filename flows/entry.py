@@ -40,8 +40,10 @@ def main() -> None:
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
         from ringmaster.flows.output import prepare_streams, report_faults
+        from ringmaster.flows.services import server_answers
 
         prepare_streams()
+        server_answers.timeout_s.set(server_answers.TIMEOUT_S)
         settings.report_bypass()
         try:
             settings.keep_to_owner(settings.home())

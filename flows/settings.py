@@ -19,7 +19,6 @@ import re
 import shutil
 import stat
 import tempfile
-import urllib.request
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +29,7 @@ from urllib.parse import urlsplit
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.output import error_console, notice, report_faults
 from ringmaster.flows.services.pool_processes import MLFLOW, PoolProcesses
+from ringmaster.flows.services.server_answers import check_answer
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S, ENGINES
@@ -48,14 +48,6 @@ EXCEPTIONS = ("NO_PROXY", "no_proxy")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 EVERY_HOST = "*"
 _HOST = re.compile(r"\*?\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?(:[0-9]{1,5})?")
-
-
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def open_directly(request: urllib.request.Request | str, *, timeout_s: float) -> Any:
-    """Opens the URL of a server of ours without any proxy: urllib does not find the exception of an IPv6 address."""
-    return _direct.open(request, timeout=timeout_s)
 
 
 def report_bypass() -> None:
@@ -328,7 +320,7 @@ def processes_behind(url: str, folder: Path) -> PoolProcesses | None:
 
 
 def pool_lacks() -> list[str]:
-    """Returns what a pool that runs lacks, a sentence each."""
+    """Returns what a pool that runs, or may run, lacks, a sentence each."""
     processes = _processes_to_check()
     return [] if processes is None else processes.lacks()
 
@@ -340,19 +332,48 @@ def pool() -> PoolAddress | None:
     its supervisor.
 
     Raises InputError where a part of the address is missing, and where the pool has ended and its records are not in
-    files of the home.
+    files of the home. Raises PoolUnreachable where none of its servers answers a command, and their processes cannot be
+    seen from here.
     """
     address, processes = recorded_pool(), _processes_to_check()
-    if processes is None:
-        return address
-    if (fault := processes.fault()) is not None:
+    if processes is not None and (fault := processes.fault()) is not None:
         if address is not None and not address.database.startswith("sqlite:"):
             raise InputError([fault])
         _warn(fault)
         return None
+    if processes is None or processes.elsewhere():
+        if address is not None:
+            _check_servers(address.prefect_api, address.mlflow_uri)
+        return address
     for lack in () if processes.is_supervised() else processes.lacks():
         _warn(lack)
     return address
+
+
+@cache
+def _check_servers(*urls: str) -> None:
+    """Raises PoolUnreachable where none of the servers of a pool answers that runs elsewhere, if at all. Asks once."""
+    check_answer({name: f"{url}/health" for name, url in zip(("Prefect", "MLflow"), urls, strict=True)}, about=_owner)
+
+
+def check_prefect(url: str) -> None:
+    """Raises PoolUnreachable where Prefect's server of a pool that runs elsewhere, if at all, does not answer."""
+    processes = _processes_to_check()
+    if processes is None or processes.elsewhere():
+        check_answer({"Prefect": f"{url}/health"}, about=_owner)
+
+
+def _owner() -> str:
+    """Returns whose servers a pool has that runs elsewhere, and what to do where they do not answer."""
+    processes = _processes_to_check()
+    if processes is None:
+        variables = ", ".join(variable for variable in POOL_VARIABLES.values() if os.environ.get(variable))
+        return f"{variables} name them. To fix: see that they run and that this machine reaches them, or unset these"
+    return (
+        f"the pool of {home()} was started {processes.elsewhere()}. To fix: `ringmaster status` and `ringmaster up` "
+        "there; PREFECT_API_URL and MLFLOW_TRACKING_URI give other addresses of its servers; if it is gone for good, "
+        "`ringmaster down` here makes this a home without a pool"
+    )
 
 
 def _processes_to_check() -> PoolProcesses | None:
@@ -460,7 +481,7 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
 
     The weights of models go to the home's tensor store, also those of a pool whose servers run in this home. Raises
     LedgerError on a tracking URI that no ledger can have, and where the pool's MLflow does not run and is not waited
-    for.
+    for; PoolUnreachable where a command gets no answer of an MLflow whose process cannot be seen.
     """
     from ringmaster.model_lineage import Ledger
     from ringmaster.model_lineage.signatures import SigningKeys
@@ -472,6 +493,8 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
     if processes is not None and waiting is None and (fault := processes.service_fault(MLFLOW)):
         remedy = "try again in a minute, or see by `ringmaster status` what the pool lacks"
         raise LedgerError(f"the pool's MLflow does not answer: {fault}. To fix: {remedy}", code="AWAY", may_pass=True)
+    if uri.startswith("http") and (processes is None or processes.elsewhere()):
+        check_answer({"MLflow": f"{uri}/health"}, about=_owner)
     return Ledger(
         uri,
         artifact_root=artifacts(folder),

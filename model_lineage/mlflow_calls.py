@@ -100,6 +100,11 @@ class OutageRetry:
 DOWNLOAD_FAILURES = re.compile(r"^The following failures occurred .*:\n##### File (.+) #####\n")
 """The head of MLflow's message on files that cannot be downloaded; the first one's error follows."""
 
+CONNECTION_FAILURE = re.compile(
+    r"^API request to \S+ failed with exception .*Caused by \w+\([\"'](?:.*?(?:\)|>): )?(.*)[\"']\)\)$", re.DOTALL
+)
+"""MLflow's message on a server that cannot be reached: the reason follows what requests and urllib3 say around it."""
+
 TENSORS_SCHEME = "tensors"  # of the URI of a folder of artifacts whose weights are in a tensor store
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
@@ -179,6 +184,7 @@ class RetryingClient:
         cause = getattr(error.__cause__, "orig", None)  # of the database, without SQLAlchemy's explanations
         message = str(cause or error.message).strip()
         is_away = _is_transient(error) or message.startswith(AWAY)
+        message = CONNECTION_FAILURE.sub(r"API request to it failed: \1", message)
         message = DOWNLOAD_FAILURES.sub(r"\1: ", message)
         first_line = message.splitlines()[0] if message else type(error).__name__
         if _is_transient(error):

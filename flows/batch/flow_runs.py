@@ -240,6 +240,7 @@ def embedded_server(started: ServerProcess | None = None) -> AbstractContextMana
         if has_lasting_server() and settings.pool() is None:
             _check_answer(url)
         elif has_lasting_server() and not is_started_by_prefect() and current_flow_run() is None:
+            settings.check_prefect(url)
             for_prefect(lambda: _ask_pool(url))
         return nullcontext()
     with _starting:

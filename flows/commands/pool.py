@@ -30,6 +30,7 @@ from ringmaster.flows.output import (
     print_result,
 )
 from ringmaster.flows.output import log_format as format_of_environment
+from ringmaster.flows.services import server_answers
 from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
@@ -65,6 +66,7 @@ def controller(
     from ringmaster.flows.pool.batch_requests import pool_address
 
     log_to_stderr(ProcessRole.CONTROLLER)
+    server_answers.timeout_s.set(None)
     settings.choose_engine(engine)
     pool = pool_address()
     settings.embed(settings.home())
@@ -95,6 +97,7 @@ def worker(
     from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, node_name
 
     log_to_stderr(ProcessRole.NODE)
+    server_answers.timeout_s.set(None)
     if devices == NO_DEVICES and not flows:
         raise InputError(["--devices none serves nothing. To fix: add --flows, or leave out --devices"])
     name = node_name(name)

@@ -498,7 +498,11 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
             idle.append(f"{job} of {run.batch} has no log here, as no gang has trained it; it is {row['status']}{why}")
     if faults := faults_of(runs):
         raise RingmasterError(listed(faults))
-    raise InputError(idle or [f"there is no job {job!r}; there are {', '.join(dict.fromkeys(names)) or 'none'}"])
+    fault = settings.pool_fault()
+    unseen = [fault] if fault else settings.pool_lacks()
+    raise InputError(
+        idle or [f"there is no job {job!r}; there are {', '.join(dict.fromkeys(names)) or 'none'}", *unseen]
+    )
 
 
 def watch(

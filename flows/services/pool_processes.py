@@ -6,7 +6,9 @@ address of a pool checks here first whether that pool runs, and whether it is th
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.flows.services.server_answers import answers
 from ringmaster.tasks.process_identity import ProcessId, boot_id, pid_namespace
 from ringmaster.techniques.processes.stopped import is_stopped
 
@@ -100,11 +103,15 @@ class SupervisorRecord:
         """Its identity."""
         return ProcessId(self.pid, self.born)
 
+    def is_in_container(self) -> bool:
+        """Returns whether it was started in another container of this machine, in this boot."""
+        return self.born.partition(":")[0] == boot_id() and self.namespace not in ("", pid_namespace())
+
     def is_elsewhere(self) -> bool:
         """Returns whether it was started on another machine or in another container: it cannot be seen from here."""
-        if self.born.partition(":")[0] == boot_id():
-            return self.namespace not in ("", pid_namespace())
-        return self.host not in ("", platform.node())  # of the same name: this machine was started again
+        # On a machine of the same name, this machine was started again.
+        is_of_boot = self.born.partition(":")[0] == boot_id()
+        return self.is_in_container() or (not is_of_boot and self.host not in ("", platform.node()))
 
 
 class PoolProcesses:
@@ -137,6 +144,35 @@ class PoolProcesses:
         # A home that was moved, or that has another path on another machine, is the same home.
         return original if original.is_dir() and not original.samefile(home) else None
 
+    def elsewhere(self) -> str | None:
+        """Returns where the pool was started, if its processes cannot be seen from here; None if they can."""
+        record = self._supervisor_record()
+        if record is None or not record.is_elsewhere() or self.original():
+            return None
+        return f"{'in a container' if record.is_in_container() else 'on a machine'} named {record.host or '(unknown)'}"
+
+    def runs_elsewhere(self) -> bool:
+        """Returns whether the pool was started elsewhere and is known to run there: by a lock, or an answer."""
+        return self.elsewhere() is not None and (self._is_locked() or self._answers())
+
+    def _answers(self) -> bool:
+        address = self._content_of("services.json").get("address", {})
+        return any(answers(f"{address[key]}/health") for key in ("prefect_api", "mlflow_uri") if address.get(key))
+
+    def _is_locked(self) -> bool:
+        """Returns whether a supervisor holds its lock, which is seen from all containers of a machine."""
+        try:
+            descriptor = os.open(self.folder / "supervisor.lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def fault(self) -> str | None:
         """Returns why the pool is not to be used: it has ended, or is that of another home. None also if unknown."""
         record, home = self._supervisor_record(), self.folder.parent
@@ -147,7 +183,10 @@ class PoolProcesses:
                 f"{home} is a copy of {original}, whose pool it does not use. To fix: RINGMASTER_HOME={original} names "
                 f"that pool; `ringmaster up` starts one of {home}, and `ringmaster down` makes it a home without one"
             )
-        if record.is_elsewhere() or record.process.lives() or any(state.lives() for state in self.states()):
+        if record.is_elsewhere():
+            if not record.is_in_container() or self.runs_elsewhere():
+                return None
+        elif record.process.lives() or any(state.lives() for state in self.states()):
             return None
         names = [state.name for state in self.states() if state.status != ServiceStatus.DONE]
         return (
@@ -157,10 +196,13 @@ class PoolProcesses:
         )
 
     def lacks(self) -> list[str]:
-        """Returns what a pool that runs lacks, a sentence each; nothing where that is not known."""
+        """Returns what a pool that runs, or may run, lacks, a sentence each; nothing where that is not known."""
         record = self._supervisor_record()
-        if record is None or record.is_elsewhere() or self.fault():
+        if record is None or self.fault():
             return []
+        if place := self.elsewhere():
+            unseen = f"the pool was started {place}: its processes cannot be seen from here"
+            return [] if self._answers() else [f"{unseen}, and its servers do not answer here"]
         faults = [fault for state in self.states() if (fault := state.fault())]
         if self.is_supervised():
             return [f"{fault}; the supervisor starts it again" for fault in faults]

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ from pathlib import Path
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.flows.services.pool_processes import ServiceState, ServiceStatus
+from ringmaster.flows.services.server_answers import answers, responds
 from ringmaster.flows.services.service_files import ServiceFiles, reap
-from ringmaster.flows.settings import open_directly
 from ringmaster.tasks.pool.engines import Service
 from ringmaster.tasks.process_identity import READY_FILE, ProcessId
 from ringmaster.techniques.processes.stopped import StoppedProcesses
@@ -78,27 +77,6 @@ class ServiceProcess:
             num_restarts=self.num_restarts,
             message=self.message,
         )
-
-
-def answers(url: str) -> bool:
-    """Returns whether a server is up: it answers, even if it requires a password."""
-    status = _http_status(url)
-    return status is not None and status < 500
-
-
-def responds(url: str) -> bool:
-    """Returns whether a server answers at all: one without its database, for example, says so and does not hang."""
-    return _http_status(url) is not None
-
-
-def _http_status(url: str) -> int | None:
-    try:
-        with open_directly(url, timeout_s=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:  # URLError is one
-        return None
 
 
 def delay_s(num_failures: int) -> float:

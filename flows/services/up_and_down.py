@@ -27,6 +27,7 @@ from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, announce
 from ringmaster.flows.pool.own_node import WORKER as NODE_HOLDER
 from ringmaster.flows.services.first_processes import check_prefect_database
 from ringmaster.flows.services.pool_processes import ServiceState, ServiceStatus
+from ringmaster.flows.services.server_answers import open_directly
 from ringmaster.flows.services.service_definitions import (
     WORKER,
     PoolOptions,
@@ -36,7 +37,7 @@ from ringmaster.flows.services.service_definitions import (
     make_databases,
 )
 from ringmaster.flows.services.service_files import ServiceFiles, keep_password
-from ringmaster.flows.settings import PoolAddress, open_directly
+from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
@@ -79,6 +80,9 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
     Raises InputError where the options are invalid, or where another `up` is running; then nothing was started.
     """
     files = files_of(options.home)
+    if files.runs_elsewhere():
+        remedy = "use it there, or another RINGMASTER_HOME here"
+        raise InputError([f"the pool of {options.home} runs already, {files.elsewhere()}. To fix: {remedy}"])
     if not (files.supervisor() or _living(files)):
         result, can_ask = faults(options), not options.engine.faults(has_server=True)
         if result := [*result, *(options.engine.preflight(options.home) if can_ask else ())]:
@@ -155,6 +159,10 @@ def stop(home: Path) -> bool:
         how = f"`RINGMASTER_HOME={original} ringmaster down` ends that one"
         console.print(f"{home} has no pool: it is a copy of {original}, whose pool stays. {how}", soft_wrap=True)
         return True
+    if files.runs_elsewhere():
+        where = files.elsewhere()
+        console.print(f"the pool of {home} runs {where}. To fix: `ringmaster down` there ends it", soft_wrap=True)
+        return False
     _end_stopped(files, console)
     supervisor = files.supervisor()
     if supervisor is not None:

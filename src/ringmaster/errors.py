@@ -13,6 +13,7 @@
     │   ├── SweepFailed
     │   └── RetrainingFailed
     ├── LedgerError               MLflow refuses, or does not answer
+    ├── PoolUnreachable           the servers of a pool elsewhere do not answer
     ├── LineageCycle, UnknownModel, TensorStoreError, TensorObjectError
     └── PromotionRefused, RetrainingInProgress, NodeAlreadyServed, ServerStartError, ForkServerError
 
@@ -128,6 +129,10 @@ class RunInterrupted(BaseException):
 
 class ServerStartError(RingmasterError):
     """Prefect's server does not answer, or with a fault of its own."""
+
+
+class PoolUnreachable(RingmasterError):
+    """The servers of a pool do not answer, and whether its processes run cannot be seen from here."""
 
 
 class ForkServerError(RingmasterError, RuntimeError):

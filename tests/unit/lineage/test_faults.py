@@ -78,12 +78,21 @@ def test_a_server_that_answers_5xx_is_tried_again():
     assert delays == [RETRY_DELAYS_S[0]]
 
 
+UNREACHABLE = """API request to http://x/api failed with exception HTTPConnectionPool(host='x', port=1): Max retries \
+exceeded with url: /api?q=a (Caused by ReadTimeoutError("HTTPConnectionPool(host='x', port=1): Read timed out."))"""
+
+
 @pytest.mark.parametrize(
     ("fault", "told", "may_pass"),
     [
         (lambda: mlflow_error("No Run with id=1 exists", "RESOURCE_DOES_NOT_EXIST"), "No Run with id=1", False),
         (lambda: mlflow_error("Detected out-of-date database schema (..)", "INTERNAL_ERROR"), "db upgrade", False),
         (lambda: mlflow_error("API request to http://x failed with exception", "INTERNAL_ERROR"), "server is up", True),
+        (
+            lambda: mlflow_error(UNREACHABLE, "INTERNAL_ERROR"),
+            r"/mlflow: API request to it failed: Read timed out\. To",
+            True,
+        ),
         (lambda: OSError(errno.ENOSPC, "No space left on device"), "No space left on device.*free space", True),
         (lambda: PermissionError(errno.EACCES, "Permission denied"), "Permission denied", False),
     ],

@@ -4,36 +4,25 @@ import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
-from ringmaster.codec import to_json
 from ringmaster.errors import InputError, LedgerError, ServerStartError
 from ringmaster.flows import cli, settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import database_of, pool_address
 from ringmaster.flows.services import up_and_down
-from ringmaster.flows.services.pool_processes import ServiceState, ServiceStatus, SupervisorRecord
+from ringmaster.flows.services.service_definitions import PoolOptions, databases
 from ringmaster.flows.services.service_files import ServiceFiles
-from ringmaster.flows.settings import PoolAddress
-from ringmaster.model_lineage.sqlite_files import sqlite_url
-from ringmaster.tasks.pool.engines import Service
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.process_identity import ProcessId, pid_namespace
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.techniques.processes.stopped import is_stopped
 from tests.ports import free_port
 from tests.unit.pool.bench import submission
-
-SERVERS = ("prefect", "mlflow", "controller")
-OTHER_BOOT = "00000000-0000-0000-0000-000000000000"
+from tests.unit.services.pool_home import OTHER_BOOT
 
 
 @pytest.fixture(autouse=True)
@@ -41,79 +30,6 @@ def environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("RINGMASTER_", "PREFECT_", "MLFLOW_")):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def start():
-    """A function that starts a process that waits; all are killed in the end."""
-    started = []
-
-    def start():
-        command = [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        started.append(process)
-        process.stdout.readline()
-        return ProcessId.of(process.pid)
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-class PoolHome:
-    """A home with the files of a pool, of which each service, and the supervisor, has a process of its own."""
-
-    def __init__(self, folder, start):
-        self.folder, self.files = folder, ServiceFiles(folder / "pool")
-        self.files.make()
-        url, database = f"http://127.0.0.1:{free_port()}", sqlite_url(folder / "pool" / "pool.db")
-        self.address = PoolAddress(database=database, prefect_api=f"{url}/api", mlflow_uri=url)
-        services = [Service(name=name, command=(), environment={}) for name in SERVERS]
-        self.files.write_services(services, address=self.address)
-        self.processes = {name: start() for name in ("supervisor", *SERVERS)}
-        self.write()
-
-    def write(self, **changed):
-        """Writes the files. changed: other processes of services."""
-        self.processes |= changed
-        supervisor = self.processes["supervisor"]
-        self.record(SupervisorRecord.of(supervisor, home=self.folder))
-        states = [
-            ServiceState(name=n, status=ServiceStatus.UP, pid=p.pid, born=p.born, num_restarts=0, message="")
-            for n, p in self.processes.items()
-            if n != "supervisor"
-        ]
-        content = {"by": to_json(supervisor), "services": to_json(states)}
-        (self.files.folder / "state.json").write_text(json.dumps(content))
-        self.name(self.address)
-
-    def record(self, record):
-        (self.files.folder / "supervisor.json").write_text(json.dumps(to_json(record)))
-
-    def name(self, address):
-        settings.pool_file(self.folder).write_text(json.dumps(to_json(address)))
-
-    def kill(self, *names, number=signal.SIGKILL):
-        """Kills processes, by default all; returns once they have ended."""
-        for name in names or self.processes:
-            self.processes[name].signal(number)
-        for name in names or self.processes:
-            assert number != signal.SIGKILL or self.processes[name].wait(120)
-
-    def stop(self, name):
-        """Stops a process."""
-        self.processes[name].signal(signal.SIGSTOP)
-        while not is_stopped(self.processes[name].pid):
-            pass
-
-
-@pytest.fixture
-def home(tmp_path, start, monkeypatch):
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))
-    return PoolHome(tmp_path / "home", start)
 
 
 def expect_ended(capsys):
@@ -148,19 +64,15 @@ def test_processes_of_another_boot_of_this_machine_do_not_count(home, capsys):
     expect_ended(capsys)
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        {"born": f"{OTHER_BOOT}:1", "host": f"not-{platform.node()}"},
-        {"namespace": f"{pid_namespace()}0"},
-    ],
-    ids=["machine", "container"],
-)
+@pytest.mark.parametrize("place", ["machine", "container"])
 def test_of_processes_that_cannot_be_seen_from_here_nothing_is_claimed(home, place):
     home.kill()
-    home.record(replace(SupervisorRecord.of(home.processes["supervisor"], home=home.folder), **place))
-    assert settings.pool() == home.address
-    assert settings.pool_fault() is None and settings.pool_lacks() == []
+    home.move(place)
+    with home.files.alone():  # the lock of a supervisor, which is seen from other containers
+        assert settings.pool() == home.address
+        assert settings.pool_fault() is None
+    (lack,) = settings.pool_lacks() if place == "machine" else [settings.pool_fault()]
+    assert ("its servers do not answer here" if place == "machine" else "it ended without `ringmaster down`") in lack
 
 
 def test_files_of_an_earlier_release_are_read(home, capsys):
@@ -291,3 +203,16 @@ def test_down_of_a_pool_that_was_killed_is_harmless(home):
     assert up_and_down.stop(home.folder) and up_and_down.stop(home.folder)
     assert not settings.pool_file(home.folder).exists()
     assert settings.pool_fault() is None
+
+
+def test_a_pool_that_runs_in_another_container_is_neither_started_again_nor_said_to_be_down(home, capsys):
+    home.kill()
+    home.move("container")
+    options = PoolOptions(home=home.folder, databases=databases(None, home=home.folder), password="x" * 12)
+    with home.files.alone():
+        assert not up_and_down.stop(home.folder)
+        assert f"runs in a container named {platform.node()}" in capsys.readouterr().err
+        with pytest.raises(InputError, match="runs already, in a container named"):
+            up_and_down.start(options, database_server=None)
+        assert settings.pool_file(home.folder).exists()
+    assert up_and_down.stop(home.folder), "its supervisor has ended"
