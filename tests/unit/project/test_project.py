@@ -140,6 +140,16 @@ def test_workflows_run_lint_and_every_suite():
     assert told >= {"lint", *SUITES, *OTHER_VERSIONS}
 
 
+def test_images_of_others_are_named_by_their_digests():
+    """A tag can be moved to another image."""
+    kubernetes = ROOT / "docs" / "kubernetes"
+    files = [*(ROOT / ".github" / "workflows").iterdir(), *kubernetes.rglob("*.yaml"), kubernetes / "Dockerfile"]
+    images = [image for file in files for image in re.findall(r"\b(?:image: |BASE_IMAGE=)(\S+)", file.read_text())]
+    of_others = {image for image in images if image != "ringmaster"}
+    assert len(of_others) >= 3
+    assert [image for image in of_others if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
+
+
 def ci(folder: Path, *, failing: str = "") -> tuple[subprocess.CompletedProcess[str], str]:
     """Runs `.ci/run` with a fake `make` that only logs its targets, and fails at one of them."""
     told = folder / "told"
