@@ -56,6 +56,8 @@ OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
     "ludwig": ("techniques/data/sources/feature_rows.py", "techniques/models/feature_model.py"),
 }
 """The files in which a pattern matches words of another meaning only."""
+HOMES: Mapping[str, str] = {"chain": "untrusted"}
+"""The packages of features that have none of the same name."""
 
 
 def main() -> None:
@@ -77,7 +79,8 @@ def files_naming(root: Path) -> Mapping[str, list[str]]:
         feature: [
             file
             for file, text in texts.items()
-            if not file.startswith(f"{FEATURES}/{feature}/") and file not in OTHER_MEANINGS.get(feature, ())
+            if not file.startswith(f"{FEATURES}/{HOMES.get(feature, feature)}/")
+            and file not in OTHER_MEANINGS.get(feature, ())
             if re.search(pattern, text)
         ]
         for feature, pattern in PATTERNS.items()

@@ -35,16 +35,9 @@ from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
 from ringmaster.tasks.recording.rows import ROWS, code_version, manifest_of
 from ringmaster.techniques import Job, registry
-from ringmaster.techniques.checkpoints.chain import (
-    StateChain,
-    StateLink,
-    TrainingEnvironment,
-    cpu_name,
-    read_chain,
-    tensor_digests,
-    versions,
-)
+from ringmaster.techniques.checkpoints.chain import StateChain, StateLink, read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
+from ringmaster.techniques.checkpoints.environment import TrainingEnvironment, cpu_name, versions
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.preflight import Preflight

@@ -15,20 +15,17 @@ A job that untrusted nodes may train has digests of single steps as well, of the
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ringmaster.codec import SINCE_LATER, digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, folder_of, read_manifest
+from ringmaster.techniques.checkpoints.environment import TrainingEnvironment
 from ringmaster.techniques.checkpoints.storage import place_of
 
 if TYPE_CHECKING:
@@ -37,24 +34,6 @@ if TYPE_CHECKING:
 FILE = "chain.json"
 """The file in the folder of a job's checkpoints."""
 MAX_OF_TIME, MAX_OF_STEPS = 0.02, 0.03
-LIBRARIES = ("ringmaster", "torch", "transformers", "peft", "bitsandbytes")
-"""The distributions of which the bits of trained weights may depend."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingEnvironment:
-    """What trained some steps of a job, as far as the bits of the result may depend on it.
-
-    technique: its dotted path. config: its knobs. num_devices: the size of the gang.
-    device: the kind of device. num_threads: of each rank. versions: of `LIBRARIES`.
-    """
-
-    technique: str
-    config: Mapping[str, Any]
-    num_devices: int
-    device: str
-    num_threads: int
-    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,43 +237,3 @@ def tensor_digests(root: str | Path, step: int) -> dict[str, str]:
             value.update(memoryview(bytes_of(reader.whole(tensor))))
             result[tensor] = value.hexdigest()[:32]
     return result
-
-
-def present_environment(
-    *, technique: str, config: Mapping[str, Any], num_devices: int, device: torch.device
-) -> TrainingEnvironment:
-    """Returns the environment of this process, a rank that trains on `device`."""
-    import torch
-
-    is_gpu = device.type == "cuda"
-    return TrainingEnvironment(
-        technique=technique,
-        config=dict(config),
-        num_devices=num_devices,
-        device=torch.cuda.get_device_name(device) if is_gpu else cpu_name(),
-        num_threads=torch.get_num_threads(),
-        versions=versions(),
-    )
-
-
-@lru_cache(maxsize=1)
-def versions() -> Mapping[str, str]:
-    """Returns the versions of those of `LIBRARIES` that are installed."""
-    result = {}
-    for name in LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            result[name] = metadata.version(name)
-    return result
-
-
-@lru_cache(maxsize=1)
-def cpu_name() -> str:
-    """Returns the model of the CPU and the vector instructions that PyTorch uses there."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    import torch
-
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"

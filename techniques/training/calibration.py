@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from ringmaster.codec import digest
-from ringmaster.techniques.checkpoints.chain import digest_of, versions
+from ringmaster.techniques.checkpoints.chain import digest_of
+from ringmaster.techniques.checkpoints.environment import versions
 from ringmaster.techniques.processes.order import rank_environment
 
 NUM_STEPS, WIDTH, LENGTH, BATCH = 4, 256, 64, 16

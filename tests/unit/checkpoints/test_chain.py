@@ -11,13 +11,14 @@ from ringmaster.codec import to_json
 from ringmaster.techniques.checkpoints import chain as chain_module
 from ringmaster.techniques.checkpoints.chain import FILE, ChainWriter, StateChain, read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.environment import present_environment
 from ringmaster.techniques.checkpoints.state import piece_writer
 
 CPU = torch.device("cpu")
 
 
 def environment(**changes):
-    value = chain_module.present_environment(technique="t:Single", config={}, num_devices=1, device=CPU)
+    value = present_environment(technique="t:Single", config={}, num_devices=1, device=CPU)
     return replace(value, **changes)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ringmaster.codec import to_json
 from ringmaster.features.untrusted.job import Untrusted
-from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
+from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain
+from ringmaster.techniques.checkpoints.environment import present_environment
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.training.job_state import weights_digest
 from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
