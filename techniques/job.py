@@ -42,6 +42,7 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
 COMPOSED, EXTRACTED = "composed", "extracted"
+REWRITE = "rewrite"  # the technique of jobs without steps
 """The kinds of adaptation of jobs that train a common component: of all of them as one job, and of each one of them."""
 SUM = "sum"
 UPDATE_RULES = (SUM,)
@@ -321,7 +322,12 @@ class Job:
     @property
     def made_by(self) -> str:
         """The technique that makes the job's model instead of training; "" where it trains."""
-        return next((part.made_by for part in self.parts if part.made_by), "")
+        return next((part.made_by for part in self.parts if part.made_by), "" if self.trains else REWRITE)
+
+    @property
+    def is_black_box(self) -> bool:
+        """Whether the model is built and trained by something that knows it alone, such as a command."""
+        return self.model.command is not None
 
     @property
     def base_format(self) -> str | None:

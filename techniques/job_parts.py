@@ -123,6 +123,7 @@ class JobPart(FileKeys):
         product: what such a job makes, such as "a knowledge store"; "" for a model.
         model_kind: how its model is made, in the lineage; "" for the way of other jobs.
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
+        is_for_training: whether the part is about training, so that no job has it that trains nothing.
     """
 
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
@@ -131,6 +132,7 @@ class JobPart(FileKeys):
     product: ClassVar[str] = ""
     model_kind: ClassVar[str] = ""
     group_obstacle: ClassVar[str] = ""
+    is_for_training: ClassVar[bool] = True
 
     @property
     def started_from(self) -> FirstCheckpoint | None:
@@ -262,9 +264,14 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
 
 
-def has_command(job: Raw) -> bool:
-    """Whether the plain values of a job name a command that trains it."""
+def is_black_box(job: Raw) -> bool:
+    """Whether plain values are of a job whose model is built and trained by something that knows it alone."""
     return as_mapping(job.get("model")).get("command") is not None
+
+
+def is_exact(job: Raw) -> bool:
+    """Whether plain values are of a job with the same bits on any number of devices."""
+    return job.get("exact") is True or any(kind.is_exact and kind.is_in(job) for kind in part_kinds().values())
 
 
 @cache
@@ -281,6 +288,11 @@ def part_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobPart]]:
         for kind in getattr(module, "PARTS", ()):
             kinds |= {key: kind for key in kind.job_keys() if key not in kinds}
     return kinds
+
+
+def other_parts(kind: type[JobPart]) -> Mapping[str, type[JobPart]]:
+    """Returns the classes of the parts of other kinds, by the key of which their other keys are settings."""
+    return {key: other for key, other in part_kinds().items() if other is not kind and key == other.job_keys()[0]}
 
 
 def product_of(job: Raw) -> str:

@@ -390,7 +390,7 @@ def choose_chunk(job: Job, facts: ModelFacts) -> int | None:
 
 def why_not_exact(technique: Technique, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
     """Returns why an exact job would not have the bits of `single` under a technique on a gang, or None."""
-    if not job.is_exact or not job.trains or job.model.command is not None:
+    if not job.is_exact or not job.trains or job.is_black_box:
         return None
     what = "exact: true" if job.exact else next(part.key for part in job.parts if part.is_exact)
     if technique.takes_chunks is None:

@@ -69,7 +69,7 @@ class RecordedTraining:
         if node.record.run_id is None:
             raise InputError([f"{node.label} was not trained here. To fix: name a model that a batch has made"])
         record = from_json(TrainingInputs, json.loads(_recorded(home, node, TRAINING, what="its job")))
-        if record.job.model.command is not None:
+        if record.job.is_black_box:
             raise InputError([f"{node.label} was trained by a command of its own, which alone knows what its steps do"])
         if not record.job.trains:
             return cls(node=node, record=record, chain=None)

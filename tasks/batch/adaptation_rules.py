@@ -23,7 +23,7 @@ from ringmaster.techniques.job import (
     Job,
     is_rewriting,
 )
-from ringmaster.techniques.job_parts import Effect, JobPart, part_kinds, product_of
+from ringmaster.techniques.job_parts import Effect, JobPart, is_black_box, part_kinds, product_of
 from ringmaster.techniques.job_specs import ADAPTERS, CONTINUE, MERGE, VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.models.architectures import architecture_in, with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
@@ -98,7 +98,7 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
             "train the adapter in a job of its own, and adapt its result",
         ),
         (
-            as_mapping(job.get("model")).get("command") is not None,
+            is_black_box(job),
             ("model",),
             f"is a command's, which cannot be {kind} from outside",
             "remove the adaptation: the command does it on its own",
@@ -579,7 +579,7 @@ def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
 
 
 def _on_model(job: Raw, model: Raw, kind: str) -> Iterator[Finding]:
-    has_command, is_built = model.get("command") is not None, bool(set(model) & {"architecture", "factory"})
+    is_opaque, is_built = is_black_box(job), bool(set(model) & {"architecture", "factory"})
     named, folder = model.get("architecture"), model.get("from_pretrained")
     # None where neither the file nor a local folder gives the class.
     architecture = (
@@ -587,15 +587,15 @@ def _on_model(job: Raw, model: Raw, kind: str) -> Iterator[Finding]:
     )
     is_causal = architecture is None or architecture.endswith(CAUSAL)
     yield from findings_where(
-        (has_command, ("adapter",), "does not go with a command", "hand it to the command as kwargs"),
+        (is_opaque, ("adapter",), "does not go with a command", "hand it to the command as kwargs"),
         (
-            not has_command and job.get("base") is None and folder is None and is_built,
+            not is_opaque and job.get("base") is None and folder is None and is_built,
             ("adapter",),
             "has no base: the weights that it leaves alone would be random ones",
             "give a base, or a model by from_pretrained; or leave the adapter out to train every weight",
         ),
         (
-            not has_command and kind in VIRTUAL_TOKENS and not is_causal,
+            not is_opaque and kind in VIRTUAL_TOKENS and not is_causal,
             ("adapter", "kind"),
             f"{kind} is for causal language models, and the model is {architecture}",
             "take lora",

@@ -18,7 +18,7 @@ from ringmaster.tasks.batch.schema import Data, JobEntry, misspelt
 from ringmaster.tasks.batch.sections import Section, section_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import PRUNED, Job, is_rewriting
-from ringmaster.techniques.job_parts import has_command, part_kinds, product_of
+from ringmaster.techniques.job_parts import is_black_box, part_kinds, product_of
 from ringmaster.techniques.job_specs import (
     ATTENTIONS,
     DECAY_RATIO,
@@ -139,7 +139,7 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
         return
     yield from findings_where(
         (
-            model.get("factory") is not None or has_command(job),
+            model.get("factory") is not None or is_black_box(job),
             place,
             "is chosen for Hugging Face's models",
             "leave it out: what is built there chooses",
@@ -160,7 +160,7 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
 
 
 def _command(job: Raw, model: Raw) -> Iterator[Finding]:
-    is_command, reads_its_own = has_command(job), as_mapping(job.get("data")).get("source") == "command"
+    is_command, reads_its_own = is_black_box(job), as_mapping(job.get("data")).get("source") == "command"
     yield from findings_where(
         *(
             (
@@ -400,7 +400,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "leave one of the two out",
         ),
         (
-            job.get("freeze") and has_command(job),
+            job.get("freeze") and is_black_box(job),
             ("freeze",),
             "names parameters of a model that only its command knows",
             "leave it out: the command chooses what it trains",

@@ -212,7 +212,7 @@ class RequestHandler:
             readers = [
                 other.local_job.name for other in table.entries.values() if entry.job.name in other.job.checkpoint_roots
             ]
-            if job.model.command is not None or job.adaptation is not None or job.made_by:
+            if job.is_black_box or job.adaptation is not None or job.made_by:
                 faults.append(f"{name} does not train by steps that Ringmaster counts")
             elif GOAL in record.details:
                 remedy = "To fix: add a job with that num_steps (`ringmaster jobs --help`)"

@@ -74,7 +74,7 @@ class RunPaths:
 
     def checkpoint_dir(self, job: Job) -> str:
         """Returns the folder or URL of a job's checkpoints. A job that runs a command always uses a folder."""
-        if self.checkpoint_root is None or job.model.command is not None:
+        if self.checkpoint_root is None or job.is_black_box:
             return str(self.folder / "checkpoints" / job.name)
         return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)
 

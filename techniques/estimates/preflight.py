@@ -87,7 +87,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     if job.trains and job.name not in order.evaluated and data.training_faults:
         raise StepError([*data.training_faults])
     tried: TinyStepResult | None = None
-    if job.trains and not job.made_by and job.model.command is None:
+    if not job.made_by and not job.is_black_box:
         _probe_parts(data, cache_dir=Path(order.cache_dir))
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
@@ -109,7 +109,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     names = job.techniques or order.techniques
     # A technique that only the job names is one for groups, and gives that as its reason.
     techniques = {name: registry.load(order.techniques.get(name) or registry.dotted_path(name)) for name in names}
-    if (not job.trains or job.made_by) and job.techniques is None:  # reasons of techniques that train would be useless
+    if job.made_by and job.techniques is None:  # reasons of techniques that train would be useless
         techniques = {name: technique for name, technique in techniques.items() if isinstance(technique, BlackBox)}
     for shape in order.shapes:
         if job.num_devices is not None and shape.num_devices not in job.num_devices:
@@ -230,7 +230,7 @@ def _other_columns(job: Job, data: PreparedData, order: PreflightOrder) -> list[
 
 def _black_box(technique: Technique, job: Job) -> str | None:
     """Why a technique that lays models out cannot train the model of a command, or None."""
-    if job.model.command is None or isinstance(technique, BlackBox):
+    if not job.is_black_box or isinstance(technique, BlackBox):
         return None
     return "the model is a command's, which trains it on its own"
 
@@ -253,8 +253,8 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
     """Returns why a technique cannot make the adaptation of a job, or None."""
     if isinstance(technique, BlackBox):
         return None  # their `supports` checks the adaptation
-    if not job.trains or job.made_by:
-        return f"the job trains no step: {job.made_by or 'rewrite'} is for it"
+    if job.made_by:
+        return f"the job trains no step: {job.made_by} is for it"
     if copies_reference(job) and DISTILLED not in technique.adaptations:
         return f"the loss {job.loss} needs a copy of the initial weights, which {technique.name} has not"
     if reasons := [reason for part in job.parts if (reason := part.why_not(technique)) is not None]:

@@ -439,7 +439,7 @@ class Estimator:
     @cached_property
     def _alone(self) -> StepTimes | None:
         """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
-        if reward_names(self._job.loss, self._job.loss_options) or self._job.model.command is not None:
+        if reward_names(self._job.loss, self._job.loss_options) or self._job.is_black_box:
             return None  # most of a step is generation, or a command's own
         alone = self._measured
         if alone is None and self._outline is not None and self._rates is not None:
@@ -492,7 +492,7 @@ class Estimator:
 
     @cached_property
     def _outline(self) -> Outline | None:
-        return None if self._job.model.command is not None else outline(self._workload)
+        return None if self._job.is_black_box else outline(self._workload)
 
     @cached_property
     def _rates(self) -> Rates | None:

@@ -124,6 +124,6 @@ def _why_not(job: Job) -> str | None:
         return f"has {metric}, which generates with the whole model alone"
     if job.data.packing:
         return "packs several samples into one row, and here rows are packed by job"
-    if job.model.command is not None:
+    if job.is_black_box:
         return "has a model that its command alone knows"
     return None

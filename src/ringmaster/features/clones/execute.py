@@ -95,7 +95,7 @@ def _inherit_terms(handler: RequestHandler, batch: ActiveBatch, source: str, nam
 def warm_step(source: JobState, *, at_step: Any) -> int:
     """Returns the step of the checkpoint from which a clone goes on. Raises RequestRefused where there is none."""
     job, root = source.local_job, source.place.checkpoint_dir(source.local_job)
-    if job.model.command is not None:
+    if job.is_black_box:
         raise RequestRefused(f"{job.name} has no checkpoints that Ringmaster can read. To fix: leave out --warm")
     if is_url(root):
         remedy = "To fix: leave out --warm, or keep checkpoints in a folder"

@@ -16,7 +16,8 @@ from ringmaster.tasks.batch.file_parts import BatchFilePart, PlacedJob
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import COMPOSED, EXTRACTED, AdaptationSpec, Composition, Job
-from ringmaster.techniques.job_specs import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.job_parts import file_keys, is_black_box, other_parts
+from ringmaster.techniques.job_specs import RETRIEVER, DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 
 FACTORY = "ringmaster.techniques.models.composite_model:composite_model"
@@ -25,11 +26,8 @@ EQUAL = (
     *("techniques", "num_devices"),
 )
 """The keys in which jobs that share a component agree, as they take their steps together."""
-REFUSED = (
-    *("adapter", "adaptation", "base", "freeze", "store", "target", "may_vary", "warm_start", "numerics", "exact"),
-    *("local_updates", "quantize_base", "allow_untrusted", "num_epochs", "negatives"),
-)
-"""The keys that jobs that share a component cannot have."""
+REFUSED = ("adapter", "base", "freeze", "exact", "num_epochs")
+"""The keys that jobs that share a component cannot have, beside those of all other features."""
 DEFAULTS = {
     "optimizer": to_json(OptimizerSpec()),
     "schedule": to_json(ScheduleSpec()),
@@ -96,17 +94,18 @@ def _component_findings(components: Any, jobs: Sequence[PlacedJob]) -> Iterator[
 
 
 def _faults(job: Raw, at: Location) -> Iterator[Finding]:
-    for key in REFUSED:
+    of_files = [kind.job_keys()[0] for kind in file_keys("ENTRY_KEYS")]
+    for key in dict.fromkeys((*REFUSED, *other_parts(Components), *of_files)):
         if job.get(key):
             yield Finding(at, f"has {key}, which is not trained with a shared component", f"remove {key} from the job")
-    optimizer, model, loss = as_mapping(job.get("optimizer")), as_mapping(job.get("model")), job.get("loss")
+    optimizer, loss = as_mapping(job.get("optimizer")), job.get("loss")
     yield from findings_where(
         *(
             (optimizer.get(key), at, f"has optimizer.{key}, which names layers of one model", f"remove optimizer.{key}")
             for key in ("groups", "layer_decay")
         ),
-        (as_mapping(job.get("data")).get("retriever"), at, "reads a knowledge store", "give other data"),
-        (model.get("command"), at, "is trained by a command on its own", "give a model that is built here"),
+        (as_mapping(job.get("data")).get(RETRIEVER), at, "has data that is read with passages", "give other data"),
+        (is_black_box(job), at, "has a model that its trainer knows alone", "give a model that is built here"),
         (job.get("num_steps") is None and not job.get("num_epochs"), at, "has no num_steps", "give it num_steps"),
     )
     name, options = loss_parts(loss) if isinstance(loss, Mapping) else (loss, {})

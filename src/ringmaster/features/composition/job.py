@@ -18,6 +18,7 @@ class Components(JobPart):
     """
 
     effects = Effect.WEIGHTS | Effect.STEP
+    is_for_training = False
 
     components: Annotated[
         Mapping[Name, Annotated[str, Format("module")]] | None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job_parts import Description, JobPart, Limits
+from ringmaster.techniques.job_parts import Description, JobPart, Limits, is_exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,9 @@ class Numerics(JobPart):
     @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:
         """Yields a fault where the job must have the same bits everywhere."""
-        is_exact = bool(job.get("local_updates")) or job.get("exact") is True
         yield from findings_where(
             (
-                job.get(cls.key) is not None and is_exact,
+                job.get(cls.key) is not None and is_exact(job),
                 (cls.key,),
                 "does not go with the same bits everywhere",
                 "leave one of the two out",

@@ -102,7 +102,7 @@ def kernel_choices(job: Job, *, device_kind: str) -> dict[str, str]:
 
     device_kind: "cpu" or "gpu".
     """
-    if job.part(Numerics) is None or not job.trains or job.model.command is not None:
+    if job.part(Numerics) is None or not job.trains or job.is_black_box:
         return {}
     loss = loss_function_of(job.loss, job.loss_options)
     if loss is not None and loss.generation is not None:

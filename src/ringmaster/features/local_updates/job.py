@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ringmaster.findings import Finding, Raw, are_counts, as_mapping, findings_where
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import MAX_WHOLE, Description, JobPart, Limits, Positive, Whole, has_command
+from ringmaster.techniques.job_parts import MAX_WHOLE, Description, JobPart, Limits, Positive, Whole, is_black_box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class LocalUpdates(JobPart):
                 "give fewer, or leave local_updates out",
             ),
             (
-                bool(local) and has_command(job),
+                bool(local) and is_black_box(job),
                 place,
                 "is for jobs that Ringmaster trains, not for commands",
                 "leave it out",

@@ -16,6 +16,7 @@ from ringmaster.techniques.job_parts import (
     JobPart,
     Limits,
     Whole,
+    other_parts,
 )
 from ringmaster.techniques.job_specs import RETRIEVER
 
@@ -101,16 +102,7 @@ class StoreSettings(JobPart):
         store = as_mapping(job.get("store"))
         length = store.get("max_length")
         problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
-        trains = (
-            "adapter",
-            "adaptation",
-            "loss",
-            "target",
-            "warm_start",
-            "local_updates",
-            "numerics",
-            "allow_untrusted",
-        )
+        trains = ["adapter", "loss", *(key for key, each in other_parts(cls).items() if each.is_for_training)]
         yield from findings_where(
             (problem, ("store",), problem, remedy),
             (

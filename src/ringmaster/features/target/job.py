@@ -20,7 +20,7 @@ from ringmaster.techniques.job_parts import (
     Limits,
     Positive,
     Whole,
-    has_command,
+    is_black_box,
 )
 from ringmaster.techniques.job_specs import LEARNING_RATE_RULES, EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.processes.events import ENDED_EARLY
@@ -90,7 +90,7 @@ class Target(JobPart):
                 "is looked for in evaluations on the way, and there are none",
                 "give evaluation.every_steps, such as 50",
             ),
-            (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
+            (is_black_box(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
             (is_rewriting(job), place, "cannot be combined with an adaptation that trains nothing", "leave it out"),
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job_parts import Description, Effect, JobPart, Limits, Whole, has_command
+from ringmaster.techniques.job_parts import Description, Effect, JobPart, Limits, Whole, is_black_box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,9 @@ class Untrusted(JobPart):
         if job.get("allow_untrusted") is not True:
             return
         place, remedy = ("allow_untrusted",), "leave one of the two out"
-        is_store = job.get("kind") == "store" or job.get("store") is not None
         yield from findings_where(
-            (has_command(job), place, "does not go with a command, whose states nobody else can repeat", remedy),
+            (is_black_box(job), place, "does not go with a command, whose states nobody else can repeat", remedy),
             (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
-            (is_store, place, "is for training, and a store trains nothing", remedy),
         )
 
 

@@ -16,7 +16,7 @@ from ringmaster.techniques.job_parts import (
     Format,
     JobPart,
     Whole,
-    has_command,
+    is_black_box,
     is_name,
 )
 
@@ -87,7 +87,7 @@ class WarmStart(FirstCheckpoint, JobPart):
         if not isinstance(root, str) or not isinstance(step, int):
             return
         yield from findings_where(
-            (has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
+            (is_black_box(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
             (
                 isinstance(num_steps, int) and step >= num_steps,
                 (*place, "step"),
