@@ -1,9 +1,8 @@
 # make help says what there is. Nothing needs an activated environment: everything runs in .venv, made on first use.
 
 PYTHON ?= python3
-# What pip installs for torch, first and by itself. Left to pip alone, a machine gets the build with CUDA, several GB;
-# TORCH_INDEX=URL names another index, such as the CPU one that pytorch.org's installation page gives.
-TORCH ?= $(shell grep '^torch==' constraints.txt)
+# PyPI's torch is the build for CUDA, several GB. TORCH_INDEX=URL names another index, such as the CPU one that
+# pytorch.org's installation page gives. The lock has the hashes of the builds of both.
 TORCH_INDEX ?=
 
 BATCH ?= examples/mixed_batch.yaml
@@ -20,9 +19,12 @@ READY := .venv/.ready
 # What bench-gpu runs: a machine with a GPU may have its own torch and transformers, and nothing else.
 PYTHON_GPU ?= $(BIN)/python
 BENCH_READY := .venv-bench/.ready
-DOCS_READY := .venv-docs/.ready
-MKDOCS := NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+BUILD_READY := .venv-build/.ready
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+# The scripts that install by the lock, and need nothing but Python.
+INSTALL := .ci/install.py
+LOCKED := requirements.txt $(INSTALL) .ci/lock_file.py
+FROM_TORCH_INDEX = $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 # No phoning home, whatever of ours is started.
 export DO_NOT_TRACK := true
@@ -33,7 +35,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-retrieval demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-target bench-adapters code-size environment constraints clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-target bench-adapters code-size environment lock dist release-check clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -88,8 +90,9 @@ test-ray: $(READY)  ## Run the tests with a Ray cluster on this machine, and its
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
 	$(BIN)/python -m pytest -m 'browser and not full' --session-timeout 3000 $(TESTS)
 
-# What a resolver may choose between pyproject.toml's bounds, without constraints.txt. torch comes as the build that TORCH
-# names. numba keeps its compiled kernels in the environment, as another numba cannot read those next to the sources.
+# What a resolver may choose between pyproject.toml's bounds, whatever the lock has. torch alone is the locked version, as
+# the build of its index. numba keeps its compiled kernels in the environment, as another numba cannot read those next to
+# the sources.
 test-lowest: .venv-lowest/.ready  ## Run the unit tests with the lowest versions that pyproject.toml allows
 	$(call unit-tests,.venv-lowest)
 
@@ -101,9 +104,9 @@ unit-tests = NUMBA_CACHE_DIR=$(CURDIR)/$(1)/kernels $(1)/bin/python -m pytest $(
 
 define resolved
 	$(PYTHON) -m venv --clear $(1)
-	$(1)/bin/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
-	$(1)/bin/python -m pip --disable-pip-version-check install --quiet uv
-	$(1)/bin/uv pip install --python $(1)/bin/python --resolution $(2) '$(TORCH)' --editable '.[dev]'
+	$(1)/bin/python $(INSTALL) $(FROM_TORCH_INDEX) --no-deps torch uv
+	$(1)/bin/uv pip install --quiet --python $(1)/bin/python --resolution $(2) \
+		'torch==$(shell sed -n 's/^torch==\([^ ]*\) .*/\1/p' requirements.txt)' --editable '.[dev]'
 	NUMBA_CACHE_DIR=$(CURDIR)/$(1)/kernels $(1)/bin/python -m ringmaster.tasks.planning.compile_ahead
 endef
 
@@ -125,18 +128,12 @@ check-types: $(READY)
 check-imports: $(READY)
 	$(BIN)/python -m pytest tests/unit/project/test_architecture.py
 
-docs: $(DOCS_READY)  ## Build the documentation site into site/; a broken link or an unknown reference fails
+# The site is built from sources, which are not imported. With --quiet, --strict would not see the warnings.
+docs: $(READY)  ## Build the documentation site into site/; a broken link or an unknown reference fails
 	$(MKDOCS) build --strict
 
-docs-serve: $(DOCS_READY)  ## Serve the documentation site on loopback, and build it again after each change
+docs-serve: $(READY)  ## Serve the documentation site on loopback, and build it again after each change
 	$(MKDOCS) serve
-
-# The site is built from sources, which are not imported: its environment has no torch. With --quiet, --strict would not
-# see the warnings.
-$(DOCS_READY): docs/requirements.txt
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement docs/requirements.txt
-	@touch $@
 
 format: $(READY)  ## Format the code, and mend what ruff can mend
 	$(BIN)/ruff format .
@@ -203,18 +200,17 @@ bench-planning: $(READY) $(BENCH_READY)  ## Measure the planner, and other plann
 
 # OR-Tools pins an older protobuf than MLflow is tested with, and its HiGHS clashes with highspy in one process: it has
 # an environment of its own, for the benchmark alone.
-$(BENCH_READY): constraints.txt
+$(BENCH_READY): $(READY)
 	@echo 'Installing OR-Tools into .venv-bench, once.'
 	$(PYTHON) -m venv .venv-bench
-	grep -Ev '^(torch|protobuf)==' constraints.txt > .venv-bench/constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable --exclude torch --exclude protobuf > .venv-bench/constraints.txt
 	.venv-bench/bin/python -m pip --disable-pip-version-check install --quiet \
 		--constraint .venv-bench/constraints.txt 'ortools>=9.10'
 	@touch $@
 
 environment: $(READY)  ## Install the environment into .venv, which all of these do on first use
 
-# The other versions hold for any build of torch, so torch's own line is left out of what constrains them.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(LOCKED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo 'Ringmaster needs Python 3.11 or newer; "$(PYTHON)" is' "$$($(PYTHON) --version 2>&1)." \
 		'To fix: install one, and name it: make PYTHON=python3.11 ...' >&2; exit 1; }
@@ -223,20 +219,33 @@ $(READY): pyproject.toml constraints.txt
 		'(on Debian and Ubuntu: apt install python3-venv)' >&2; exit 1; }
 	@echo 'Making the environment in .venv: two to five minutes, once.'
 	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
-	grep -v '^torch==' constraints.txt > .venv/constraints.txt
-	$(PIP) install --quiet --constraint .venv/constraints.txt --editable '.[dev]'
+	$(BIN)/python $(INSTALL) $(FROM_TORCH_INDEX) 'ringmaster[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@echo "Compiling the planner's kernels: one to two minutes, once."
 	$(BIN)/python -m ringmaster.tasks.planning.compile_ahead
 	@touch $@
 
-# The head of the file stays as it is.
-constraints: $(READY)  ## Write the versions that are installed now into constraints.txt
-	@{ sed '/^[^#]/,$$d' constraints.txt; \
-		$(PIP) freeze --exclude-editable | sed 's/^\(torch==[^+]*\)+.*/\1/'; } > .venv/constraints.new
-	@mv .venv/constraints.new constraints.txt
-	@touch $(READY)
+# Builds and the lock need none of the project's dependencies: the lock may not have them yet.
+$(BUILD_READY): $(LOCKED)
+	$(PYTHON) -m venv --clear .venv-build
+	.venv-build/bin/python $(INSTALL) hatchling uv
+	@touch $@
+
+# LOCK="--upgrade-package prefect" for one package, LOCK=--upgrade for all.
+lock: $(BUILD_READY)  ## Write requirements.txt, the lock, after a change of pyproject.toml (LOCK=--upgrade for newer versions)
+	.venv-build/bin/python .ci/lock.py $(if $(TORCH_INDEX),--torch $(TORCH_INDEX)) $(LOCK)
+
+# What is not committed does not count. All times are the commit's, so that the same commit gives the same bytes.
+dist: $(BUILD_READY)  ## Build the wheel and the source distribution of the commit that is checked out, into dist/
+	rm -rf build/source dist
+	mkdir -p build/source
+	git archive HEAD | tar -x -C build/source
+	cd build/source && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+		$(CURDIR)/.venv-build/bin/python -m hatchling build --directory $(CURDIR)/dist
+
+release-check: $(READY) dist  ## Check dist/: a second build, the bill of materials, the quickstart in an empty environment, 5 minutes
+	DIST=$(CURDIR)/dist $(BIN)/python -m pytest -m full tests/integration/releases/test_distributions.py
 
 clean:  ## Remove the environment and the caches; what was trained stays in .ringmaster
-	rm -rf .venv .venv-bench .venv-docs .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build site src/*.egg-info
+	rm -rf .venv .venv-bench .venv-build .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build site src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

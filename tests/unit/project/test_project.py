@@ -18,6 +18,7 @@ FOLDERS = ("flows", "tasks", "techniques", "model_lineage", "tests", "examples",
 TEXTS = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".svg", ".json", ""}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
+LOCKED = ("requirements.txt", ".ci/install.py", ".ci/lock_file.py")  # what installs by the lock reads
 OTHER_VERSIONS = {"test-lowest", "test-newest"}  # they depend on what is published, not on the change alone
 
 
@@ -64,7 +65,9 @@ def test_the_changelog_names_the_version():
         "bench-planning",
         "clean",
         "help",
-        "constraints",
+        "lock",
+        "dist",
+        "release-check",
     ],
 )
 def test_the_makefile_has_the_target(target: str):
@@ -80,7 +83,8 @@ def test_make_help_tells_every_target_that_is_for_people():
 
 
 def project_copy(folder: Path) -> Path:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    (folder / ".ci").mkdir()
+    for name in ("Makefile", "pyproject.toml", *LOCKED):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -109,7 +113,7 @@ def test_the_environment_is_made_again_only_where_what_it_holds_has_changed(tmp_
     ready.touch()
     newer = ready.stat().st_mtime + 10
     assert make("--question", "environment", folder=folder).returncode == 0
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", *LOCKED):
         before = (folder / name).stat().st_mtime
         os.utime(folder / name, (newer, newer))
         assert make("--question", "environment", folder=folder).returncode == 1, name
@@ -201,22 +205,6 @@ def requirements() -> list[Requirement]:
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     found = [Requirement(line) for line in [*project["dependencies"], *extras]]
     return [requirement for requirement in found if requirement.name != project["name"]]
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
-def test_the_tested_version_of_a_dependency_is_one_that_is_allowed(requirement: Requirement):
-    pins = dict(re.findall(r"^([^#\s=]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    versions = {normal(name): version for name, version in pins.items()}
-    assert requirement.specifier.contains(versions[normal(requirement.name)])
-
-
-def test_constraints_are_versions_and_nothing_else():
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
