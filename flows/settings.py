@@ -303,13 +303,18 @@ def recorded_pool() -> PoolAddress | None:
 
 
 def pool_fault() -> str | None:
-    """Returns why the pool that the home's file names is not used: it has ended, or is that of another home.
+    """Returns why the pool of the home is not used: it has ended, is that of another home, or is not up yet.
 
     Returns None where that pool runs, where nothing is known of its processes, and where the environment names a whole
     pool, which may be elsewhere.
     """
     processes = _processes_to_check()
-    return None if processes is None else processes.fault()
+    return _pool_starting() if processes is None else processes.fault()
+
+
+def _pool_starting() -> str | None:
+    """Returns that a pool of the home is being started, whose address `ringmaster up` writes once all of it is up."""
+    return None if _is_pool_named() else PoolProcesses(home() / "pool").starting()
 
 
 def processes_behind(url: str, folder: Path) -> PoolProcesses | None:
@@ -344,6 +349,8 @@ def pool() -> PoolAddress | None:
     if processes is None or processes.elsewhere():
         if address is not None:
             _check_servers(address.prefect_api, address.mlflow_uri)
+        elif (starting := pool_fault()) is not None:
+            _warn(starting)
         return address
     for lack in () if processes.is_supervised() else processes.lacks():
         _warn(lack)
@@ -380,8 +387,12 @@ def _processes_to_check() -> PoolProcesses | None:
     """Returns the processes of the pool that the home's file names; None where there is no such file, and where the
     environment names a whole pool instead.
     """
-    is_named = all(os.environ.get(POOL_VARIABLES[key]) for key in PARTS_OF_POOL)
-    return None if is_named or not pool_file(home()).exists() else PoolProcesses(home() / "pool")
+    return None if _is_pool_named() or not pool_file(home()).exists() else PoolProcesses(home() / "pool")
+
+
+def _is_pool_named() -> bool:
+    """Returns whether the environment names a whole pool."""
+    return all(os.environ.get(POOL_VARIABLES[key]) for key in PARTS_OF_POOL)
 
 
 @cache

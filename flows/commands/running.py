@@ -383,7 +383,7 @@ def status(
     batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of the newest run of each batch, and of all runs on a pool; exit 1 where the pool has ended."""
+    """Show the state of the newest run of each batch, and of all runs on a pool; exit 1 where the pool is not up."""
     from ringmaster.flows.reports.watch import faults_of, runs_of, status_table
 
     fault = settings.pool_fault()

@@ -195,6 +195,27 @@ class PoolProcesses:
             "with its batches"
         )
 
+    def starting(self) -> str | None:
+        """Returns that the pool is being started, by whom and how far; None where nothing starts it."""
+        supervisor = self.supervisor()
+        starter = self.starter() or (f"its supervisor, process {supervisor.pid}" if supervisor is not None else "")
+        if not starter:
+            return None
+        states = self.states(by=supervisor) if supervisor is not None else ()
+        there = ", ".join(state.name for state in states if state.fault() is None) or "nothing"
+        missing = "; ".join(fault for state in states if (fault := state.fault()))
+        lack = f"; not yet: {missing}" if missing else ""
+        return (
+            f"the pool of {self.folder.parent} is being started by {starter}. Up: {there}{lack}. To fix: wait until "
+            "`ringmaster up` prints its addresses"
+        )
+
+    def starter(self) -> str:
+        """Returns which `ringmaster up` starts the pool; empty where none does."""
+        value = self._content_of("up.lock")
+        process = from_json(ProcessId, value) if value else None
+        return f"process {process.pid}" if process is not None and process.lives() else ""
+
     def lacks(self) -> list[str]:
         """Returns what a pool that runs, or may run, lacks, a sentence each; nothing where that is not known."""
         record = self._supervisor_record()
@@ -230,7 +251,8 @@ class PoolProcesses:
 
     def _content_of(self, name: str) -> dict[str, Any]:
         try:
-            fields: dict[str, Any] = json.loads((self.folder / name).read_text())
+            text = (self.folder / name).read_text()
         except FileNotFoundError:
             return {}
+        fields: dict[str, Any] = json.loads(text) if text else {}
         return fields

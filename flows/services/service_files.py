@@ -80,14 +80,23 @@ class ServiceFiles(PoolProcesses):
 
     @contextmanager
     def alone(self, name: str = "supervisor") -> Iterator[bool]:
-        """Takes the lock `name`; yields whether this process got it. Child processes do not inherit the lock."""
-        with (self.folder / f"{name}.lock").open("w") as file:
+        """Takes the lock `name`; yields whether this process got it. Child processes do not inherit the lock.
+
+        Meanwhile, the file of the lock names its holder.
+        """
+        with (self.folder / f"{name}.lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
             else:
-                yield True
+                file.truncate(0)
+                file.write(json.dumps(to_json(ProcessId.of(os.getpid()))))
+                file.flush()
+                try:
+                    yield True
+                finally:
+                    file.truncate(0)
 
 
 SHORTEST_PASSWORD = 12  # MLflow's minimum

@@ -90,7 +90,8 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
     files.make()
     with files.alone("up") as alone:
         if not alone:
-            raise InputError([f"another `ringmaster up` is starting the pool of {options.home}. To fix: wait for it"])
+            what = f"the pool of {options.home} is being started by another `ringmaster up`, {files.starter()}"
+            raise InputError([f"{what}. To fix: wait for it; `ringmaster status` shows how far it is"])
         return _start_alone(options, files, database_server)
 
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.codec import to_json
 from ringmaster.errors import InputError, LedgerError, ServerStartError
 from ringmaster.flows import cli, settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import database_of, pool_address
 from ringmaster.flows.services import up_and_down
+from ringmaster.flows.services.pool_processes import ServiceStatus
 from ringmaster.flows.services.service_definitions import PoolOptions, databases
 from ringmaster.flows.services.service_files import ServiceFiles
 from ringmaster.tasks.pool.submissions import Submissions
@@ -216,3 +218,25 @@ def test_a_pool_that_runs_in_another_container_is_neither_started_again_nor_said
             up_and_down.start(options, database_server=None)
         assert settings.pool_file(home.folder).exists()
     assert up_and_down.stop(home.folder), "its supervisor has ended"
+
+
+def test_a_pool_that_is_being_started_is_reported_with_who_starts_it(home, capsys):
+    settings.pool_file(home.folder).unlink()
+    states = [replace(s, status=ServiceStatus.STARTING) if s.name == "mlflow" else s for s in home.files.states()]
+    content = {"by": to_json(home.processes["supervisor"]), "services": to_json(states)}
+    (home.files.folder / "state.json").write_text(json.dumps(content))
+    who = f"is being started by process {os.getpid()}"
+    options = PoolOptions(home=home.folder, databases=databases(None, home=home.folder), password="x" * 12)
+    with home.files.alone("up"):
+        done = CliRunner().invoke(cli.app, ["status"])
+        assert done.exit_code == 1 and who in done.stderr
+        pid = home.processes["mlflow"].pid
+        assert f"Up: prefect, controller; not yet: mlflow (process {pid}) is starting" in done.stderr
+        with pytest.raises(InputError, match=who):
+            pool_address()
+        with pytest.raises(InputError, match=f"another `ringmaster up`, process {os.getpid()}"):
+            up_and_down.start(options, database_server=None)
+        assert settings.pool() is None and who in capsys.readouterr().err
+        home.kill("supervisor")
+        assert f"{who}. Up: nothing. To fix" in settings.pool_fault()
+    assert settings.pool_fault() is None

@@ -84,7 +84,10 @@ def test_the_next_up_goes_on_where_another_was_ended(options, begun, capsys):
 def test_one_up_at_a_time(options, begun):
     _, supervisor = begun
     files = up_and_down.files_of(options.home)
-    with files.alone("up") as alone, pytest.raises(InputError, match="another `ringmaster up` is starting the pool"):
+    with (
+        files.alone("up") as alone,
+        pytest.raises(InputError, match="by another `ringmaster up`, process"),
+    ):
         assert alone
         up_and_down.start(options, database_server=None)
     assert files.supervisor() == supervisor  # the other one's supervisor continues
