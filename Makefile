@@ -9,7 +9,8 @@ BATCH ?= examples/mixed_batch.yaml
 # Further arguments of pytest: make test TESTS=tests/unit
 TESTS ?= tests
 # Processes that share the tests, a file at a time, so that what a file prepares is prepared once; 0 runs them in one.
-WORKERS ?= 2
+# Three keep two cores busy: a quarter of the time of a process is waiting, for gangs, servers and disks.
+WORKERS ?= 3
 # Which of several parts of the files with long tests to run: make test-full PART=2/4
 PART ?= 1/1
 

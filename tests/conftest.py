@@ -24,6 +24,8 @@ MEMORY, MIN_FREE_BYTES = Path("/dev/shm"), 4 << 30
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MIN_FREE_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
+gc.disable()  # until all modules are imported: none of their objects is garbage
+
 with suppress(ImportError):  # a machine with a GPU may have only torch and pytest, which suffices for its tests
     from hypothesis import HealthCheck, settings
 
@@ -51,8 +53,8 @@ def pytest_addoption(parser):
 
 def pytest_collection_finish():
     """Excludes modules, such as torch, from garbage collections, which would examine them hundreds of times."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

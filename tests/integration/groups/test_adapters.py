@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
@@ -123,6 +122,8 @@ def test_further_kinds_are_trained_alike_or_refused(bench, tmp_path, layout, nam
 
 @pytest.mark.parametrize("name", matrix(["pissa", "olora", "dora", "prompt"], quick=["pissa"]))
 def test_peft_loads_further_kinds_on_the_base_as_it_was(bench, tmp_path, name):
+    from peft import PeftModel  # imports bitsandbytes, which takes a second
+
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
     job = bench.job(adapter=FURTHER[name], optimizer=replace(ADAMW, lr=0.02), base="base")
     trained = bench.train(job, SINGLE, tmp_path, weights_from=base)
@@ -260,6 +261,8 @@ def test_the_base_stays_as_it_is_and_the_loss_falls(bench, tmp_path):
 
 @pytest.mark.parametrize("adapter", matrix(KINDS, quick=[LORA, PREFIX], ids=lambda adapter: adapter.kind))
 def test_peft_loads_what_is_saved_and_what_peft_saves_is_trained_on(bench, tmp_path, adapter):
+    from peft import PeftModel  # imports bitsandbytes, which takes a second
+
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
     job = bench.job(adapter=adapter, optimizer=replace(ADAMW, lr=0.02))
     trained = bench.train(job, SINGLE, tmp_path / "first", weights_from=base)

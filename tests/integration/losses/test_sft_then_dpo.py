@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
@@ -85,6 +84,8 @@ def test_an_evaluation_on_request_does_not_take_the_base_for_the_reference(bench
 
 @pytest.mark.full
 def test_a_batch_of_pretraining_sft_and_dpo_runs_and_is_recorded(tmp_path):
+    from peft import PeftModel  # imports bitsandbytes, which takes a second
+
     model, adapter = to_json(TINY), {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj"]}
     shared = {"model": {"architecture": model["architecture"], "config": model["config"]}, "num_steps": 3}
     shared |= {"global_batch_size": 8, "techniques": ["single"]}

@@ -23,15 +23,23 @@ from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ADAMW, SINGLE, Layout, Workbench, is_bit_equal
 from tests.matrix import matrix
-from tests.s3_server import S3Server
 
-s3fs = pytest.importorskip("s3fs")
 FSDP = Layout("fsdp", 2, {"reshard": True})
 UPLOAD_BYTES = 50 << 20  # s3fs uploads larger files in parts
 
 
-@pytest.fixture(scope="module")
+def forget_settings():
+    """Has the environment read anew where a store is opened."""
+    from s3fs import S3FileSystem  # with aiobotocore, which takes two seconds
+
+    S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def session_server():
+    pytest.importorskip("s3fs")
+    from tests.s3_server import S3Server
+
     server = S3Server()
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -44,10 +52,10 @@ def session_server():
 
 @pytest.fixture
 def server(session_server):
-    s3fs.S3FileSystem.clear_instance_cache()  # the environment is read where a store is opened for the first time
+    forget_settings()
     yield session_server
     session_server.before = lambda request: None
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_settings()
 
 
 @pytest.fixture
@@ -221,7 +229,7 @@ def test_errors_that_pass_are_retried_by_botocore(server, bucket, monkeypatch):
     server.fail_first(2, kind="GET")
     assert newest(root) == 1
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_settings()
     server.fail_first(1, kind="PUT")
     with pytest.raises(CheckpointError, match="step-00000002 could not be written under s3://"):
         CheckpointStore(root).save(2, piece_writer(state(2)), {})
@@ -232,7 +240,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_a_damaged_checkpoint(serv
     root = f"{bucket}/away"
     save(root, 1)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_settings()
     server.fail_first(1, kind="GET")
     with pytest.raises(ObjectStoreUnavailable):
         newest(root)
@@ -259,7 +267,7 @@ def fault(request, server, bucket, monkeypatch):
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     elif request.param == "refused":
         server.before = lambda request: 403
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_settings()
     return FAULTS[request.param], "s3://no-such-bucket" if request.param == "no bucket" else bucket
 
 

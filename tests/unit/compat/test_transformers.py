@@ -7,8 +7,6 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
-    Trainer,
-    TrainingArguments,
     conversion_mapping,
 )
 
@@ -65,6 +63,7 @@ def test_what_estimates_replace_is_called(monkeypatch):
 @pytest.fixture
 def trainer(llama, tmp_path):
     """A Trainer of two steps, which writes a checkpoint after the first one and evaluates each."""
+    from transformers import Trainer, TrainingArguments  # a second, as they import peft and bitsandbytes
 
     class Adopted(Trainer):
         """A class of its own, so that replaced methods stay in this test."""

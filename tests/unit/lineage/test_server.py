@@ -9,8 +9,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from ringmaster.model_lineage.mlflow_server import CLOSED, PasswordForAll
-
 KNOWN = f"Basic {base64.b64encode(b'ringmaster:secret').decode()}"
 
 
@@ -25,9 +23,18 @@ def told(request):
 
 
 @pytest.fixture
-def client():
+def server():
+    """The module of the server, which imports all of MLflow's commands: other tests need not wait for them."""
+    from ringmaster.model_lineage import mlflow_server
+
+    return mlflow_server
+
+
+@pytest.fixture
+def client(server):
     paths = ("/api/3.0/mlflow/server-info", "/ajax-api/3.0/mlflow/server-info", "/health")
-    return TestClient(PasswordForAll(Starlette(routes=[Route(CLOSED, current_user), *(Route(p, told) for p in paths)])))
+    routes = [Route(server.CLOSED, current_user), *(Route(path, told) for path in paths)]
+    return TestClient(server.PasswordForAll(Starlette(routes=routes)))
 
 
 @pytest.mark.parametrize("path", ["/api/3.0/mlflow/server-info", "/ajax-api/3.0/mlflow/server-info"])
@@ -44,7 +51,7 @@ def test_health_checks_stay_open(client):
     assert client.get("/health").text == "all"
 
 
-def test_an_application_that_gives_no_answer_is_closed():
+def test_an_application_that_gives_no_answer_is_closed(server):
     async def silent(scope, receive, send):
         pass
 
@@ -54,5 +61,5 @@ def test_an_application_that_gives_no_answer_is_closed():
         sent.append(message)
 
     scope = {"type": "http", "path": "/api/3.0/mlflow/server-info", "method": "GET", "headers": []}
-    asyncio.run(PasswordForAll(silent)(scope, None, send))
+    asyncio.run(server.PasswordForAll(silent)(scope, None, send))
     assert sent[0]["status"] == 401
