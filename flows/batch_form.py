@@ -15,6 +15,7 @@ from ringmaster.flows.batch import batch_input
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.approval import ask_to_start
 from ringmaster.flows.train_batch import run_steps
 from ringmaster.tasks.batch import Batch
@@ -66,7 +67,7 @@ def train_batch(
     """
     requested = batch.batch()
     if mode == "dry-run":
-        match = dry_run(requested, profiles=profiles, seed=seed)
+        match = dry_run(requested, profiles=profiles, seed=seed, caller=Caller())
         show(match)
         return ended(
             match.to_json(), status="done" if match.is_good else "failed", message=match.summary(), failure=BatchFailed
@@ -94,7 +95,7 @@ def show(result: DryRun) -> None:
 
 def _question(batch: Batch, *, profiles: batch_input.Profiles, seed: int) -> str:
     """Plans the batch and shows the plan; returns the question for a person, as markdown."""
-    result = dry_run(batch, profiles=profiles, seed=seed)
+    result = dry_run(batch, profiles=profiles, seed=seed, caller=Caller())
     show(result)
     lines = "".join(f"\n- {markdown(line)}" for line in result.sentences())
     return f"# Train {markdown(batch.name)}?\n{lines}\n\nThe plan is among this run's artifacts."

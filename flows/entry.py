@@ -34,7 +34,7 @@ def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     open_missing_streams()
     check_process()
-    with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]):
+    with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]) as signals:
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
         from ringmaster.files import storage_fault
         from ringmaster.flows import settings
@@ -47,7 +47,7 @@ def main() -> None:
         settings.report_bypass()
         try:
             settings.keep_to_owner(settings.home())
-            app()
+            app(obj=signals)
         except InputError as error:
             report_faults(error.faults)
             sys.exit(INPUT_FAULT)

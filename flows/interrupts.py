@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -93,6 +93,7 @@ class Interrupts:
         end: Callable[[int], None] = os._exit,
     ) -> None:
         self.first_signal: int | None = None
+        self._is_answering = False
         self.say = say
         self._go_on, self._kill, self._end = go_on, kill, end
         self._stop: Callable[[], None] | None = None
@@ -107,18 +108,28 @@ class Interrupts:
         if self._go_on:
             self.say(f"to go on: {self._go_on}")
 
+    @property
+    def are_handled(self) -> bool:
+        """Whether this thread is the main one, inside the context `answering`."""
+        return self._is_answering and _is_main_thread()
+
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Handles signals inside the context; the main thread must enter it."""
+        """Handles signals inside the context; does nothing outside the main thread, which alone may change handlers."""
+        if not _is_main_thread():
+            yield
+            return
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         thread = threading.Thread(target=self._answer, args=(theirs,), name="interrupts", daemon=True)
         thread.start()
         pipe_before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
+        self._is_answering = True
         try:
             with self.handling():
                 yield
         finally:
+            self._is_answering = False
             signal.set_wakeup_fd(pipe_before)
             ours.close()
             thread.join()
@@ -126,14 +137,38 @@ class Interrupts:
 
     @contextmanager
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Inside the context, the first signal calls `stop` in a thread of its own, and no exception is raised."""
-        self.check()
-        self._stop = stop
+        """Inside the context, the first signal calls `stop`, which must end the enclosed work in order.
+
+        It is called in a thread of its own, and no exception is raised. In a user's program, which handles no signals
+        itself, they are handled for as long. Does nothing outside the main thread.
+        """
+        if not _is_main_thread():
+            yield
+            return
+        with nullcontext() if self._is_answering else self.answering():
+            self.check()
+            self._stop = stop
+            try:
+                with self.handling():
+                    yield
+            finally:
+                self._stop = None
+
+    def handled(self) -> AbstractContextManager[None]:
+        """Inside the context, the command handles signals itself; does nothing where it does not, or in a thread."""
+        if not self.are_handled:
+            return nullcontext()
+        self.check()  # before a batch is opened: an import may have swallowed the exception
+        return self.handling()
+
+    @contextmanager
+    def shown_by(self, say: Say) -> Iterator[None]:
+        """Inside the context, `say` shows the answers to signals."""
+        before, self.say = self.say, say
         try:
-            with self.handling():
-                yield
+            yield
         finally:
-            self._stop = None
+            self.say = before
 
     def handling(self) -> AbstractContextManager[None]:
         """Installs the handlers inside the context, also where other code has replaced them.
@@ -190,83 +225,32 @@ def signal_handler(handler: Callable[[int, FrameType | None], Any], numbers: Ite
             signal.signal(number, former)
 
 
-_current: list[Interrupts] = []  # the objects that handle signals, the current one last
-
-
-def current() -> Interrupts | None:
-    """Returns the object that handles signals; None if there is none, or in a thread that may not change handlers."""
-    return _current[-1] if _current and _is_main_thread() else None
-
-
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
-def answered(interrupts: Interrupts) -> Iterator[None]:
-    """Handles signals inside the context; does nothing outside the main thread, which alone may change handlers."""
-    if not _is_main_thread():
-        yield
-        return
-    _current.append(interrupts)
-    try:
-        with interrupts.answering():
-            yield
-    finally:
-        _current.remove(interrupts)
-
-
-@contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside the context, Ctrl-C or SIGTERM calls `stop`, which must end the enclosed work in order."""
-    with ExitStack() as stack:
-        if current() is None:  # a user's program has called the flow
-            stack.enter_context(answered(Interrupts()))
-        if (interrupts := current()) is not None:
-            stack.enter_context(interrupts.stopping(stop))
-        yield
-
-
-def handled() -> AbstractContextManager[None]:
-    """Inside the context, the command handles signals itself; does nothing where no command does, or in a thread."""
-    interrupts = current()
-    if interrupts is None:
-        return nullcontext()
-    interrupts.check()  # before a batch is opened: an import may have swallowed the exception
-    return interrupts.handling()
-
-
-@contextmanager
-def answers_shown_by(say: Say) -> Iterator[None]:
-    """Inside the context, `say` shows the answers to signals."""
-    interrupts = current() or Interrupts()  # one that hears no signal
-    before, interrupts.say = interrupts.say, say
-    try:
-        yield
-    finally:
-        interrupts.say = before
-
-
-@contextmanager
-def command(arguments: Sequence[str]) -> Iterator[None]:
+def command(arguments: Sequence[str]) -> Iterator[Interrupts]:
     """Handles signals for a command of `ringmaster` that trains; other commands keep Python's handlers.
 
     arguments: the command line from the command's name on.
 
+    Yields what handles them, for the flow that the command calls.
+
     A command that was stopped shows the command that continues, and exits with 130 after Ctrl-C. A command that
     finished all the same exits with its own status.
     """
-    if current() is not None or not set(TRAINING) & set(arguments[:1]):
-        yield
+    if not set(TRAINING) & set(arguments[:1]):
+        yield Interrupts()
         return
     interrupts = Interrupts(go_on=command_that_goes_on(arguments))
     try:
-        with answered(interrupts):
-            yield
+        with interrupts.answering():
+            yield interrupts
     except SystemExit as end:
         if interrupts.first_signal is None or not end.code:
             raise
-        interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `answered` ends
+        interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `answering` ends
         raise SystemExit(interrupts.exit_code) from None
 
 

@@ -47,7 +47,6 @@ Verbose = Annotated[
 ]
 
 
-_activity_views: list[Callable[[str], None]] = []  # what shows announcements, the innermost last
 # The width where output goes to a file, which cannot be resized: names and metrics stay on one line.
 FILE_WIDTH = 140
 
@@ -177,36 +176,22 @@ def message(text: str) -> Text:
 
 
 def announce(text: str) -> None:
-    """Announces a slow operation that prints nothing itself. From any thread.
-
-    It is shown by what shows the present activity, if there is such a thing, and else printed.
-    """
-    if views := _activity_views[-1:]:  # a copy, as another thread may remove the last one
-        views[0](text)
-    else:
-        error_console().print(text, style="dim", soft_wrap=True)
+    """Announces a slow operation that prints nothing itself, where no live display is open. From any thread."""
+    error_console().print(text, style="dim", soft_wrap=True)
 
 
 @contextmanager
-def announced_by(show: Callable[[str], None]) -> Iterator[None]:
-    """Lets `show` show what is announced while the context is open: other lines would destroy a live display."""
-    _activity_views.append(show)
-    try:
-        yield
-    finally:
-        _activity_views.remove(show)
-
-
-@contextmanager
-def working(text: str, *, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+def working(text: str, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str], None]]:
     """Shows what the enclosed work does: on a terminal with a spinner and its seconds, else as one line.
 
     clock: monotonic seconds.
+
+    Yields a function that shows what it does now. It can be called from any thread.
     """
     console = error_console()
     if not console.is_terminal:
         announce(text)
-        yield
+        yield announce
         return
     activity, spinner = [(text, clock())], Spinner("dots")
 
@@ -216,8 +201,8 @@ def working(text: str, *, clock: Callable[[], float] = time.monotonic) -> Iterat
         return spinner
 
     live = Live(get_renderable=picture, console=console, refresh_per_second=4, transient=True)
-    with announced_by(lambda text: activity.append((text, clock()))), live:
-        yield
+    with live:
+        yield lambda text: activity.append((text, clock()))
 
 
 def write_document(text: str) -> None:

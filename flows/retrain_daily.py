@@ -9,9 +9,9 @@ from pydantic import Field
 
 from ringmaster.errors import LedgerError, RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
-from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
+from ringmaster.flows.batch.flow_runs import LocalFlow, Notice, cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
 from ringmaster.flows.retraining.select_models import SelectedModels, inspect_models, select_models
@@ -42,7 +42,7 @@ def retrain_daily(
     night: Annotated[str | None, titled("Date")] = None,
     force: Annotated[list[str], titled("Models to train in any case")] = [],  # noqa: B006 - never changed
     seed: Annotated[int, Field(ge=0), HIDDEN] = 0,
-    servers: Annotated[Any, HIDDEN] = None,
+    caller: Annotated[Any, HIDDEN] = None,
 ) -> dict[str, Any]:
     """Trains the production models that are due, in one batch within the time window, and promotes the better ones.
 
@@ -51,11 +51,12 @@ def retrain_daily(
         night: The date of the retraining run, such as 2026-11-20. By default, it is the scheduled date, or today.
         force: The names of models that are trained even if they are not due, or if the run of that date is over.
         seed: The seed of the planner. A pool's controller uses its own seed.
-        servers: The `RunServers` that the caller has started ahead, in Python.
+        caller: The `Caller` of the flow, in Python.
     """
     production = load_production(located(file))
-    with open_run(production, run_date=night, force=force, servers=servers) as opened:
-        answer = _known(opened) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
+    caller = caller or Caller()
+    with open_run(production, run_date=night, force=force, caller=caller) as opened:
+        answer = _known(opened, caller.view.notice) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
     message = f"{answer['status']}: {', '.join(failed) or answer['report'].splitlines()[-1]}"
     if answer["status"] == RetrainingStatus.FAILED and not answer.get("was_over"):
@@ -75,10 +76,10 @@ def _perform(run: RetrainingRun, *, seed: int) -> dict[str, Any]:
     return report(run, verdicts, chosen=chosen, result=result)
 
 
-def _known(record: RunRecord) -> dict[str, Any]:
+def _known(record: RunRecord, notice: Notice) -> dict[str, Any]:
     """Returns the stored answer of a retraining run that is over, or an empty one of a run that is not performed."""
     if record.is_over:
-        current_view.get().notice(
+        notice(
             f"the retraining run {record.run_date} of {record.name} is over: nothing is trained twice. To train "
             "a model again, name it by `--force`"
         )
@@ -100,7 +101,7 @@ def _known(record: RunRecord) -> dict[str, Any]:
     else:
         status = RetrainingStatus.SKIPPED
         text = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
-    current_view.get().notice(text)
+    notice(text)
     return {
         "name": record.name,
         "night": record.run_date,
@@ -128,10 +129,10 @@ def report(
     result: BatchResult | None,
 ) -> dict[str, Any]:
     """Writes the report, and stores the run's answer. What could not be recorded or delivered is among its faults."""
-    report = _report(run, model_results, chosen, result)
+    report, notice = _report(run, model_results, chosen, result), run.caller.view.notice
     page = report.markdown()
     text = f"{run.record.run_date}: {report.headline()}"
-    for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=text))
+    for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=text), notice)
     has_failed = any(model_result.outcome == FAILED for model_result in model_results)
     status = RetrainingStatus.FAILED if has_failed else RetrainingStatus.DONE
     if result is not None and result.status == RetrainingStatus.INTERRUPTED:
@@ -154,7 +155,7 @@ def report(
     faults = [f"not recorded: {fault}" for fault in (() if result is None else result.faults)]
     faults += [*_recorded(run, report, status), *_posted(run, report, answer)]
     for fault in faults:
-        current_view.get().notice(fault)
+        notice(fault)
     waited, before = run.left_by_earlier("waited"), run.left_by_earlier("champions")
     now = {name: s.champion for name, s in run.standings().items()}
     champions = {

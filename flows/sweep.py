@@ -13,6 +13,7 @@ from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions, ledger_of
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.train_batch import run_steps
 from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
@@ -47,7 +48,7 @@ def sweep(
     num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
     seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
     resume: Resume = False,
-    servers: Annotated[Any, HIDDEN] = None,
+    caller: Annotated[Any, HIDDEN] = None,
 ) -> dict[str, Any]:
     """Trains one job under many hyperparameter values, stops trials that fall behind, and ranks the others.
 
@@ -70,7 +71,7 @@ def sweep(
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
-        servers: The `RunServers` that the caller has started ahead, in Python.
+        caller: The `Caller` of the flow, in Python.
     """
     form = sweep_form.Sweep(
         name=name,
@@ -89,10 +90,11 @@ def sweep(
         seed=seed,
     )
     spec = sweep_form.spec_of(form)
-    sweep_form.check_name(form, ledger_of(settings.home()))
+    caller = caller or Caller()
+    sweep_form.check_name(form, ledger_of(settings.home(), notice=caller.view.notice))
     sweep_scheduler = SweepScheduler(spec)
     options = RunOptions(resume=resume, seed=seed)
-    result = run_steps(spec.batch(), options, sweep_scheduler=sweep_scheduler, servers=servers)
+    result = run_steps(spec.batch(), options, sweep_scheduler=sweep_scheduler, caller=caller)
     added = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
         [*spec.trials, *added],
@@ -109,7 +111,7 @@ def sweep(
         "metric": spec.objective,
         "best": won,
         "leaderboard": rows,
-        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of, faults=result.faults),
+        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of, faults=result.faults, caller=caller),
         "batch": result.to_json(),
     }
     return ended(results, status=status, message=result.summary(), failure=SweepFailed)
@@ -124,14 +126,19 @@ def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:
 
 
 def _recorded(
-    sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]], *, challenger_of: str, faults: Sequence[str]
+    sweep_scheduler: SweepScheduler,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    challenger_of: str,
+    faults: Sequence[str],
+    caller: Caller,
 ) -> dict[str, Any]:
     """Shows and records the results of a sweep; returns its MLflow run, the challenger, and the recording faults.
 
     faults: what could not be recorded of its trials.
     """
-    drawn, won, faults = figures(sweep_scheduler, rows), best(rows), list(faults)
-    ledger = settings.ledger(settings.home(), waiting=flow_runs.for_mlflow())
+    drawn, won, faults, notice = figures(sweep_scheduler, rows), best(rows), list(faults), caller.view.notice
+    ledger = settings.ledger(settings.home(), waiting=flow_runs.for_mlflow(notice))
     where, challenger = None, None
     try:
         if sweep_scheduler.run_id is not None:
@@ -149,7 +156,10 @@ def _recorded(
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
     lines = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
     page, table = "\n\n".join([*lines, link, *pictures]), [dict(row) for row in rows]
-    flow_runs.for_prefect(lambda: create_markdown_artifact(page, key="sweep", description="The results of the trials"))
-    about = "The trials, the best first"
-    flow_runs.for_prefect(lambda: create_table_artifact(key="leaderboard", table=table, description=about))
+    about = "The results of the trials"
+    flow_runs.for_prefect(lambda: create_markdown_artifact(page, key="sweep", description=about), notice)
+    order = "The trials, the best first"
+    flow_runs.for_prefect(
+        lambda: create_table_artifact(key="leaderboard", table=table, description=order), notice=notice
+    )
     return {"run": sweep_scheduler.run_id, "challenger": challenger, "faults": faults}

@@ -17,7 +17,7 @@ from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
 from ringmaster.errors import BatchCancelled, BatchFailed, retry_may_help
-from ringmaster.flows import interrupts, settings
+from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.batch_run import BatchRun
@@ -25,9 +25,8 @@ from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.pooled_run import open_pooled_run
-from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.batch import Batch
@@ -53,7 +52,7 @@ def train_batch(
     resume: bool = False,
     checkpoint_every_s: float | None = None,
     seed: int = 0,
-    servers: RunServers | None = None,
+    caller: Caller | None = None,
 ) -> BatchResult:
     """Trains the jobs of a batch file on this machine's devices or, where it belongs to a pool, on the pool's devices.
 
@@ -63,7 +62,7 @@ def train_batch(
         resume: Whether to resume the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
         seed: Seed of the planner. A pool's controller uses its own seed.
-        servers: What the caller has started ahead for a run without a pool; the flow starts what is missing.
+        caller: How progress is shown, and what is started ahead; by default nothing.
 
     Returns:
         The plan, and the status, metrics and model of each job.
@@ -75,7 +74,7 @@ def train_batch(
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     try:
-        result = run_steps(as_batch(batch), options, servers=servers)
+        result = run_steps(as_batch(batch), options, caller=caller)
     except BatchCancelled as error:
         return cast(BatchResult, Cancelled(message=str(error), data=error))
     return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
@@ -86,19 +85,20 @@ def run_steps(
     options: RunOptions,
     *,
     sweep_scheduler: SweepScheduler | None = None,
-    servers: RunServers | None = None,
+    caller: Caller | None = None,
 ) -> BatchResult:
     """Takes the steps within a flow run: on the pool that this machine belongs to, else on this machine alone.
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
-    servers: what the caller has started ahead for a run without a pool.
+    caller: the caller of the flow, which may have started servers ahead.
     """
+    caller = caller or Caller()
     opened: AbstractContextManager[BatchRun]
     if (pool := settings.pool()) is None:
-        opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler, servers=servers)
+        opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler, caller=caller)
     else:
-        opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler)
-    with interrupts.handled(), opened as run:
+        opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler, caller=caller)
+    with caller.interrupts.handled(), opened as run:
         profiles = profile(run)
         run.begin(profiles)
         plan = make_plan(run, _unresolved(profiles))
@@ -150,8 +150,9 @@ def evaluate(run: BatchRun, profiles: ProfilingResult, records: Mapping[str, Job
     """Compares the execution with its plan, and shows the metrics of the models with what they cost."""
     result = run.evaluate(profiles, records)
     rows = job_rows(result)
-    for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
-    for_prefect(lambda: show_cost(run.batch, result))
+    notice = run.view.notice
+    for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"), notice)
+    for_prefect(lambda: show_cost(run.batch, result), notice)
     if result.status == "failed":
         emit_alarm(batch_failed(run.batch.name, message=result.summary()))
     return result
@@ -160,5 +161,5 @@ def evaluate(run: BatchRun, profiles: ProfilingResult, records: Mapping[str, Job
 @task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
 def record(run: BatchRun, result: BatchResult) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
-    current_view.get().notice("recording models, metrics and lineage")
+    run.view.notice("recording models, metrics and lineage")
     return run.record(result)

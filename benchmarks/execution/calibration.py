@@ -19,17 +19,18 @@ EARLY = 0.1  # of the makespan
 ROWS = 600  # of uneven lengths
 RUN = """
 import json, sys, ringmaster
-from ringmaster.flows.reports.progress import View, current_view
+from ringmaster.flows.reports.progress import View
+from ringmaster.flows.caller import Caller
 from ringmaster.tasks.execution.events import PredictionUpdate
 class Predictions(View):
     def listen(self, event):
         if isinstance(event, PredictionUpdate):
             made.append(event.prediction.to_json())
-current_view.set(Predictions())
+caller = Caller(view=Predictions())
 with open(sys.argv[2], "a") as file:
     for line in sys.stdin:
         made = []
-        result = ringmaster.train_batch(sys.argv[1]).to_json()
+        result = ringmaster.train_batch(sys.argv[1], caller=caller).to_json()
         row = {key: result[key] for key in ("plan", "makespan_s", "prediction", "num_trials")}
         row |= {"ends_s": {job["name"]: job["end_s"] for job in result["jobs"]}, "made": made}
         file.write(json.dumps(row) + "\\n")

@@ -216,15 +216,14 @@ def main() -> int:
     from rich.markdown import Markdown
 
     from ringmaster.flows.batch.flow_runs import result_of
+    from ringmaster.flows.caller import Caller
     from ringmaster.flows.retrain_daily import retrain_daily
-    from ringmaster.flows.retraining.retraining_run import current_clock
-    from ringmaster.flows.services.first_processes import RunServers
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
-    def retrained() -> dict[str, Any]:
-        """Runs the retraining; returns its result also where models have failed."""
-        servers = RunServers(fork_server=server)
-        return result_of(lambda: retrain_daily(file=str(HOME / "retraining.yaml"), servers=servers))
+    def retrained(at_s: float) -> dict[str, Any]:
+        """Runs the retraining at a time; returns its result also where models have failed."""
+        caller = Caller(fork_server=server, clock=lambda: at_s)
+        return result_of(lambda: retrain_daily(file=str(HOME / "retraining.yaml"), caller=caller))
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # shared by all runs, which import torch once
@@ -232,15 +231,14 @@ def main() -> int:
             console.rule(f"night {number}, {night.date}: {night.before}")
             night.happens()
             at_s = datetime.fromisoformat(f"{night.date}T02:00").replace(tzinfo=UTC).timestamp()
-            current_clock.set(lambda at_s=at_s: at_s)
-            answer = retrained()
+            answer = retrained(at_s)
             console.print(Markdown(answer["report"]))
             for expectation in night.expected:
                 is_so = expectation.holds(answer)
                 num_wrong += not is_so
                 console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: {expectation.said}")
         console.rule("the last night again")
-        again = retrained()
+        again = retrained(at_s)
         is_so = bool(again.get("was_over")) and again["models"] == answer["models"]
         num_wrong += not is_so
         console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: nothing is trained twice")

@@ -93,7 +93,7 @@ def show_answers(lines: Sequence[str], pages: Mapping[str, str | None]) -> None:
     for_prefect(lambda: create_markdown_artifact(key="answer", markdown=text, description="What was done"))
 
 
-def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:
+def show_records(recorder: AsyncRecorder, result: BatchResult, *, notice: Callable[[str], None]) -> None:
     """Shows the MLflow pages of the batch and its models among the flow run's artifacts; only a server has pages."""
     run_id, server = recorder.run_of(), recorder.ledger.tracking_uri
     if run_id is None or current_flow_run() is None or not server.startswith("http"):
@@ -104,7 +104,7 @@ def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:
         return
     text = records_markdown(result, server=server, run_path=path)
     message = "Where MLflow has the batch and its models"
-    for_prefect(lambda: create_markdown_artifact(key="mlflow", markdown=text, description=message))
+    for_prefect(lambda: create_markdown_artifact(key="mlflow", markdown=text, description=message), notice)
 
 
 def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:

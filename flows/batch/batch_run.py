@@ -19,6 +19,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_records
 from ringmaster.flows.batch.result import BatchResult, close_records, collect, report_refusals
 from ringmaster.flows.batch.run_folder import IS_OVER, is_done_and_recorded, share_models
+from ringmaster.flows.reports.progress import View
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, Listener, PlanUpdate
@@ -39,6 +40,7 @@ class BatchRun(ABC):
     """A run of a batch.
 
     folder: of this run.
+    view: shows the progress.
     recorder: writes the records of the run.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     stack: what is to be closed at the end of the run.
@@ -53,11 +55,12 @@ class BatchRun(ABC):
         journal: Journal,
         *,
         folder: Path,
+        view: View,
         recorder: AsyncRecorder,
         sweep_scheduler: SweepScheduler | None,
         stack: ExitStack,
     ) -> None:
-        self.batch, self.journal, self._folder = batch, journal, folder
+        self.batch, self.journal, self._folder, self.view = batch, journal, folder, view
         self._recorder, self._scheduler, self._stack = recorder, sweep_scheduler, stack
         self._is_due = True  # whether jobs are left to train
         self._is_closed = False  # whether the records are
@@ -68,7 +71,7 @@ class BatchRun(ABC):
         """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
         began_s = time.monotonic()
         profiles = self._measure()
-        report_refusals(profiles)
+        report_refusals(profiles, view=self.view)
         self.journal.put(INSPECTED, to_json(distinct(profiles.preflights)))
         if self._is_due:
             seconds = time.monotonic() - began_s
@@ -112,9 +115,9 @@ class BatchRun(ABC):
     def record(self, result: BatchResult) -> BatchResult:
         """Records the result, and waits until all is written; returns it with the URIs of the models."""
         result = self._close_records(result)
-        show_records(self._recorder, result)
+        show_records(self._recorder, result, notice=self.view.notice)
         if is_done_and_recorded(self.journal):
-            share_models(self._folder, home=settings.home())
+            share_models(self._folder, home=settings.home(), say=self.view.say)
         self.journal.put(IS_OVER, True)
         return result
 
@@ -145,6 +148,7 @@ class BatchRun(ABC):
             recorder=self._recorder,
             journal=self.journal,
             listener_faults=self.listener_faults,
+            view=self.view,
             sweep_scheduler=self._scheduler,
             timeout_s=self.record_timeout_s,
         )

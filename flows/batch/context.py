@@ -15,10 +15,9 @@ from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
     with_models,
 )
-from ringmaster.flows.output import announce
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.own_node import fork_server_of, lent, lent_here, own_node
-from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services.first_processes import RunServers, fork_server_for
+from ringmaster.flows.services.first_processes import fork_server_for
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.batch import Batch
@@ -53,6 +52,7 @@ class RunOptions:
 class NodeContext:
     """The resources for profiling a batch's jobs on this machine.
 
+    caller: the caller of the flow, which shows the progress.
     batch: the batch.
     cluster: this machine's devices.
     ledger: the MLflow records.
@@ -64,6 +64,7 @@ class NodeContext:
     is_pool_node: whether this machine is a node of a pool.
     """
 
+    caller: Caller
     batch: Batch
     cluster: Cluster
     ledger: Ledger
@@ -93,7 +94,7 @@ class NodeContext:
             return MachineLoad()
         load = present_load(self.environment.devices, server=self.server, cache_dir=self.environment.cache_dir)
         if load.is_busy:
-            current_view.get().notice(f"other work slows this machine down {load.ratio:.1f} times")
+            self.caller.view.notice(f"other work slows this machine down {load.ratio:.1f} times")
         return load
 
     def conditions(self, load: MachineLoad) -> ForecastConditions:
@@ -102,10 +103,13 @@ class NodeContext:
         return ForecastConditions(load=load, earlier=errors_in(earlier))
 
 
-def ledger_of(home: Path) -> Ledger:
-    """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
+def ledger_of(home: Path, *, notice: flow_runs.Notice) -> Ledger:
+    """Returns the records of a home, or of the pool to which it belongs; no connection is open yet.
+
+    notice: shows that a pool's MLflow is away, and that it is back.
+    """
     with input_errors(LedgerError):
-        return settings.ledger(home, waiting=flow_runs.for_mlflow())
+        return settings.ledger(home, waiting=flow_runs.for_mlflow(notice))
 
 
 def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
@@ -118,7 +122,9 @@ def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
         raise InputError([str(error)]) from error
 
 
-def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path) -> PreflightAhead | None:
+def start_preflight(
+    batch: Batch, *, server: ForkServerClient, home: Path, notice: flow_runs.Notice
+) -> PreflightAhead | None:
     """Starts to inspect the jobs of a batch in the fork server that was started ahead of its flow.
 
     Jobs that adapt models which are not in the batch are inspected later, once these have been looked up in the
@@ -129,7 +135,7 @@ def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path) -> Pr
         return None
     environment = _environment(batch, cluster, server=server, preflight=None, home=home)
     order = preflight_order(batch.jobs, environment=environment, cluster=cluster)
-    return PreflightAhead(order, server=server, notice=announce)
+    return PreflightAhead(order, server=server, notice=notice)
 
 
 def _environment(
@@ -145,10 +151,10 @@ def _environment(
 
 
 @contextmanager
-def open_node_context(batch: Batch, *, home: Path, servers: RunServers | None = None) -> Iterator[NodeContext]:
+def open_node_context(batch: Batch, *, home: Path, caller: Caller) -> Iterator[NodeContext]:
     """Opens the resources for profiling, the slow ones in parallel; ends all workers on exit.
 
-    servers: what the caller has started ahead.
+    caller: the caller of the flow, which may have started servers ahead.
 
     If this machine is a node of a pool, its devices are those that the pool has of it. Raises InputError if the
     requested devices do not exist.
@@ -157,28 +163,28 @@ def open_node_context(batch: Batch, *, home: Path, servers: RunServers | None = 
         node = stack.enter_context(own_node())
         cluster = _cluster(batch, home) if node is None else node.cluster
         leases = leases_of(home, cluster)
-        lend: Lend = partial(lent_here, leases, cluster, f"batch {batch.name}", current_view.get().notice)
+        lend: Lend = partial(lent_here, leases, cluster, f"batch {batch.name}", caller.view.notice)
         if node is not None:
             lend = partial(lent, node.requests, node.record, batch.name)
-        servers = servers or RunServers()
-        server = servers.fork_server
+        server = caller.fork_server
         if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
             server = ForkServerClient(link.readlink())
         if server is None:
             server = fork_server_for(batch.jobs)
             stack.callback(server.close)
-        ledger = ledger_of(home)
+        ledger = ledger_of(home, notice=caller.view.notice)
         slow: tuple[Callable[[], object], ...] = (server.start, partial(warm_up_ledger, ledger, batch))
         openings = [in_a_thread("opening", act) for act in slow]
         wait(openings)
         for opening in openings:
             opening.result()
         yield NodeContext(
+            caller=caller,
             batch=batch,
             cluster=cluster,
             ledger=ledger,
             server=server,
-            environment=_environment(batch, cluster, server=server, preflight=servers.preflight, home=home),
+            environment=_environment(batch, cluster, server=server, preflight=caller.preflight, home=home),
             known=profile_store(ledger),
             leases=leases,
             lend=lend,

@@ -18,10 +18,10 @@ from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import are_measured, report_refusals
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.run_order import stamped_folder
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
@@ -141,22 +141,23 @@ class DryRun:
         }
 
 
-def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> DryRun:
+def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0, caller: Caller) -> DryRun:
     """Plans a batch for this machine or, if it belongs to a pool, for an otherwise idle pool.
 
     profiles: "predict" plans on what is known and predicted, as a run would; "measure" tries the options of each job
         on the devices first.
+    caller: shows the progress.
 
     Raises InputError if the requested devices do not exist.
     """
     pool = settings.pool()
     policy = TrialPolicy.THOROUGH if profiles == "measure" else TrialPolicy.NEEDED
     if pool is None:
-        with open_node_context(batch, home=settings.home()) as node_context:
+        with open_node_context(batch, home=settings.home(), caller=caller) as node_context:
             result = _here(node_context.with_models(None), policy=policy, seed=seed)
     else:
         with closing(Database(pool.database)) as database:
-            profiled, cluster = _profile_on(database, batch, policy=policy)
+            profiled, cluster = _profile_on(database, batch, policy=policy, caller=caller)
             num_other_jobs = sum(len(each.jobs) for each in Submissions(database).unended())
         result = _planned(batch, profiled, cluster, seed=seed, num_others=num_other_jobs)
         result = _with_prediction(result, profiled, ForecastConditions())
@@ -186,22 +187,24 @@ def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profilin
         environment=node_context.environment,
         cluster=node_context.cluster,
         known=node_context.known,
-        notice=current_view.get().notice,
+        notice=node_context.caller.view.notice,
         lend=node_context.lend,
         policy=policy,
         share=node_context.batch.profiling_share,
     )
 
 
-def _profile_on(database: Database, batch: Batch, *, policy: TrialPolicy) -> tuple[ProfilingResult, Cluster]:
+def _profile_on(
+    database: Database, batch: Batch, *, policy: TrialPolicy, caller: Caller
+) -> tuple[ProfilingResult, Cluster]:
     """Returns the profiles for the pool's nodes, and those nodes."""
     key = f"dry-run-{uuid.uuid4().hex}"
     journal = Journal(database, batch=key)
     with keeping_a_node(Requests(database)):
-        cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database)))
+        cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database, notice=caller.view.notice)))
         journal.put_all({"batch": batch.to_json(), TRIALS: policy})
         try:
-            return profile_on_pool(batch, key=key, database=database), cluster
+            return profile_on_pool(batch, key=key, database=database, caller=caller), cluster
         finally:
             journal.drop_facts()
 
@@ -310,19 +313,20 @@ class ProfiledBatch:
         return {"num_trials": result.num_trials, "jobs": jobs, "faults": dict(result.faults)}
 
 
-def profile_batch(batch: BatchInput) -> ProfiledBatch:
+def profile_batch(batch: BatchInput, *, caller: Caller) -> ProfiledBatch:
     """Profiles the jobs of a batch that have no stored profiles yet, and stores the new profiles.
 
     Args:
         batch: A Batch, the path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
+        caller: Shows the progress.
 
     Raises:
         BatchFileError: The file has faults; the message has each with its line.
         InputError: The batch cannot be profiled on this machine.
     """
-    with open_node_context(as_batch(batch), home=settings.home()) as node_context:
+    with open_node_context(as_batch(batch), home=settings.home(), caller=caller) as node_context:
         profiled = _profile_here(node_context, policy=TrialPolicy.THOROUGH)
-        report_refusals(profiled)
+        report_refusals(profiled, view=caller.view)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:
             return ProfiledBatch(profiled=profiled, problem=None)

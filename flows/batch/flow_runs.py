@@ -41,9 +41,8 @@ from ringmaster.compat.prefect import STARTED_RUN, copy_flow, process_settings
 from ringmaster.errors import RunFailed, RunInterrupted, ServerStartError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.batch_input import as_parameter
-from ringmaster.flows.output import announce
-from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services.first_processes import RunServers, ServerProcess, check_prefect_database
+from ringmaster.flows.caller import Caller
+from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
 from ringmaster.flows.services.pool_processes import PREFECT
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
@@ -179,9 +178,16 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
             requests.ask(RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}")
 
 
-def notices() -> Callable[[str], None]:
-    """Returns a function that shows a line on the terminal and in the log of the current flow run."""
-    notice = current_view.get().notice
+Notice = Callable[[str], None]
+"""Shows a line of progress."""
+
+
+def show_nothing(_: str) -> None:
+    """The notice of a flow that no command has called: the line is in the log of the flow run alone."""
+
+
+def notices(notice: Notice) -> Notice:
+    """Returns a function that shows a line by `notice` and in the log of the current flow run."""
     if FlowRunContext.get() is None:
         return notice
     logger = get_run_logger()
@@ -193,16 +199,16 @@ def notices() -> Callable[[str], None]:
     return show
 
 
-def for_mlflow() -> OutageRetry | None:
+def for_mlflow(notice: Notice) -> OutageRetry | None:
     """Returns what retries calls to a pool's MLflow server; None without a pool, where errors are reported at once."""
-    return None if settings.pool() is None else OutageRetry(notices())
+    return None if settings.pool() is None else OutageRetry(notices(notice))
 
 
-def for_prefect(act: Callable[[], T]) -> T:
-    """Returns the result of `act`; on a pool, retries it while the pool's Prefect server is away."""
+def for_prefect(act: Callable[[], T], notice: Notice = show_nothing) -> T:
+    """Returns the result of `act`; on a pool, retries it while the pool's Prefect server is away, and notes that."""
     if settings.pool() is None:
         return act()
-    return OutageRetry(notices(), server="Prefect", may_pass=prefect_is_away).call(act)
+    return OutageRetry(notices(notice), server="Prefect", may_pass=prefect_is_away).call(act)
 
 
 def prefect_is_away(error: BaseException) -> bool:
@@ -225,29 +231,31 @@ R = TypeVar("R")
 _starting = threading.Lock()
 
 
-def embedded_server(started: ServerProcess | None = None) -> AbstractContextManager[Any]:
+def embedded_server(caller: Caller | None = None) -> AbstractContextManager[Any]:
     """Makes Prefect use the embedded server in the block; does nothing where its settings name another server.
 
     The first call starts the server, which all later runs of this process use.
 
-    started: a server that was started ahead for this process.
+    caller: the caller of the flow, which may have started a server ahead for this process.
 
     Raises InputError where its database cannot be used, ServerStartError where it, or the other server, does not
     answer. Where a pool is up, its server may be away for a while: a command waits for it, if it is started again.
     The settings of this process, which Prefect holds, say which server that is, and that it has no pages.
     """
+    caller = caller or Caller()
+    notice = caller.view.notice
     if (url := PREFECT_API_URL.value()) is not None:
         if has_lasting_server() and settings.pool() is None:
             _check_answer(url)
         elif has_lasting_server() and not is_started_by_prefect() and current_flow_run() is None:
             settings.check_prefect(url)
-            for_prefect(lambda: _ask_pool(url))
+            for_prefect(lambda: _ask_pool(url), notice)
         return nullcontext()
     with _starting:
         if process_settings().api.url is None:  # the first run of this process
-            current_view.get().notice("waiting for Prefect's server")
+            notice("waiting for Prefect's server")
             # Prefect reads the environment here. Processes that are started later get no password with it.
-            with _variables(_answering_server(started).environment()):
+            with _variables(_answering_server(caller.prefect, notice).environment()):
                 refresh_global_settings_context()
     # The settings of a context, as `temporary_settings` makes one, take precedence over those of the process.
     settings_now = process_settings()
@@ -307,8 +315,7 @@ class LocalFlow(Flow[P, R]):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Calls the flow while Prefect has a server. On a pool, its page in Prefect can cancel it."""
-            servers = kwargs.get("servers")
-            with embedded_server(None if servers is None else servers.prefect):
+            with embedded_server(kwargs.get("caller")):
                 options = {key: kwargs.pop(key) for key in ("return_state", "wait_for") if key in kwargs}
                 parameters = get_call_parameters(self.fn, args, kwargs)
                 if options or (run := run_with_cancel(self, parameters)) is None:
@@ -316,8 +323,8 @@ class LocalFlow(Flow[P, R]):
                 return run_flow(self, flow_run=run, parameters=parameters)
 
         def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-            """Returns the parameters as Prefect stores them: of a batch its JSON form, and no `RunServers`."""
-            kept = {key: each for key, each in parameters.items() if not isinstance(each, RunServers)}
+            """Returns the parameters as Prefect stores them: of a batch its JSON form, and no `Caller`."""
+            kept = {key: each for key, each in parameters.items() if not isinstance(each, Caller)}
             as_json = {key: as_parameter(each) if isinstance(each, Batch) else each for key, each in kept.items()}
             return super().serialize_parameters(as_json)
 
@@ -326,14 +333,14 @@ class LocalFlow(Flow[P, R]):
             return LocalFlow.of(super().with_options(**options))
 
 
-def _answering_server(server: ServerProcess | None) -> ServerProcess:
+def _answering_server(server: ServerProcess | None, notice: Notice) -> ServerProcess:
     """Returns a server that answers: the given one, or a new one."""
     if server is None:
         check_prefect_database(prefect_database())
         variables = get_current_settings().to_environment_variables(exclude_unset=True)
         server = ServerProcess.start(user=PREFECT_API_AUTH_STRING.value() or "", settings=variables)
     try:
-        _wait_until_it_answers(f"{server.api}/health", server.process)
+        _wait_until_it_answers(f"{server.api}/health", server.process, notice)
     except ServerStartError:
         server.stop()
         raise
@@ -353,7 +360,7 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
+def _wait_until_it_answers(url: str, process: subprocess.Popen[Any], notice: Notice) -> None:
     """Waits for the server, and reports this every REPORT_EVERY_S. Raises ServerStartError."""
     began_s = reported_s = time.monotonic()
     answer = "nothing"
@@ -376,7 +383,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
                 raise ServerStartError(f"{what}. To fix: {remedy}")
             if time.monotonic() - reported_s > REPORT_EVERY_S:
                 reported_s = time.monotonic()
-                announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
+                notice(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
             time.sleep(LOOK_EVERY_S)
 
 

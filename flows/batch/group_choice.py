@@ -7,7 +7,6 @@ from typing import Any
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch.artifacts import show_groups
 from ringmaster.flows.batch.flow_runs import for_prefect
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import Plan, Problem
@@ -47,12 +46,12 @@ class ChosenGroups:
             "practice_s": current_practice(without_groups(problem)).makespan_s,
         }
 
-    def report(self, journal: Journal) -> None:
+    def report(self, journal: Journal, *, notice: Callable[[str], None]) -> None:
         """Shows the choice and what it saves, and stores it in the journal of the batch."""
         if self.fusion is not None:
             fusion, problem = self.fusion
-            current_view.get().notice(fusion.in_words())
-            for_prefect(lambda: show_groups(fusion, problem))
+            notice(fusion.in_words())
+            for_prefect(lambda: show_groups(fusion, problem), notice)
         journal.put(FUSION, self.to_json())
 
 

@@ -29,10 +29,8 @@ from ringmaster.flows.batch.run_folder import (
     folder_to_resume,
     mark_starting,
 )
-from ringmaster.flows.interrupts import stopped_by_signals
-from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.run_order import stamped_folder
-from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.background_worker import running
@@ -75,11 +73,11 @@ def open_local_run(
     options: RunOptions,
     *,
     sweep_scheduler: SweepScheduler | None = None,
-    servers: RunServers | None = None,
+    caller: Caller,
 ) -> Iterator[LocalRun]:
     """Opens a run of a batch on this machine. However it is left, what has happened is recorded.
 
-    servers: what the caller has started ahead.
+    caller: the caller of the flow, which may have started servers ahead.
 
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
@@ -89,13 +87,13 @@ def open_local_run(
     if resumed is None and options.resume:
         resumed = folder_to_resume(batch, home)
         if resumed is None:
-            current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
+            caller.view.notice(f"no run of {batch.name} has begun that could be resumed: it is started")
     batch = batch if resumed is None else begun_batch(resumed)
     mark_starting(batch, home)
-    with open_node_context(batch, home=home, servers=servers) as node_context, ExitStack() as stack:
+    with open_node_context(batch, home=home, caller=caller) as node_context, ExitStack() as stack:
         folder = resumed or stamped_folder(home / "batches" / batch.name)
         stack.enter_context(exclusive_lock(folder))
-        options_of_file = {"timeout_s": write_patience_s(), "notice": current_view.get().say}
+        options_of_file = {"timeout_s": write_patience_s(), "notice": caller.view.say}
         journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db", **options_of_file)))
         node_context = node_context.with_models(journal)
         environment = node_context.environment
@@ -114,7 +112,7 @@ def open_local_run(
         yield LocalRun(
             node_context,
             journal,
-            recorder=AsyncRecorder(node_context.ledger, journal, batch=batch, notice=current_view.get().notice),
+            recorder=AsyncRecorder(node_context.ledger, journal, batch=batch, notice=caller.view.notice),
             run_paths=run_paths,
             seed=options.seed,
             sweep_scheduler=sweep_scheduler,
@@ -145,6 +143,7 @@ class LocalRun(BatchRun):
             node_context.batch,
             journal,
             folder=run_paths.folder,
+            view=node_context.caller.view,
             recorder=recorder,
             sweep_scheduler=sweep_scheduler,
             stack=stack,
@@ -185,7 +184,7 @@ class LocalRun(BatchRun):
         """Measures or predicts the options of the jobs that are left, at the load of this machine."""
         node_context, begun = self._node_context, self.journal.jobs()
         ended = [name for name, record in begun.items() if record.status in ENDED]
-        report_failure = failure_reporter(but=ended)
+        report_failure = failure_reporter(self.view, but=ended)
         # A placeholder of a sweep may take the profiles of any trial.
         alike = [from_json(EquivalentJobs, each) for each in self.journal.get(INSPECTED, [])]  # by an earlier process
         known = {name: replace(each.preflight, job=name) for each in alike for name in each.names}
@@ -200,7 +199,7 @@ class LocalRun(BatchRun):
                 environment=node_context.environment,
                 cluster=node_context.cluster,
                 known=node_context.known,
-                notice=current_view.get().notice,
+                notice=self.view.notice,
                 lend=node_context.lend,
                 failed=report_failure,
                 # Trials of a sweep may fail one by one; a batch whose jobs have begun goes on without its unfit jobs.
@@ -243,7 +242,7 @@ class LocalRun(BatchRun):
             self._scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
             goals = self._scheduler.details()
         else:
-            place, notice = self._run_paths, current_view.get().notice
+            place, notice = self._run_paths, self.view.notice
             self._steering = steering_policy(self.journal, jobs, profiles.profiles, place=place, notice=notice)
             goals = first_goals(jobs, known=records)
         for name, details in goals.items():
@@ -254,7 +253,7 @@ class LocalRun(BatchRun):
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
         """
-        current_view.get().notice(f"planning {counted(len(profiles.jobs), 'job')}")
+        self.view.notice(f"planning {counted(len(profiles.jobs), 'job')}")
         records = self.journal.jobs()
         self._groups = choose_job_groups(
             profiles,
@@ -281,7 +280,7 @@ class LocalRun(BatchRun):
         """Shows the plan, its groups and the predicted end, and stores what the result is compared with."""
         if plan is None:
             return
-        self._groups.report(self.journal)
+        self._groups.report(self.journal, notice=self.view.notice)
         self._conditions = self._node_context.conditions(self._load)
         profiles = self._job_table.profiles
         prediction = predict_plan(plan.problem, plan.plan, profiles, conditions=self._conditions)
@@ -323,7 +322,7 @@ class LocalRun(BatchRun):
             stack.callback(leases.give_back, tuple(self._cluster.lease_names().values()))
             stack.callback(self._engine.close)
             stack.enter_context(following(self._engine, executor, cluster=self._cluster))
-            stack.enter_context(stopped_by_signals(stop))
+            stack.enter_context(self._node_context.caller.interrupts.stopping(stop))
             handler = RequestHandler(
                 self.journal.database,
                 executor=executor,
@@ -359,7 +358,7 @@ class LocalRun(BatchRun):
         if not self._is_closed:
             result = self._close_records(self.evaluate(profiles, self.journal.jobs()))
             for fault in result.faults:
-                current_view.get().notice(f"not recorded: {fault}")
+                self.view.notice(f"not recorded: {fault}")
 
     def _job_states(self, profiles: ProfilingResult) -> list[JobState]:
         """Returns the batch's jobs as the executor takes them."""
@@ -396,7 +395,7 @@ class LocalRun(BatchRun):
             for artifact in (progress, gantt, decisions):
                 stack.callback(artifact.close)
             yield [
-                current_view.get().listen,
+                self.view.listen,
                 self._recorder.listen,
                 progress.listen,
                 gantt.listen,
@@ -430,9 +429,7 @@ class LocalRun(BatchRun):
         """Returns a plan that meets the deadlines that can still be met."""
         plan, given_up = plan_giving_up_deadlines(problem, self._checked_plan)
         if given_up:
-            current_view.get().notice(
-                f"deadlines that no plan meets any more, by these runtimes: {', '.join(given_up)}"
-            )
+            self.view.notice(f"deadlines that no plan meets any more, by these runtimes: {', '.join(given_up)}")
         return plan
 
     def _on_terms(self, executor: Executor, replanner: Replanner, active: ActiveBatch, why: str) -> None:

@@ -9,7 +9,7 @@ from prefect import get_run_logger
 from prefect.context import FlowRunContext
 
 from ringmaster.codec import to_json
-from ringmaster.flows.reports.progress import current_view, describe
+from ringmaster.flows.reports.progress import View, describe
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
@@ -310,6 +310,7 @@ def close_records(
     recorder: AsyncRecorder,
     journal: Journal,
     listener_faults: Mapping[Listener, str],
+    view: View,
     sweep_scheduler: SweepScheduler | None = None,
     timeout_s: float | None = None,
 ) -> BatchResult:
@@ -320,6 +321,7 @@ def close_records(
         recorder: Writes the batch into MLflow.
         journal: The journal of the batch.
         listener_faults: What is missing, and why, since a listener of the batch raised; by listener.
+        view: Shows what is missing.
         sweep_scheduler: The scheduler of the sweep whose trials are the jobs.
         timeout_s: Seconds to wait for an unavailable MLflow; None for the recorder's default.
 
@@ -330,7 +332,7 @@ def close_records(
     finish_records(recorder, result)
     lost = [fault for listener, fault in listener_faults.items() if listener == recorder.listen]
     for fault in listener_faults.values():
-        current_view.get().say(f"{fault}; the log has the traceback")
+        view.say(f"{fault}; the log has the traceback")
     faults = (*lost, *recorder.close(timeout_s=timeout_s))
     journal.put("is_recorded", recorder.is_complete and not lost)
     if sweep_scheduler is not None:
@@ -376,12 +378,12 @@ def failure(job: str, why: str) -> JobEnded:
     return JobEnded(job=job, status=JobStatus.FAILED, message=why, details={})
 
 
-def failure_reporter(*, but: Iterable[str] = ()) -> ReportFailure:
-    """Returns a function that reports a failed job once, at once, on the terminal and in the flow run's log.
+def failure_reporter(view: View, *, but: Iterable[str] = ()) -> ReportFailure:
+    """Returns a function that reports a failed job once, at once, by `view` and in the flow run's log.
 
     but: jobs that have ended before and are not reported.
     """
-    listeners, reported = Listeners([current_view.get().listen, log_decision]), set(but)
+    listeners, reported = Listeners([view.listen, log_decision]), set(but)
 
     def report(job: str, why: str) -> None:
         if job not in reported:
@@ -391,9 +393,9 @@ def failure_reporter(*, but: Iterable[str] = ()) -> ReportFailure:
     return report
 
 
-def report_refusals(profiled: ProfilingResult) -> None:
+def report_refusals(profiled: ProfilingResult, *, view: View) -> None:
     """Logs which techniques were refused, and why, in the flow run's log; shows it on the terminal with --verbose."""
     if line := refusal_line({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
-        current_view.get().detail(line)
+        view.detail(line)
         if FlowRunContext.get() is not None:
             get_run_logger().info(printable(line))

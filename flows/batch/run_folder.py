@@ -12,7 +12,6 @@ from typing import Any
 
 from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError, raise_faults
 from ringmaster.flows import settings
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.run_order import in_order, runs_below
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
@@ -173,12 +172,13 @@ def _pool_journals(home: Path) -> Iterator[Mapping[str, Journal]]:
         yield {folder: Journal(database, batch=id) for id, folder in folders.items()}
 
 
-def share_models(run: Path, *, home: Path) -> None:
+def share_models(run: Path, *, home: Path, say: Callable[[str], None]) -> None:
     """Replaces plain weights of a batch's earlier runs by references to the tensor store, if a setting says so.
 
     Without RINGMASTER_PLAIN_RUNS, all stay: a folder that was named to the user can be read until the user changes it.
 
     run: the folder of a recorded run, of which `RINGMASTER_PLAIN_RUNS=0` replaces them too.
+    say: shows what was replaced, and what was not.
     """
     from ringmaster.model_lineage.tensors import TensorStore
 
@@ -190,9 +190,9 @@ def share_models(run: Path, *, home: Path) -> None:
         models += [] if keep else sorted((run / "models").glob("*"))
         shared = [model for model in models if store.share(model)]
     except (RingmasterError, OSError) as error:  # the run is recorded, and `ringmaster lineage gc` tries again
-        current_view.get().say(f"plain weights in {run.parent} stay: {error}")
+        say(f"plain weights in {run.parent} stay: {error}")
     if shared:
-        current_view.get().say(f"{settings.PLAIN_RUNS}={keep}: {shared_text(shared)}")
+        say(f"{settings.PLAIN_RUNS}={keep}: {shared_text(shared)}")
 
 
 def shared_text(models: Sequence[Path]) -> str:

@@ -15,6 +15,7 @@ import typer
 from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors, raise_faults
 from ringmaster.files import text_of
 from ringmaster.flows.commands.running import Profiles, estimate
+from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     AsJson,
     announce,
@@ -334,7 +335,7 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
             [f"{file}: the batch minimises {batch.terms.objective}, and what a change gains is known for the makespan "
              f"alone. To fix: `ringmaster profile {file} -o problem.json`, then `ringmaster whatif problem.json`"]
         )  # fmt: skip
-    result = estimate(batch, profiles=profiles, seed=seed)
+    result = estimate(batch, profiles=profiles, seed=seed, interrupts=Interrupts())
     from ringmaster.tasks.planning.objectives import without_deadlines
 
     print_lines(error_console(), result.sentences())

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
@@ -16,6 +16,7 @@ import typer
 from ringmaster.errors import InputError, RingmasterError
 from ringmaster.files import folders_in
 from ringmaster.flows import settings
+from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     AsJson,
     Verbose,
@@ -41,7 +42,7 @@ from ringmaster.text import listed
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
     from ringmaster.flows.batch.result import BatchResult
-    from ringmaster.flows.services.first_processes import RunServers
+    from ringmaster.flows.caller import Caller
     from ringmaster.tasks.batch import Batch
 
 HEARTBEAT_S = 30
@@ -57,6 +58,7 @@ CheckpointEvery = Annotated[
 
 
 def run(
+    context: typer.Context,
     batch_file: BatchFile,
     as_json: AsJson = False,
     resume: Annotated[bool, typer.Option(help="Resume the last unfinished run of this batch.")] = False,
@@ -86,6 +88,7 @@ def run(
     if dry_run and ask:
         raise InputError(["--dry-run trains nothing, so there is nothing to --ask. To fix: give one of the two"])
     settings.choose_engine(engine)
+    interrupts = context.ensure_object(Interrupts)
     with working(f"reading {batch_file}"):
         from ringmaster.tasks.batch import load_batch
 
@@ -96,20 +99,31 @@ def run(
 
         folder_to_resume(batch, settings.home())  # raises as the run would
     if dry_run or ask:
-        exit_code = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
+        exit_code = _plan_only(
+            batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json, interrupts=interrupts
+        )
         if dry_run:
             raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
-    result = train_and_show(batch, is_verbose=verbose, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
+    result = train_and_show(
+        batch,
+        is_verbose=verbose,
+        resume=resume,
+        checkpoint_every_s=checkpoint_every,
+        seed=seed,
+        interrupts=interrupts,
+    )
     raise typer.Exit(show_result(result, as_json=as_json))
 
 
-def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> int:
+def _plan_only(
+    batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool, interrupts: Interrupts
+) -> int:
     """Plans a batch and shows the plan; returns the exit code.
 
     is_result: whether the plan is the result of the command, and goes to stdout.
     """
-    result = estimate(batch, profiles=profiles, seed=seed)
+    result = estimate(batch, profiles=profiles, seed=seed, interrupts=interrupts)
     if as_json and is_result:
         print_json(result.to_json())
         return result.exit_code
@@ -122,15 +136,15 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     return result.exit_code
 
 
-def estimate(batch: Batch, *, profiles: Profiles, seed: int) -> DryRun:
+def estimate(batch: Batch, *, profiles: Profiles, seed: int, interrupts: Interrupts) -> DryRun:
     """Plans a batch that is not trained, and shows the progress of that."""
     settings.embed(settings.home())
     with working("loading what looks at jobs and plans; no server is started"):
         from ringmaster.flows.batch.dry_run import dry_run
-        from ringmaster.flows.reports.progress import shown
+        from ringmaster.flows.caller import opened_caller
 
-    with shown(error_console()):
-        return dry_run(batch, profiles=profiles, seed=seed)
+    with opened_caller(interrupts) as caller:
+        return dry_run(batch, profiles=profiles, seed=seed, caller=caller)
 
 
 def train_and_show(
@@ -140,9 +154,13 @@ def train_and_show(
     resume: bool = False,
     checkpoint_every_s: float | None = None,
     seed: int = 0,
+    interrupts: Interrupts | None = None,
 ) -> BatchResult:
-    """Trains a batch, and shows its progress; the parameters are those of `train_batch`."""
-    with training(batch, is_verbose=is_verbose, is_resumed=resume) as servers:
+    """Trains a batch, and shows its progress; the parameters are those of `train_batch`.
+
+    interrupts: the signals that the command handles, if it does.
+    """
+    with training(batch, is_verbose=is_verbose, is_resumed=resume, interrupts=interrupts or Interrupts()) as caller:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.train_batch import train_batch
 
@@ -153,7 +171,7 @@ def train_and_show(
                 resume=resume,
                 checkpoint_every_s=checkpoint_every_s,
                 seed=seed,
-                servers=servers,
+                caller=caller,
             )
         )
 
@@ -174,24 +192,27 @@ def train_or_resume(batch: Batch) -> BatchResult:
 
 
 @contextmanager
-def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunServers | None]:
+def training(
+    batch: Batch | None, *, interrupts: Interrupts, is_verbose: bool, is_resumed: bool = False
+) -> Iterator[Caller]:
     """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
 
-    Yields the servers that it has started for a run without a pool.
+    Yields the caller of the flow, with the servers that it has started for a run without a pool.
 
     batch: the jobs; None where the flow chooses them.
+    interrupts: the signals that the command handles.
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
     """
     settings.embed(settings.home())
     is_alone = settings.pool() is None
     with ExitStack() as stack:
-        with working(STARTING_SERVERS) if is_alone else nullcontext():
-            servers = None
+        with working(STARTING_SERVERS) if is_alone else nullcontext(announce) as notice:
+            prefect = server = preflight = None
             if is_alone:
-                from ringmaster.flows.services.first_processes import RunServers, fork_server_for, start_prefect
+                from ringmaster.flows.services.first_processes import fork_server_for, start_prefect
 
-                servers = RunServers(prefect=start_prefect())
-            if servers is not None and batch is not None:
+                prefect = start_prefect()
+            if is_alone and batch is not None:
                 from ringmaster.tasks.background_worker import in_a_thread
 
                 server = fork_server_for(batch.jobs)
@@ -201,18 +222,20 @@ def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False)
                 )  # if it fails, its first user starts it again and gets the error
                 from ringmaster.flows.batch import context
 
-                preflight = None if is_resumed else context.start_preflight(batch, server=server, home=settings.home())
-                servers = replace(servers, fork_server=server, preflight=preflight)
-                context.warm_up_ledger(context.ledger_of(settings.home()), batch)
+                home = settings.home()
+                if not is_resumed:
+                    preflight = context.start_preflight(batch, server=server, home=home, notice=notice)
+                context.warm_up_ledger(context.ledger_of(home, notice=notice), batch)
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-            from ringmaster.flows.reports.progress import shown
+            from ringmaster.flows.caller import opened_caller
 
-        stack.enter_context(shown(error_console(), is_verbose=is_verbose))
+        started = {"prefect": prefect, "fork_server": server, "preflight": preflight}
+        caller = stack.enter_context(opened_caller(interrupts, is_verbose=is_verbose, **started))
         # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
         heartbeat_s = None if is_alone else HEARTBEAT_S
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}))
-        yield servers
+        yield caller
 
 
 def show_result(result: BatchResult, *, as_json: bool) -> int:
@@ -227,6 +250,7 @@ def show_result(result: BatchResult, *, as_json: bool) -> int:
 
 
 def profile(
+    context: typer.Context,
     batch_file: BatchFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the planning problem.")],
     as_json: AsJson = False,
@@ -238,11 +262,11 @@ def profile(
     batch = load_batch(located(batch_file))
     settings.embed(settings.home())
     from ringmaster.flows.batch.dry_run import profile_batch
-    from ringmaster.flows.reports.progress import shown
+    from ringmaster.flows.caller import opened_caller
 
     console = error_console()
-    with shown(console, is_verbose=verbose):
-        measured = profile_batch(batch)
+    with opened_caller(context.ensure_object(Interrupts), is_verbose=verbose) as caller:
+        measured = profile_batch(batch, caller=caller)
     for name, fault in measured.profiled.faults.items():
         console.print(styled(f"{name}:", "red"), message(fault))
     if measured.problem is not None:
@@ -254,6 +278,7 @@ def profile(
 
 
 def sweep(
+    context: typer.Context,
     sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows its settings.")],
     as_json: AsJson = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the last unfinished run of this sweep.")] = False,
@@ -268,16 +293,21 @@ def sweep(
 
         form = load_sweep(located(sweep_file))
         batch = spec_of(form).batch()
+    interrupts = context.ensure_object(Interrupts)
     if dry_run:
         from ringmaster.flows.batch.context import ledger_of
 
-        check_name(form, ledger_of(settings.home()))
-        raise typer.Exit(_plan_only(batch, profiles="predict", seed=form.seed, is_result=True, as_json=as_json))
-    with training(batch, is_verbose=verbose, is_resumed=resume) as servers:
+        check_name(form, ledger_of(settings.home(), notice=announce))
+        raise typer.Exit(
+            _plan_only(
+                batch, profiles="predict", seed=form.seed, is_result=True, as_json=as_json, interrupts=interrupts
+            )
+        )
+    with training(batch, interrupts=interrupts, is_verbose=verbose, is_resumed=resume) as caller:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.sweep import sweep as sweep_flow
 
-        result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume, servers=servers))
+        result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume, caller=caller))
     console = error_console()
     print_rows(console, result["leaderboard"])
     if (won := result["best"]) is not None:
@@ -295,6 +325,7 @@ def sweep(
 
 
 def retrain(
+    context: typer.Context,
     models_file: Annotated[Path, typer.Argument(help="File of models, such as examples/retraining.yaml.")],
     night: Annotated[
         str | None, typer.Option(help="Date of the run, such as 2026-11-20; default: that of the last start.")
@@ -324,12 +355,12 @@ def retrain(
         forget_run(production, forget)
         print_outcome({"name": production.name, "forgotten": forget}, [f"{forget} is forgotten"], as_json=as_json)
         return
-    with training(None, is_verbose=verbose) as servers:
+    with training(None, interrupts=context.ensure_object(Interrupts), is_verbose=verbose) as caller:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
         result = result_of(
-            lambda: retrain_daily(file=str(models_file), night=night, force=force, seed=seed, servers=servers)
+            lambda: retrain_daily(file=str(models_file), night=night, force=force, seed=seed, caller=caller)
         )
     from rich.markdown import Markdown
 

@@ -23,8 +23,7 @@ from ringmaster.flows.batch.batch_run import INSPECTED, SINCE, resume_jobs
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
 from ringmaster.flows.batch.result import log_decision
 from ringmaster.flows.batch.run_folder import is_batch, was_being_started
-from ringmaster.flows.interrupts import stopped_by_signals
-from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.run_order import stamped_folder
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
@@ -57,6 +56,7 @@ from ringmaster.techniques.preflight import Preflight, Refusal
 class PoolRun:
     """One run of a batch on a pool.
 
+    caller: the caller of the flow, which shows the progress.
     batch: the batch.
     id: id of its submission.
     folder: folder of the run, on storage that all nodes share.
@@ -64,6 +64,7 @@ class PoolRun:
     ledger: the pool's MLflow records.
     """
 
+    caller: Caller
     batch: Batch
     id: str
     folder: Path
@@ -190,15 +191,16 @@ def followed_batch(
     listeners: receive the events, in addition to the terminal.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
+    view = run.caller.view
     scheduler = sweep_scheduler or steering_policy(
         run.journal,
         submission.jobs,
         submission.profiles,
         place=submission.run_paths(),
-        notice=current_view.get().notice,
+        notice=view.notice,
         is_replayed=after == LogPosition(),
     )
-    every: list[Listener] = [current_view.get().listen, *listeners]
+    every: list[Listener] = [view.listen, *listeners]
     if scheduler is not None:
         every.append(scheduler.listen)
         _attach(scheduler, run, submission)
@@ -207,7 +209,7 @@ def followed_batch(
         if scheduler is not None and listener == scheduler.listen:
             run.ask(RequestKind.CANCEL, message=fault)  # without its scheduler a sweep would never end
 
-    silence = threading.Timer(SILENCE_S, current_view.get().notice, [SILENCE])
+    silence = threading.Timer(SILENCE_S, view.notice, [SILENCE])
     silence.daemon = True
     with ExitStack() as stack:
         is_left = stack.enter_context(_cancelled_by_signals(run))
@@ -312,14 +314,13 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
     the event that this context yields.
     """
     is_left = threading.Event()
-    notice = current_view.get().notice
 
     def act() -> None:
         if is_started_by_prefect() and not is_being_cancelled():
             is_left.set()
             return
-        notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
+        run.caller.view.notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
         run.ask(RequestKind.CANCEL)
 
-    with stopped_by_signals(act):
+    with run.caller.interrupts.stopping(act):
         yield is_left

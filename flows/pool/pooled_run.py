@@ -19,7 +19,7 @@ from typing import Any
 from prefect.exceptions import TerminationSignal
 
 from ringmaster.errors import BatchCancelled
-from ringmaster.flows import interrupts, settings
+from ringmaster.flows import settings
 from ringmaster.flows.batch import run_folder
 from ringmaster.flows.batch.artifacts import flow_run_page
 from ringmaster.flows.batch.batch_run import SINCE, STARTED, BatchRun
@@ -35,6 +35,7 @@ from ringmaster.flows.batch.flow_runs import (
 from ringmaster.flows.batch.group_choice import choose_job_groups
 from ringmaster.flows.batch.result import are_measured
 from ringmaster.flows.batch.run_folder import IS_OVER
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.follower import (
     PoolRun,
     followed_batch,
@@ -46,7 +47,6 @@ from ringmaster.flows.pool.follower import (
 )
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
@@ -83,6 +83,7 @@ def open_pooled_run(
     address: PoolAddress,
     options: RunOptions,
     *,
+    caller: Caller,
     profile: Callable[..., ProfilingResult] = profile_on_pool,
     open_ledger: Callable[..., Ledger] = Ledger,
     shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
@@ -95,6 +96,7 @@ def open_pooled_run(
     jobs write checkpoints and end (`cancel_batches`, `_cancelled_by_signals`).
 
     address: the pool.
+    caller: the caller of the flow, which shows the progress.
     profile, open_ledger, shown: parts that tests replace.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
 
@@ -114,13 +116,13 @@ def open_pooled_run(
         # An earlier process that followed the run, and was considered dead, may still be about to end.
         stack.enter_context(run_folder.exclusive_lock(folder, waits=is_started_by_prefect()))
         ledger = open_ledger(address.mlflow_uri)
-        pool_run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=ledger)
+        pool_run = PoolRun(caller=caller, batch=batch, id=key, folder=folder, database=database, ledger=ledger)
         stack.enter_context(cancelled_from_outside(pool_run))
         yield PooledRun(
             pool_run,
             options,
             profile=profile,
-            retrying_ledger=lambda: open_ledger(address.mlflow_uri, waiting=OutageRetry(notices())),
+            retrying_ledger=lambda: open_ledger(address.mlflow_uri, waiting=OutageRetry(notices(caller.view.notice))),
             shown=shown,
             sweep_scheduler=sweep_scheduler,
             stack=stack,
@@ -134,7 +136,8 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
     Of a process that Prefect has started, Prefect takes care. Before the jobs are submitted, this process is stopped,
     as Ctrl-C would; BatchCancelled is raised then. After that, the pool's controller cancels them.
     """
-    flow_run, was_stopped, signals = root_run(), threading.Event(), interrupts.current()
+    flow_run, was_stopped, signals = root_run(), threading.Event(), run.caller.interrupts
+    is_command = signals.are_handled  # else a program of the user's, which is not ended: its jobs are, once they are
 
     def cancel_submitted() -> bool:
         is_submitted = run.submissions.status(run.id) is not None
@@ -150,7 +153,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
                     continue
                 if cancel_submitted():
                     return
-                if signals is not None:  # else a program of the user's, which is not ended: its jobs are, once they are
+                if is_command:
                     was_stopped.set()
                     os.kill(os.getpid(), signal.SIGINT)  # not SIGTERM, which Prefect sends once more
                     return
@@ -163,7 +166,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
         try:
             yield
         except SystemExit:
-            if not was_stopped.is_set() or signals is None:
+            if not was_stopped.is_set():
                 raise
             signals.first_signal = None  # nobody has pressed Ctrl-C
             cancel_submitted()  # a moment ago
@@ -200,9 +203,17 @@ class PooledRun(BatchRun):
         stack: ExitStack,
     ) -> None:
         events = BatchEvents(run.database, run.id)
-        recorder = PoolRecorder(run.ledger, run.journal, batch=run.batch, events=events, notice=notices())
+        recorder = PoolRecorder(
+            run.ledger, run.journal, batch=run.batch, events=events, notice=notices(run.caller.view.notice)
+        )
         super().__init__(
-            run.batch, run.journal, folder=run.folder, recorder=recorder, sweep_scheduler=sweep_scheduler, stack=stack
+            run.batch,
+            run.journal,
+            folder=run.folder,
+            view=run.caller.view,
+            recorder=recorder,
+            sweep_scheduler=sweep_scheduler,
+            stack=stack,
         )
         self._run, self._options, self._profile = run, options, profile
         self._retrying_ledger, self._shown = retrying_ledger, shown
@@ -215,7 +226,7 @@ class PooledRun(BatchRun):
         if self._submission is not None:
             if options.resume or run.journal.get(IS_OVER):
                 self._shown_until = reopen(run, self._submission)
-            current_view.get().notice(f"{run.id} is followed again")
+            self.view.notice(f"{run.id} is followed again")
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
@@ -241,7 +252,7 @@ class PooledRun(BatchRun):
         journal.put_all({"batch": batch.to_json(), STARTED: journal.get(STARTED, since_s), SINCE: since_s})
         run_folder.checkpoint_root_of(journal, resume=False)
         batch, self._weights = run_folder.with_models(batch, ledger, journal, settings.home())
-        profiles = self._profile(batch, key=self._run.id, database=self._run.database)
+        profiles = self._profile(batch, key=self._run.id, database=self._run.database, caller=self._run.caller)
         journal.put(IS_MEASURED, are_measured(profiles.profiles) and are_measured(profiles.groups))
         return profiles
 
@@ -250,7 +261,7 @@ class PooledRun(BatchRun):
         run, submission = self._run, self._submission
         if submission is None:
             submission = self._submit(profiles)
-            current_view.get().notice(f"{run.id} waits for its place in the pool's plan")
+            self.view.notice(f"{run.id} waits for its place in the pool's plan")
         self._kept_node.close()
         run_folder.begun(self.batch, settings.home())
         nodes = NodeRegistry(run.database).all()
@@ -261,7 +272,7 @@ class PooledRun(BatchRun):
                 run,
                 submission,
                 after=self._shown_until,
-                listeners=for_prefect(lambda: self._shown(run, submission)),
+                listeners=for_prefect(lambda: self._shown(run, submission), self.view.notice),
                 sweep_scheduler=self._scheduler,
             )
         )
@@ -312,13 +323,13 @@ class PooledRun(BatchRun):
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )
-        groups.report(journal)
+        groups.report(journal, notice=self.view.notice)
         flow_run, terms = current_flow_run(), batch.terms
         number = next(iter(batch.devices.values())) if isinstance(batch.devices, Mapping) else None
         if isinstance(number, int):  # a quota of the batch, to which its jobs without a user belong
             terms = replace(terms, max_devices={**terms.max_devices, run.id: number})
             if batch.users:
-                current_view.get().notice(DEVICES_OF_USERS.format(number, ", ".join(sorted({*batch.users.values()}))))
+                self.view.notice(DEVICES_OF_USERS.format(number, ", ".join(sorted({*batch.users.values()}))))
         submission = Submission(
             id=run.id,
             name=batch.name,

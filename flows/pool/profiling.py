@@ -20,9 +20,9 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, NodeUnavailable
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
-from ringmaster.flows.batch.flow_runs import for_prefect, notices
+from ringmaster.flows.batch.flow_runs import Notice, for_prefect, notices
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.own_node import healthy, is_here
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
@@ -56,7 +56,8 @@ def profile_node(node: str, key: str) -> None:
         raise InputError(["this flow is for the nodes of a pool. To fix: `ringmaster profile BATCH.yaml`"])
     with closing(Database(address.database)) as database:
         journal = Journal(database, batch=key)
-        with open_node_context(Batch.from_json(journal.get("batch")), home=settings.home()) as node_context:
+        batch = Batch.from_json(journal.get("batch"))
+        with open_node_context(batch, home=settings.home(), caller=Caller()) as node_context:
             if not node_context.is_pool_node or node_context.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
             try:
@@ -65,24 +66,26 @@ def profile_node(node: str, key: str) -> None:
                 return cast(None, Cancelled(message=GONE))
 
 
-def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingResult:
+def profile_on_pool(batch: Batch, *, key: str, database: Database, caller: Caller) -> ProfilingResult:
     """Profiles the jobs of a batch under every kind of device of the pool that it may use.
 
     key: id of the batch in the pool; its journal holds the batch itself, and the profiles that were measured before,
         which are used as they are.
+    caller: shows the progress.
 
     Raises InputError if the pool has no such devices.
     """
-    journal = Journal(database, batch=key)
+    journal, notice = Journal(database, batch=key), caller.view.notice
     failed: list[str] = []
     left: set[str] = set()
     measured: dict[str, ProfilingResult] = {}  # by this process
     while len(failed) < MAX_ATTEMPTS:
-        nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
+        nodes = one_of_each_kind(serving(batch, database, notice=notice), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
-        elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
+        elsewhere = {kind: _start(node.name, key, notice=notice) for kind, node in missing.items() if not is_here(node)}
         with _all_cancelled_on_error(elsewhere.values()):
-            gone = _measure_here(batch, journal, measured) if any(is_here(node) for node in missing.values()) else {}
+            has_own = any(is_here(node) for node in missing.values())
+            gone = _measure_here(batch, journal, measured, caller=caller) if has_own else {}
             waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
@@ -91,16 +94,18 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
         # A lost node does not mean an error of the batch, however often it happens, so it does not count as an attempt.
         left = {name for name, fault in faults.items() if name in gone or GONE in fault}
         failed += [name for name in faults if name not in left]
-        notices()(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
+        notices(notice)(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
     raise RuntimeError(f"the jobs could not be measured, {len(failed)} times, on {', '.join(sorted(set(failed)))}")
 
 
-def _measure_here(batch: Batch, journal: Journal, measured: dict[str, ProfilingResult]) -> dict[str, str]:
+def _measure_here(
+    batch: Batch, journal: Journal, measured: dict[str, ProfilingResult], *, caller: Caller
+) -> dict[str, str]:
     """Profiles the batch on this machine; returns the reason, by node, if it has left the pool.
 
     measured: gets the profiles, by kind of device.
     """
-    with open_node_context(batch, home=settings.home()) as node_context:
+    with open_node_context(batch, home=settings.home(), caller=caller) as node_context:
         if not node_context.is_pool_node:  # it was one a moment ago
             return {platform.node(): GONE}
         try:
@@ -168,7 +173,7 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
 
 def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
     """Profiles the batch on this node; returns the profiles, and stores them in its journal."""
-    show, node = current_view.get().notice, node_context.cluster.nodes[0]
+    show, node = node_context.caller.view.notice, node_context.cluster.nodes[0]
     kind = node_context.cluster.device_kind()
 
     def notice(text: str) -> None:
@@ -206,7 +211,7 @@ def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:
     return max(len(alike), len(own) + nodes.most_lent() if is_lent else 0, 1)
 
 
-def serving(batch: Batch, database: Database) -> list[NodeRecord]:
+def serving(batch: Batch, database: Database, *, notice: Notice) -> list[NodeRecord]:
     """Returns the nodes that the batch may use; waits for the first one.
 
     Raises InputError if there are nodes, but none with the devices that the batch requests.
@@ -224,7 +229,7 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
             there = ", ".join(f"{node.name} ({len(node.devices)} {node.devices[0].kind})" for node in nodes)
             raise InputError([f"the batch requests devices of kind {kind}; the pool has {there}"])
         if not reported:
-            current_view.get().notice(
+            notice(
                 "waiting for a first node of the pool: an engine such as Slurm lends it, or a person starts "
                 "`ringmaster pool worker`"
             )
@@ -243,10 +248,10 @@ def keeping_a_node(requests: Requests) -> Iterator[None]:
             requests.answer(number, status=RequestStatus.WITHDRAWN)
 
 
-def _start(node: str, key: str) -> FlowRun:
+def _start(node: str, key: str, *, notice: Notice) -> FlowRun:
     """Starts a flow run that profiles the batch on a node."""
     parameters: dict[str, Any] = {"node": node, "key": key}
-    current_view.get().notice(f"measuring on {node}")
+    notice(f"measuring on {node}")
     key = uuid.uuid4().hex  # a repeated request returns the same run
     run: Any = for_prefect(
         lambda: run_deployment(
@@ -255,7 +260,8 @@ def _start(node: str, key: str) -> FlowRun:
             work_queue_name=f"node-{node}",
             timeout=0,
             idempotency_key=key,
-        )
+        ),
+        notice,
     )
     flow_run: FlowRun = run
     return flow_run

@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -14,8 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
-from ringmaster.flows.interrupts import answers_shown_by
-from ringmaster.flows.output import announced_by, fitting_columns, print_lines, styled
+from ringmaster.flows.output import fitting_columns, print_lines, styled
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution import events
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
@@ -195,10 +193,6 @@ class View:
         """Shows an executor's event; it is a listener of the executor."""
 
 
-# The view is no parameter of the flows, as Prefect's UI shows the parameters of a flow in a form.
-current_view: ContextVar[View] = ContextVar("current_view", default=View())  # noqa: B039 - a View holds no state
-
-
 class ConsoleView(View):
     """Prints what matters on a console while something else runs: a thread, or a live table.
 
@@ -320,16 +314,9 @@ class LiveView(ConsoleView):
         return table
 
 
-@contextmanager
-def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
-    """Shows the progress of the enclosed work: a live table if the console is a terminal, lines elsewhere."""
-    make = LiveView if console.is_terminal else LinesView
-    with make(console, is_verbose=is_verbose) as view, answers_shown_by(view.say), announced_by(view.notice):
-        token = current_view.set(view)
-        try:
-            yield
-        finally:
-            current_view.reset(token)
+def view_on(console: Console, *, is_verbose: bool = False) -> ConsoleView:
+    """Returns a view of the progress of work: a live table if the console is a terminal, lines elsewhere."""
+    return (LiveView if console.is_terminal else LinesView)(console, is_verbose=is_verbose)
 
 
 def describe(event: events.ExecutionEvent) -> tuple[str, str]:

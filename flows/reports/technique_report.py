@@ -17,7 +17,6 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console, output_console, plain_table, print_lines, styled
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
@@ -93,7 +92,7 @@ def check_jobs(batch: Batch) -> None:
     Raises InputError with every fault.
     """
     # No shapes: the techniques are checked on the machine that will train the jobs.
-    _, faults = _preflights(batch, batch.jobs, notice=current_view.get().notice, shapes=())
+    _, faults = _preflights(batch, batch.jobs, notice=lambda _: None, shapes=())
     raise_faults([f"job {name}: {why}" for name, why in faults.items()])
 
 

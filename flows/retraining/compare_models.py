@@ -19,7 +19,6 @@ from ringmaster.errors import InputError, PromotionRefused, retry_may_help
 from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.approval import ask
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
@@ -235,7 +234,7 @@ def _child_in_place_of(
             policy,
             decision,
             judge=decisions,
-            notice=current_view.get().notice,
+            notice=run.caller.view.notice,
             train=partial(train_children, run, seed=seed) if run.production.entry.shrink else None,
             remedy="`shrink: true` in the file of models trains some",
         )
@@ -401,7 +400,7 @@ def _judged(
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in result:
         label = None if rival.champion_dir is None else CHAMPION
-        examined.record(run.ledger, rival.candidate, other=label, notice=current_view.get().notice)
+        examined.record(run.ledger, rival.candidate, other=label, notice=run.caller.view.notice)
     decision = decide_by(
         rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.model.min_gain
     )

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -13,9 +12,8 @@ from ringmaster.errors import InputError, RetrainingInProgress, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.flow_runs import current_flow_run
-from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.examine import open_move_log
-from ringmaster.flows.services.first_processes import RunServers
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device
@@ -32,9 +30,6 @@ from ringmaster.techniques.preflight import Preflight
 
 TAG = "ringmaster.retraining"
 """The tag of a registered model that specifies how it is retrained."""
-
-# The clock that determines the date of a run. Only tests and demonstrations replace it, so no flow has it as parameter.
-current_clock: ContextVar[Clock] = ContextVar("current_clock", default=time.time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +68,9 @@ class RetrainingRun:
         return self.node_context.ledger
 
     @property
-    def servers(self) -> RunServers:
-        """The servers that its batches use too."""
-        return RunServers(fork_server=self.node_context.server)
+    def caller(self) -> Caller:
+        """The caller of its batches, which use its fork server too."""
+        return replace(self.node_context.caller, fork_server=self.node_context.server)
 
     @property
     def deadline_s(self) -> float | None:
@@ -85,7 +80,7 @@ class RetrainingRun:
     @property
     def left_s(self) -> float | None:
         """The seconds until the deadline; None if it has none."""
-        return None if self.deadline_s is None else self.deadline_s - current_clock.get()()
+        return None if self.deadline_s is None else self.deadline_s - self.caller.clock()
 
     @property
     def is_late(self) -> bool:
@@ -96,7 +91,7 @@ class RetrainingRun:
         self, jobs: Sequence[Job], *, evaluated: Sequence[str]
     ) -> tuple[Mapping[str, Preflight], Mapping[str, str]]:
         """Returns preflights and faults by job name. evaluated: the jobs whose data is only evaluated on."""
-        context, notice = self.node_context, current_view.get().notice
+        context, notice = self.node_context, self.caller.view.notice
         if not jobs:
             return {}, {}
         return preflight_jobs(
@@ -139,7 +134,7 @@ class RetrainingRun:
 
 @contextmanager
 def open_run(
-    production: Production, *, run_date: str | None, force: Sequence[str], servers: RunServers | None = None
+    production: Production, *, run_date: str | None, force: Sequence[str], caller: Caller
 ) -> Iterator[RetrainingRun | RunRecord]:
     """Opens a retraining run, its slow resources in parallel; yields the record of one that does no work.
 
@@ -147,13 +142,13 @@ def open_run(
 
     run_date: date of the run; by default that of now, or of the schedule that started this flow run.
     force: models that are trained in any case.
-    servers: what the caller has started ahead.
+    caller: the caller of the flow, which may have started servers ahead.
 
     Raises InputError if another process holds such a run, or the date or a model's name is invalid.
     """
-    key = _date(production, run_date)
+    key = _date(production, run_date, clock=caller.clock)
     with ExitStack() as stack:
-        runs = stack.enter_context(_open_runs())
+        runs = stack.enter_context(_open_runs(caller.clock))
         _check_file(runs, production)
         if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
@@ -173,7 +168,7 @@ def open_run(
             folder=production.folder,
             text="",
         )
-        node_context = stack.enter_context(open_node_context(every_job, home=settings.home(), servers=servers))
+        node_context = stack.enter_context(open_node_context(every_job, home=settings.home(), caller=caller))
         if production.entry.registry:
             production = with_tagged(production, node_context.ledger.tagged(TAG))
         rounds = runs.rounds(production.name, key)
@@ -183,11 +178,11 @@ def open_run(
         names = _names_of_round(production, rounds, force)
         production = _of_this_round(production, names)
         for fault in production.broken.values():
-            current_view.get().notice(fault)
+            caller.view.notice(fault)
         new = f"{key}.{len(rounds) + 1:02d}" if rounds else key
         record = runs.begin(production.name, rounds[-1].run_date if is_resumed else new)
         if names is not None:
-            current_view.get().notice(f"run again, as {record.run_date}: {', '.join(sorted(names))}")
+            caller.view.notice(f"run again, as {record.run_date}: {', '.join(sorted(names))}")
         if "looked" in record.content and sorted(force) != record.content.get("forced", []):
             remedy = f"run it without --force first, with `--night {key}`"
             raise InputError(
@@ -214,11 +209,11 @@ def open_run(
 
 
 @contextmanager
-def _open_runs() -> Iterator[RetrainingRuns]:
+def _open_runs(clock: Clock) -> Iterator[RetrainingRuns]:
     """Yields the store of all retraining runs: that of the pool, or of this home."""
     address = settings.pool()
     with closing(Database(address.database if address else file_url(settings.home() / "nights.db"))) as database:
-        yield RetrainingRuns(database, clock=current_clock.get())
+        yield RetrainingRuns(database, clock=clock)
 
 
 def forget_run(production: Production, run_date: str) -> None:
@@ -226,7 +221,7 @@ def forget_run(production: Production, run_date: str) -> None:
 
     Raises InputError if there is no such run, or if another process holds a run of these models.
     """
-    with _open_runs() as runs, input_errors(RetrainingInProgress), runs.held(production.name, run_date):
+    with _open_runs(time.time) as runs, input_errors(RetrainingInProgress), runs.held(production.name, run_date):
         if not runs.rounds(production.name, run_date):
             dates = ", ".join(dict.fromkeys(record.run_date[:10] for record in runs.every(production.name)[-5:]))
             there = f"name one of them; the last are {dates}" if dates else "leave out --forget: there is none yet"
@@ -250,7 +245,7 @@ def _check_file(runs: RetrainingRuns, production: Production) -> None:
 
 def _answered(runs: RetrainingRuns, production: Production, key: str, *, is_forced: bool) -> RunRecord | None:
     """Returns the record of a run that does no work: it is over, a later one was begun, or it is late; else None."""
-    name, night, now_s = production.name, production.entry.night, current_clock.get()()
+    name, night, now_s = production.name, production.entry.night, runs.clock()
     rounds = runs.rounds(name, key)
     is_begun = bool(rounds) and not rounds[-1].is_over  # what it has trained is still to be compared
     if rounds and not (is_begun or is_forced or _left_of(rounds, production)):
@@ -272,14 +267,14 @@ def _is_scheduled() -> bool:
     return run is not None and run.auto_scheduled is True
 
 
-def _date(production: Production, given: str | None) -> str:
+def _date(production: Production, given: str | None, *, clock: Clock) -> str:
     """Returns the date of the run: the given one, else that of the schedule which started this flow run, else now's."""
     if given is not None:
         try:
             run_date = date.fromisoformat(given).isoformat()
         except ValueError:
             raise InputError([f"{given!r} is no date of a run. To fix: give its date, such as 2026-11-20"]) from None
-        now_s = current_clock.get()()
+        now_s = clock()
         if run_date > (last := production.entry.night.next_date(now_s)):
             raise InputError(
                 [
@@ -292,7 +287,7 @@ def _date(production: Production, given: str | None) -> str:
     if run is not None and run.auto_scheduled and run.expected_start_time is not None:
         # A run that starts late still has its scheduled date.
         return production.entry.night.run_date_of(run.expected_start_time.timestamp())
-    return production.entry.night.run_date_of(current_clock.get()())
+    return production.entry.night.run_date_of(clock())
 
 
 def _left_of(rounds: Sequence[RunRecord], production: Production) -> set[str]:

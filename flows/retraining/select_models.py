@@ -17,7 +17,6 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.batch.run_folder import with_models
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.shrinking import SMALLER
 from ringmaster.model_lineage import ModelRecord
@@ -332,9 +331,9 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
             environment=environment,
             cluster=context.cluster,
             known=context.known,
-            notice=current_view.get().notice,
+            notice=run.caller.view.notice,
             lend=context.lend,
-            failed=failure_reporter(),
+            failed=failure_reporter(run.caller.view),
             share=context.batch.profiling_share,
         )
     profiling_s = time.monotonic() - began_s

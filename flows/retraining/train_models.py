@@ -15,7 +15,6 @@ from ringmaster.flows.batch.flow_runs import result_of
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.follower import newest_run
-from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.train_batch import train_batch
@@ -48,7 +47,7 @@ def train_models(
         # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
         try:
             result = result_of(
-                partial(train_batch, batch, name=batch.name, resume=is_resumed, seed=seed, servers=run.servers)
+                partial(train_batch, batch, name=batch.name, resume=is_resumed, seed=seed, caller=run.caller)
             )
         except InputError as error:  # nothing was begun
             refused = error.__cause__.faults if isinstance(error.__cause__, UntrainableJobs) else {}
@@ -74,7 +73,7 @@ def train_children(run: RetrainingRun, batch: Batch, *, seed: int) -> None:
     can_resume = can_go_on(batch)
     if run.is_late and not can_resume:
         raise InputError(["no smaller model is trained, as the deadline of the run has passed"])
-    train = partial(train_batch, batch, name=batch.name, resume=can_resume, seed=seed, servers=run.servers)
+    train = partial(train_batch, batch, name=batch.name, resume=can_resume, seed=seed, caller=run.caller)
     result = result_of(train)
     if result.status == RetrainingStatus.INTERRUPTED:
         raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
@@ -109,7 +108,7 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
     bases = {job.name: job.base for job in batch.jobs if job.base is not None}
     gone = {name for name, base in bases.items() if unless_lost(run.ledger.resolve_model, base) is None}
     if gone:
-        current_view.get().notice(f"deleted from the registry meanwhile: {', '.join(sorted(gone))}")
+        run.caller.view.notice(f"deleted from the registry meanwhile: {', '.join(sorted(gone))}")
         run.save(gone=sorted(gone))
     return _without(batch, gone), False
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringmaster.compat.prefect import MIGRATIONS
 from ringmaster.errors import InputError
@@ -23,10 +23,7 @@ from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import exclusive_lock, fault_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
-
-if TYPE_CHECKING:
-    from ringmaster.tasks.profiling.preflight import PreflightAhead
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 LONGEST_STOP_S = 5
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
@@ -114,17 +111,3 @@ class ServerProcess:
     def environment(self) -> dict[str, str]:
         """Returns the environment variables that make Prefect's clients use the server."""
         return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user, **NO_PAGES}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunServers:
-    """The servers of a run without a pool that its caller has started ahead of the flow, and ends after it.
-
-    prefect: Prefect's server; None where the flow starts one, or another one is in use.
-    fork_server: forks the workers; None where the flow starts one.
-    preflight: the inspection of the batch's jobs in the fork server; None where it has not begun.
-    """
-
-    prefect: ServerProcess | None = None
-    fork_server: ForkServerClient | None = None
-    preflight: PreflightAhead | None = None

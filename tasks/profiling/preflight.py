@@ -114,11 +114,11 @@ def preflight_order(
 class PreflightAhead:
     """A preflight that runs in a thread while the run of its batch is still being opened.
 
-    notice: shows progress until the result is requested.
+    notice: shows progress until the result is requested; it can be replaced meanwhile.
     """
 
     def __init__(self, order: PreflightOrder, *, server: ForkServerClient, notice: Notice) -> None:
-        self._order, self._server, self._notice = order, server, notice
+        self._order, self._server, self.notice = order, server, notice
         self._result: tuple[dict[str, Preflight], dict[str, str]] | None = None
         self._thread = threading.Thread(target=self._run, name="preflight", daemon=True)
         self._thread.start()
@@ -129,7 +129,7 @@ class PreflightAhead:
         """Waits for the result of `order`; None where another one was carried out, or where that was not possible."""
         if order != self._order:
             return None
-        self._notice = notice
+        self.notice = notice
         self._thread.join()
         for job, why in (self._result or ({}, {}))[1].items():
             failed(job, why)
@@ -137,7 +137,7 @@ class PreflightAhead:
 
     def _run(self) -> None:
         with suppress(OSError, RuntimeError):  # whoever needs the result carries the order out, and gets the error
-            self._result = run_preflight(self._order, server=self._server, notice=lambda text: self._notice(text))
+            self._result = run_preflight(self._order, server=self._server, notice=lambda text: self.notice(text))
 
 
 def run_preflight(

@@ -103,7 +103,7 @@ class RetrainingRuns:
     """All retraining runs in `database`. clock: returns the time at which a run begins."""
 
     def __init__(self, database: Database, *, clock: Clock) -> None:
-        self._database, self._clock = database, clock
+        self._database, self.clock = database, clock
         database.write(lambda connection: METADATA.create_all(connection))
 
     def find(self, name: str, run_date: str) -> RunRecord | None:
@@ -131,7 +131,7 @@ class RetrainingRuns:
         """Returns the run, after beginning it if it was not begun yet."""
         if (known := self.find(name, run_date)) is not None:
             return known
-        record = RunRecord(name=name, run_date=run_date, began_s=self._clock())
+        record = RunRecord(name=name, run_date=run_date, began_s=self.clock())
         try:
             self._database.execute(insert(RUNS).values(**to_json(record)))
         except IntegrityError:  # a commit whose answer was lost is retried

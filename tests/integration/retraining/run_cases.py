@@ -31,10 +31,10 @@ class Died(Exception):
 class Case:
     """The models of one retraining file, by its name, and its retraining runs.
 
-    servers: the servers that the runs of all cases use.
+    caller: the caller of all runs, with the fork server that they use.
     """
 
-    servers: Any = None
+    caller: Any = None
 
     def __init__(
         self, folder: Path, name: str, *, models: tuple[str, ...] = ("a",), limits: str = "{}", more: str = ""
@@ -59,17 +59,10 @@ class Case:
         """Returns the result of one retraining run that starts at a given time, by default on its date."""
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
-        from ringmaster.flows.retraining.retraining_run import current_clock
 
         moment_s = datetime.fromisoformat(at or f"{run_date}T02:00").replace(tzinfo=UTC).timestamp()
-        token = current_clock.set(lambda: moment_s)
-        try:
-            file = str(self.folder / "retraining.yaml")
-            answer = result_of(
-                lambda: retrain_daily(file=file, night=run_date, force=list(force), servers=self.servers)
-            )
-        finally:
-            current_clock.reset(token)
+        file, caller = str(self.folder / "retraining.yaml"), replace(Case.caller, clock=lambda: moment_s)
+        answer = result_of(lambda: retrain_daily(file=file, night=run_date, force=list(force), caller=caller))
         return {**json.loads(json.dumps(answer, allow_nan=False)), "versions": self.versions()}
 
     def refused(self, run_date: str | None, **asked: Any) -> str:
@@ -254,7 +247,7 @@ def alike(folder: Path) -> Any:
 
     def train(name: str, job_name: str) -> Any:
         batch = Batch.of(name=name, jobs=[replace(job, name=job_name)], devices={"cpu": 1})
-        return result_of(lambda: train_batch(batch, name=name, servers=Case.servers))
+        return result_of(lambda: train_batch(batch, name=name, caller=Case.caller))
 
     train("alike", "a")
     answer, refused = case.run("2026-11-02"), ""
@@ -346,14 +339,14 @@ def shrunk(folder: Path) -> Any:
 def main(folder: Path) -> None:
     """Runs all cases with one fork server."""
     from ringmaster.flows import settings
-    from ringmaster.flows.services.first_processes import RunServers
+    from ringmaster.flows.caller import Caller
     from ringmaster.tasks.retraining import report
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     settings.embed(settings.home())
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
-        Case.servers = RunServers(fork_server=server)
+        Case.caller = Caller(fork_server=server)
         cases = (twice, cut_short, cut_sweep, half_way, deleted, short, apart, alike, held, swept, watched, shrunk)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))

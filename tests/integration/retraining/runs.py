@@ -74,13 +74,12 @@ class Nights:
     def run(self, run_date: str) -> None:
         """Performs the retraining run of the next day."""
         from ringmaster.flows.batch.flow_runs import result_of
+        from ringmaster.flows.caller import Caller
         from ringmaster.flows.retrain_daily import retrain_daily
-        from ringmaster.flows.retraining.retraining_run import current_clock
 
         day = datetime(2026, 11, 1, tzinfo=UTC) + timedelta(days=len(self.answers))
-        current_clock.set(day.timestamp)
-        file = str(self.folder / "retraining.yaml")
-        answer = result_of(lambda: retrain_daily(file=file, night=day.date().isoformat()))
+        file, caller = str(self.folder / "retraining.yaml"), Caller(clock=day.timestamp)
+        answer = result_of(lambda: retrain_daily(file=file, night=day.date().isoformat(), caller=caller))
         plain = json.loads(json.dumps(answer, allow_nan=False))
         records = self.ledger.models()
         versions = {f"{m.registered_name}/{m.version}": [m.kind, list(m.parents), m.model_id] for m in records}

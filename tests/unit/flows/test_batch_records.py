@@ -18,7 +18,8 @@ from ringmaster.flows.batch.result import (
     log_decision,
     report_refusals,
 )
-from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
+from ringmaster.flows.caller import Caller
+from ringmaster.flows.reports.progress import LinesView, LiveView, View
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import DeviceWait, JobEnded
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -44,11 +45,8 @@ def log(monkeypatch):
 
 @pytest.fixture
 def terminal():
-    """Returns a function that reads the terminal's output."""
-    console = Console(file=io.StringIO(), width=200)
-    token = current_view.set(LinesView(console))
-    yield console.file.getvalue
-    current_view.reset(token)
+    """A console in memory."""
+    return Console(file=io.StringIO(), width=200)
 
 
 def surveyed(name):
@@ -72,10 +70,10 @@ def test_a_metric_without_a_value_says_why(log):
 
 
 def test_a_job_that_fails_before_it_trains_is_told_once_and_at_once(log, terminal):
-    tell = failure_reporter(but=["done before"])
+    tell = failure_reporter(LinesView(terminal), but=["done before"])
     tell("a", WHY)
     assert log == [(logging.ERROR, f"a has failed: {WHY}")]
-    assert terminal() == f"a has failed: {WHY}\n"
+    assert terminal.file.getvalue() == f"a has failed: {WHY}\n"
     tell("a", WHY)  # profiling is retried
     tell("done before", WHY)
     assert len(log) == 1
@@ -89,15 +87,13 @@ def test_the_table_of_jobs_has_the_reason():
 
 def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_all(log, terminal):
     profiled = ProfilingResult(jobs=(job("a"),), preflights={"a": surveyed("a")}, profiles={"a": (profile(),)})
-    report_refusals(profiled)
+    report_refusals(profiled, view=LinesView(terminal))
     line = "left out: ddp on 1: needs two devices or more"
-    assert log == [(logging.INFO, line)] and terminal() == ""
+    assert log == [(logging.INFO, line)] and terminal.file.getvalue() == ""
     for make in (LinesView, LiveView):
         console = Console(file=io.StringIO(), width=200)
         with make(console, is_verbose=True) as view:
-            token = current_view.set(view)
-            report_refusals(profiled)
-            current_view.reset(token)
+            report_refusals(profiled, view=view)
         assert line in console.file.getvalue()
 
 
@@ -107,7 +103,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     journal.write_job("b", status=JobStatus.DONE)
     began, heard = [], []
     run = LocalRun(
-        SimpleNamespace(batch=batch, cluster=cluster(1)),
+        SimpleNamespace(batch=batch, cluster=cluster(1), caller=Caller()),
         journal,
         recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
         run_paths=SimpleNamespace(folder=tmp_path, cache_dir=tmp_path),
@@ -134,7 +130,7 @@ def test_a_recorder_that_an_executor_has_detached_has_lost_records(tmp_path):
         batch="nightly", status="done", plan={"makespan_s": 1.0}, objective="makespan", value=1.0, jobs=(), **figures
     )
     listener_faults = {recorder.listen: "the recorder stopped", journal.put: "the chart stopped"}
-    recorded = close_records(result, recorder=recorder, journal=journal, listener_faults=listener_faults)
+    recorded = close_records(result, recorder=recorder, journal=journal, listener_faults=listener_faults, view=View())
     assert recorded.faults == ("the recorder stopped",)
     assert journal.get("is_recorded") is False, "so that --resume records the rest"
     journal.close()

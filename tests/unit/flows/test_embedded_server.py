@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from ringmaster.errors import InputError, ServerStartError
 from ringmaster.flows.batch import flow_runs as module
 from ringmaster.flows.batch.flow_runs import LocalFlow, embedded_server, has_lasting_server
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.retrain_daily import retrain_daily
 from ringmaster.flows.services import first_processes
 from ringmaster.flows.services.first_processes import ServerProcess
@@ -48,7 +49,7 @@ def without_a_server(monkeypatch):
 @pytest.fixture
 def answering(monkeypatch, started, without_a_server):
     """Servers that answer at once; as `started`."""
-    monkeypatch.setattr(module, "_wait_until_it_answers", lambda url, process: None)
+    monkeypatch.setattr(module, "_wait_until_it_answers", lambda url, process, notice: None)
     return started
 
 
@@ -104,14 +105,15 @@ def test_a_password_that_the_user_has_set_is_kept(answering):
     assert options["env"]["PREFECT_SERVER_API_AUTH_STRING"] == AUTH
 
 
-def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch, capfd):
+def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch):
+    notices = []
     times = iter(range(0, 2000, 20))
     monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     process = SimpleNamespace(poll=lambda: None)
     with pytest.raises(ServerStartError, match=r"for 6.. s .last answer: .*refused.*busy"):
-        module._wait_until_it_answers(f"http://127.0.0.1:{free_port()}/api/health", process)
-    assert capfd.readouterr().err.count("it is waited for") > 3
+        module._wait_until_it_answers(f"http://127.0.0.1:{free_port()}/api/health", process, notices.append)
+    assert " ".join(notices).count("it is waited for") > 3
 
 
 def test_where_another_server_is_named_none_is_started(started, monkeypatch):
@@ -142,7 +144,7 @@ def test_a_local_flow_keeps_what_the_flow_has():
 
 def test_the_server_that_was_started_ahead_is_the_one_that_runs_use(answering, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    with embedded_server(first_processes.start_prefect()):
+    with embedded_server(Caller(prefect=first_processes.start_prefect())):
         api, _ = settings_now()
     ((command, _),) = answering
     assert api == f"http://127.0.0.1:{command[command.index('--port') + 1]}/api"

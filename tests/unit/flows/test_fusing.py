@@ -50,7 +50,7 @@ def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
         work_s=2.0,
         goals=goals,
     )
-    groups.report(journal)
+    groups.report(journal, notice=print)
     return groups
 
 

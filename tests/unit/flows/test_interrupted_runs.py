@@ -14,6 +14,7 @@ from ringmaster.flows.batch import local_run
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun, open_local_run
+from ringmaster.flows.caller import Caller
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.forecast import ForecastConditions
@@ -86,7 +87,7 @@ class Processes:
             monkeypatch.setattr(steps, name, lambda *_, **__: None)
 
     @contextmanager
-    def _node(self, batch, **_):
+    def _node(self, batch, *, caller, **_):
         node = SimpleNamespace(
             batch=batch,
             cluster=cluster(1),
@@ -94,6 +95,7 @@ class Processes:
             ledger=self.ledger,
             leases=Leases(),
             holder="batch nightly",
+            caller=caller,
             load=MachineLoad,
             conditions=lambda load: ForecastConditions(),
             with_models=lambda journal: node,
@@ -113,7 +115,7 @@ class Processes:
 
     def run(self, *, resume=False):
         """One process, from the first step to the last."""
-        with open_local_run(BATCH, RunOptions(resume=resume)) as run:
+        with open_local_run(BATCH, RunOptions(resume=resume), caller=Caller()) as run:
             profiles = steps.profile.fn(run)
             run.begin(profiles)
             plan = steps.make_plan.fn(run, profiles)

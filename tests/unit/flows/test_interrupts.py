@@ -17,12 +17,8 @@ from ringmaster.flows import interrupts
 from ringmaster.flows.interrupts import (
     STOPPING,
     Interrupts,
-    answered,
-    answers_shown_by,
     command,
     command_that_goes_on,
-    handled,
-    stopped_by_signals,
 )
 
 TIMEOUT_S = 60
@@ -46,11 +42,10 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """Asserts that the former signal handlers are restored and no interrupts are active."""
+    """Asserts that the former signal handlers are restored."""
     before = [signal.getsignal(number) for number in interrupts.SIGNALS]
     yield
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
-    assert interrupts.current() is None
 
 
 def press(number=signal.SIGINT):
@@ -60,7 +55,7 @@ def press(number=signal.SIGINT):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_before_anything_trains_it_ends_at_once(number, code):
     told = Told()
-    with pytest.raises(SystemExit) as end, answered(Interrupts(say=told)):
+    with pytest.raises(SystemExit) as end, Interrupts(say=told).answering():
         press(number)
         threading.Event().wait(TIMEOUT_S)
     assert end.value.code == code
@@ -70,9 +65,9 @@ def test_before_anything_trains_it_ends_at_once(number, code):
 def test_a_closed_terminal_stops_in_order_and_kills_nothing():
     code = (
         "import os, signal, sys, threading\n"
-        "from ringmaster.flows.interrupts import answered, Interrupts, stopped_by_signals\n"
-        "stopped = threading.Event()\n"
-        "with answered(Interrupts()), stopped_by_signals(stopped.set):\n"
+        "from ringmaster.flows.interrupts import Interrupts\n"
+        "stopped, signals = threading.Event(), Interrupts()\n"
+        "with signals.answering(), signals.stopping(stopped.set):\n"
         "    print('begun', flush=True)\n"
         "    assert stopped.wait(60)\n"
         "    os.kill(os.getpid(), signal.SIGHUP)  # the shell's, after the system's\n"
@@ -118,7 +113,7 @@ def test_a_signal_while_the_interpreter_ends_kills_without_a_traceback_and_leave
 def test_what_nohup_has_started_goes_on():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with answered(Interrupts(say=lambda line: pytest.fail(line))):
+        with Interrupts(say=lambda line: pytest.fail(line)).answering():
             press(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -129,7 +124,7 @@ def test_it_is_answered_while_the_main_thread_is_busy_elsewhere():
     told, interrupted = Told(), Interrupts()
     interrupted.say = told
     interrupted._act = lambda *_: told.wait(STOPPING)
-    with answered(interrupted):
+    with interrupted.answering():
         press()
     assert told.lines == [STOPPING]
 
@@ -140,7 +135,7 @@ def test_one_signal_in_a_flow_run_of_prefect_is_answered_once():
 
     told = Told()
     interrupted = Interrupts(say=told, kill=lambda: None, end=told)
-    with pytest.raises(SystemExit) as end, answered(interrupted), capture_sigterm(), handled():
+    with pytest.raises(SystemExit) as end, interrupted.answering(), capture_sigterm(), interrupted.handled():
         press(signal.SIGTERM)
         threading.Event().wait(TIMEOUT_S)
     assert end.value.code == 128 + signal.SIGTERM
@@ -150,7 +145,7 @@ def test_one_signal_in_a_flow_run_of_prefect_is_answered_once():
 def test_while_jobs_train_it_stops_them_in_order_and_raises_nothing():
     told, stopped = Told(), threading.Event()
     interrupted = Interrupts(say=told)
-    with answered(interrupted), stopped_by_signals(stopped.set):
+    with interrupted.answering(), interrupted.stopping(stopped.set):
         press()
         assert stopped.wait(TIMEOUT_S)
         told.wait(STOPPING)
@@ -166,7 +161,7 @@ def test_the_second_kills_all_that_was_started_and_says_how_to_go_on(capfd):
         ended.set()
 
     interrupted = Interrupts(go_on="ringmaster run f.yaml --resume", say=told, kill=killed.set, end=end)
-    with answered(interrupted), stopped_by_signals(lambda: stops.append(1)):
+    with interrupted.answering(), interrupted.stopping(lambda: stops.append(1)):
         press()
         told.wait(STOPPING)
         press()
@@ -176,19 +171,20 @@ def test_the_second_kills_all_that_was_started_and_says_how_to_go_on(capfd):
 
 
 def test_what_something_on_the_way_has_swallowed_ends_the_command_before_it_trains():
-    with pytest.raises(SystemExit), answered(Interrupts(say=Told())):
+    interrupted = Interrupts(say=Told())
+    with pytest.raises(SystemExit), interrupted.answering():
         try:
             press()
             threading.Event().wait(TIMEOUT_S)
         except SystemExit:  # as a destructor would
             pass
-        with stopped_by_signals(lambda: None):
+        with interrupted.stopping(lambda: None):
             pytest.fail("it has begun to train")
 
 
 def test_a_program_of_the_users_is_stopped_in_order_too(capfd):
     stopped = threading.Event()
-    with stopped_by_signals(stopped.set):
+    with Interrupts().stopping(stopped.set):
         press()
         assert stopped.wait(TIMEOUT_S)
     assert capfd.readouterr().err == f"{STOPPING}\n"
@@ -196,21 +192,21 @@ def test_a_program_of_the_users_is_stopped_in_order_too(capfd):
 
 def test_other_threads_leave_signals_alone():
     def work():
-        with answered(Interrupts()), stopped_by_signals(lambda: None):
-            seen.append(interrupts.current())
+        with interrupted.answering(), interrupted.stopping(lambda: None):
+            seen.append(interrupted.are_handled)
 
-    seen = []
+    seen, interrupted = [], Interrupts()
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [None]
+    assert seen == [False]
 
 
 def test_a_view_shows_the_answer_while_it_is_there():
     first, view = Told(), Told()
     interrupted = Interrupts(say=first)
-    with answers_shown_by(view), answered(interrupted), stopped_by_signals(lambda: None):
-        with answers_shown_by(view):
+    with interrupted.answering(), interrupted.stopping(lambda: None):
+        with interrupted.shown_by(view):
             press()
             view.wait(STOPPING)
         assert interrupted.say is first
@@ -235,17 +231,20 @@ def test_the_command_that_goes_on_is_the_same_with_all_its_options(given, goes_o
 
 
 def test_commands_that_serve_have_their_own_way_to_stop():
-    with command(["worker", "--name", "a"]):
-        assert interrupts.current() is None
+    with command(["worker", "--name", "a"]) as signals:
+        assert not signals.are_handled
 
 
 def test_a_command_that_came_to_its_end_all_the_same_has_its_own_exit_code(capfd):
     for code, expected in ((0, 0), (1, 130)):
-        with pytest.raises(SystemExit) as end, command(["run", "f.yaml"]), stopped_by_signals(stopped := lambda: None):
+        with (
+            pytest.raises(SystemExit) as end,
+            command(["run", "f.yaml"]) as signals,
+            signals.stopping(lambda: None),
+        ):
             press()
-            while interrupts.current().first_signal is None:
+            while signals.first_signal is None:
                 pass
-            assert stopped
             raise SystemExit(code)
         assert end.value.code == expected
     assert capfd.readouterr().err.splitlines()[-1] == "to go on: ringmaster run f.yaml --resume"

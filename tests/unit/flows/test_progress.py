@@ -1,12 +1,11 @@
 """What is shown of a running batch: a live table on a terminal, lines in a pipe. The clocks are fake."""
 
 import io
-import threading
 
 import pytest
 
-from ringmaster.flows.output import TextConsole, announce, working
-from ringmaster.flows.reports.progress import LINES_EVERY_S, BatchProgress, LinesView, LiveView, shown
+from ringmaster.flows.output import TextConsole, working
+from ringmaster.flows.reports.progress import LINES_EVERY_S, BatchProgress, LinesView, LiveView
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import (
     DeviceWait,
@@ -235,18 +234,9 @@ def test_more_jobs_than_lines_of_the_terminal_are_counted(clock):
 def test_what_goes_on_before_the_view_has_its_seconds(clock, monkeypatch):
     console = TextConsole(file=io.StringIO(), width=100, force_terminal=True)
     monkeypatch.setattr("ringmaster.flows.output.error_console", lambda: console)
-    with working("reading batch.yaml", clock=clock):
+    with working("reading batch.yaml", clock=clock) as say:
         clock.now_s = 4.0
-        announce("inspecting a")
+        say("inspecting a")
         clock.now_s = 7.0
     assert "inspecting a, 3 s" in console.file.getvalue()  # the last picture
     assert "\ninspecting a" not in console.file.getvalue()  # no line besides the spinner
-
-
-def test_announcements_of_other_threads_are_the_activity_of_the_view(clock):
-    console = TextConsole(file=io.StringIO(), width=100, force_terminal=False)
-    with shown(console):
-        thread = threading.Thread(target=announce, args=("inspecting b",))
-        thread.start()
-        thread.join()
-    assert console.file.getvalue() == "inspecting b\n"

@@ -8,6 +8,7 @@ import pytest
 
 from ringmaster.flows.batch import local_run
 from ringmaster.flows.batch.local_run import LocalRun
+from ringmaster.flows.caller import Caller
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -41,8 +42,9 @@ class Runs:
         )
 
     def profiled(self, *, sweep_scheduler=None):
+        resources = dict.fromkeys(("environment", "known", "lend"))
         node_context = SimpleNamespace(
-            batch=self.batch, cluster=cluster(1), environment=None, known=None, lend=None, load=MachineLoad
+            batch=self.batch, cluster=cluster(1), load=MachineLoad, caller=Caller(), **resources
         )
         run_paths = SimpleNamespace(folder=self.batch.folder, cache_dir=None)
         run = LocalRun(

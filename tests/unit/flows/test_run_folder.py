@@ -19,7 +19,6 @@ from ringmaster.flows.batch.run_folder import (
     plain_models,
     share_models,
 )
-from ringmaster.flows.reports.progress import View
 from ringmaster.flows.run_order import stamped_folder
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.references import FileReference
@@ -148,8 +147,7 @@ def test_weights_of_runs_stay_plain_unless_a_setting_says_that_the_store_alone_h
     if num_plain is not None:
         monkeypatch.setenv("RINGMASTER_PLAIN_RUNS", num_plain)
     said = []
-    monkeypatch.setattr(View, "say", lambda view, text: said.append(text))
-    share_models(models["2"].parents[1], home=tmp_path)
+    share_models(models["2"].parents[1], home=tmp_path, say=said.append)
     assert {name for name, model in models.items() if (model / "model.safetensors").exists()} == kept
     assert {name: model.stat().st_ino for name, model in models.items()} == before
     for name, model in models.items():
@@ -166,7 +164,7 @@ def test_weights_of_runs_stay_plain_unless_a_setting_says_that_the_store_alone_h
 def test_a_number_of_plain_runs_that_is_none_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("RINGMASTER_PLAIN_RUNS", "few")
     with pytest.raises(InputError, match="RINGMASTER_PLAIN_RUNS=few must be a number of runs"):
-        share_models(tmp_path / "run", home=tmp_path)
+        share_models(tmp_path / "run", home=tmp_path, say=print)
 
 
 def test_a_run_of_a_pool_is_shared_too_though_the_pool_is_down(tmp_path):

@@ -47,6 +47,6 @@ def test_a_server_that_refuses_is_not():
 
 def test_without_a_pool_whoever_asked_is_told_at_once(monkeypatch):
     monkeypatch.setattr(settings, "pool", lambda: None)
-    assert for_mlflow() is None
+    assert for_mlflow(print) is None
     with pytest.raises(httpx.ConnectError):
         for_prefect(Server(httpx.ConnectError("refused")))

@@ -388,6 +388,44 @@ def test_no_module_bears_a_name_of_the_standard_library():
     assert not bad, f"{bad} bear names of the standard library: a script in the same folder would import them instead"
 
 
+def _mutable_state(source: str) -> list[int]:
+    """Returns the lines of a module with a `global` statement, a context variable, or a variable that starts empty."""
+    tree = ast.parse(source)
+    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    for node in tree.body:
+        value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+        is_empty = isinstance(value, (ast.List, ast.Dict)) and ast.unparse(value) in ("[]", "{}")
+        is_context = isinstance(value, ast.Call) and ast.unparse(value.func).endswith("ContextVar")
+        target = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]) if value else ""
+        is_none = isinstance(value, ast.Constant) and value.value is None and not target.isupper()
+        if is_empty or is_context or is_none:
+            lines.append(node.lineno)
+    return lines
+
+
+def test_flows_and_stages_keep_no_state_on_modules():
+    found = [
+        f"{file}:{line}"
+        for file in modules(ROOT, ("flows", "tasks"))
+        for line in _mutable_state((ROOT / file).read_text())
+    ]
+    assert found == [], "pass an object, such as the `Caller` of a flow"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "_runs: dict[str, int] = {}",
+        "_views = []",
+        "_server: Server | None = None",
+        "view: ContextVar[View] = ContextVar('view')",
+        "def start():\n    global server\n    server = 1",
+    ],
+)
+def test_state_on_a_module_is_found(source: str):
+    assert len(_mutable_state(source)) == 1
+
+
 def test_no_file_is_called_utils():
     bad = [str(file) for file in modules(ROOT, FOLDERS) if file.name == "utils.py"]
     assert not bad, f"{bad}: name a module after what it holds"

@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import StateType
 from ringmaster.errors import InputError, RetrainingFailed
 from ringmaster.flows import retrain_daily
 from ringmaster.flows.batch.flow_runs import ended
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.retraining import retraining_run
 from ringmaster.tasks.retraining.production import Production, ProductionEntry, RetrainingEntry, load_production
@@ -34,9 +35,7 @@ def production(tmp_path):
 
 @pytest.fixture
 def clock():
-    token = retraining_run.current_clock.set(lambda: at("2026-11-21T03:00").timestamp())
-    yield
-    retraining_run.current_clock.reset(token)
+    return lambda: at("2026-11-21T03:00").timestamp()
 
 
 def at(text):
@@ -49,26 +48,26 @@ def started_by(monkeypatch, *, auto_scheduled):
 
 
 def test_a_night_that_is_named_is_meant(production, clock):
-    assert retraining_run._date(production, "2026-11-05") == "2026-11-05"
+    assert retraining_run._date(production, "2026-11-05", clock=clock) == "2026-11-05"
     with pytest.raises(InputError, match="give its date, such as"):
-        retraining_run._date(production, "last night")
+        retraining_run._date(production, "last night", clock=clock)
 
 
 def test_the_night_of_now_is_meant_otherwise(production, clock, monkeypatch):
-    assert retraining_run._date(production, None) == "2026-11-21"
+    assert retraining_run._date(production, None, clock=clock) == "2026-11-21"
     started_by(monkeypatch, auto_scheduled=False)
-    assert retraining_run._date(production, None) == "2026-11-21"
+    assert retraining_run._date(production, None, clock=clock) == "2026-11-21"
 
 
 def test_a_run_of_the_schedule_that_comes_late_is_of_its_own_night(production, clock, monkeypatch):
     started_by(monkeypatch, auto_scheduled=True)
-    assert retraining_run._date(production, None) == "2026-11-20"
+    assert retraining_run._date(production, None, clock=clock) == "2026-11-20"
 
 
 @pytest.fixture
-def runs(tmp_path):
+def runs(tmp_path, clock):
     database = Database(file_url(tmp_path / "nights.db"), synced=False)
-    yield RetrainingRuns(database, clock=lambda: 0.0)
+    yield RetrainingRuns(database, clock=clock)
     database.close()
 
 
@@ -122,7 +121,7 @@ def test_a_date_of_which_nothing_failed_is_not_run_again_for_a_new_model(product
 @pytest.mark.parametrize(("night", "is_refused"), [("2026-11-22", False), ("2026-11-23", True), ("2062-11-30", True)])
 def test_a_date_after_that_of_the_next_start_is_refused(production, clock, night, is_refused):
     with pytest.raises(InputError, match="later than the next one, 2026-11-22") if is_refused else nullcontext():
-        assert retraining_run._date(production, night) == night
+        assert retraining_run._date(production, night, clock=clock) == night
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_a_run_that_a_wrong_clock_began_is_named_and_can_be_forgotten(
     runs.begin("shop", begun)
     runs.begin("other", begun)
     answered = retraining_run._answered(runs, production, "2026-11-21", is_forced=is_forced)
-    answer = retrain_daily._known(answered)
+    answer = retrain_daily._known(answered, print)
     assert (answered.status, exit_code(answer)) == (status, 1)
     if status == RetrainingStatus.AHEAD:
         assert answer["status"] == "failed"
@@ -242,7 +241,7 @@ def test_a_run_by_hand_after_its_deadline_is_not_begun(
     production, clock, tmp_path, monkeypatch, deadline, auto_scheduled, content
 ):
     database = Database(file_url(tmp_path / "nights.db"), synced=False)
-    runs = RetrainingRuns(database, clock=lambda: 0.0)
+    runs = RetrainingRuns(database, clock=clock)
     night = RetrainingEntry(starts="02:00", deadline=deadline)
     production = replace(production, entry=ProductionEntry(name="shop", night=night))
     started_by(monkeypatch, auto_scheduled=auto_scheduled)
@@ -251,7 +250,7 @@ def test_a_run_by_hand_after_its_deadline_is_not_begun(
     answered = retraining_run._answered(runs, production, "2026-11-21", is_forced=False)
     if deadline == "02:30" and not auto_scheduled and content is None:
         assert answered.status == RetrainingStatus.LATE
-        said = retrain_daily._known(answered)
+        said = retrain_daily._known(answered, print)
         assert said["status"] == "failed"
         assert "its deadline, 2026-11-21 02:30 UTC, has passed" in said["report"]
         assert "`--night 2026-11-22`" in said["report"]
@@ -278,6 +277,6 @@ def test_what_another_process_has_ended_while_this_one_came_to_hold_it_is_not_do
         yield
 
     monkeypatch.setattr(RetrainingRuns, "held", held)
-    with retraining_run.open_run(production, run_date="2026-11-20", force=()) as answered:
+    with retraining_run.open_run(production, run_date="2026-11-20", force=(), caller=Caller()) as answered:
         assert (answered.run_date, answered.status) == ("2026-11-20", status)
     database.close()

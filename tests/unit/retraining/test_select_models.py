@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining import select_models
 from ringmaster.flows.retraining.select_models import InspectedModel
 from ringmaster.tasks.cluster import Cluster, Device, Node
@@ -80,6 +81,7 @@ def chosen(monkeypatch):
             lend=None,
         )
         run = SimpleNamespace(
+            caller=Caller(),
             production=production,
             node_context=bench,
             ledger=FakeLedger([]),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.errors import InputError, UntrainableJobs
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining import compare_models, train_models
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, _plain, _read
 from ringmaster.model_lineage import Origin
@@ -76,7 +77,7 @@ def run(monkeypatch):
     production = SimpleNamespace(policy=None)
     return SimpleNamespace(
         content=content, ledger=ledger, standings=standings, save=lambda **said: content.update(said),
-        batch=batch, check=check, production=production, servers=None,
+        batch=batch, check=check, production=production, caller=Caller(),
     )  # fmt: skip
 
 
@@ -163,11 +164,11 @@ def test_smaller_children_are_trained_after_the_deadline_only_where_they_were_be
         devices=None, folder=tmp_path, entry=SimpleNamespace(night=SimpleNamespace(price_per_device_hour=1.0))
     )
     run = SimpleNamespace(
-        is_late=True, servers=None, production=production, content=content, save=lambda **more: content.update(more)
+        is_late=True, caller=Caller(), production=production, content=content, save=lambda **more: content.update(more)
     )
     batch, trained = Batch(name="smaller", jobs=(job("a"),), folder=Path("elsewhere"), text=""), []
 
-    def train_batch(batch, *, name, resume, seed, servers):
+    def train_batch(batch, *, name, resume, seed, caller):
         trained.append((batch, resume))
         return SimpleNamespace(status="done", to_json=dict)
 

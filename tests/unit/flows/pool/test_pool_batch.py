@@ -14,16 +14,17 @@ from prefect.exceptions import TerminationSignal
 
 from ringmaster.compat.prefect import STARTED_RUN
 from ringmaster.errors import BatchCancelled, InputError
-from ringmaster.flows import interrupts
 from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import batch_run
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, runs_fact
 from ringmaster.flows.batch.run_folder import exclusive_lock
+from ringmaster.flows.caller import Caller
+from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
-from ringmaster.flows.reports.progress import View, current_view
+from ringmaster.flows.reports.progress import View
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import mlflow_calls
 from ringmaster.tasks.batch import Batch
@@ -92,7 +93,7 @@ class Bench:
         self.num_measured = 0
         self.faults = {}
 
-    def profile(self, batch, *, key, database):
+    def profile(self, batch, *, key, database, caller):
         self.num_measured += 1
         data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
         preflights = {
@@ -108,11 +109,12 @@ class Bench:
         """Opens the ledger as `Ledger` does: with `waiting`, calls are retried while MLflow is unavailable."""
         return self.ledger if waiting is None else Patient(self.ledger, waiting)
 
-    def train(self, batch=BATCH, *, resume=False, **options):
+    def train(self, batch=BATCH, *, resume=False, view=None, signals=None, **options):
         with open_pooled_run(
             batch,
             self.address,
             RunOptions(resume=resume),
+            caller=Caller(view=view or View(), interrupts=signals or Interrupts()),
             profile=self.profile,
             open_ledger=self.open_ledger,
             shown=lambda run, submission: [],
@@ -214,10 +216,8 @@ def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monke
             raise Killed
 
     with played(bench.database) as executor:
-        token = current_view.set(Mortal())
         with pytest.raises(Killed):
-            bench.train()
-        current_view.reset(token)
+            bench.train(view=Mortal())
         result = bench.train()
         assert executor.num_trained == {"a": 1, "b": 1}
     assert (result.status, bench.num_measured, len(bench.ids())) == ("done", 1, 1)
@@ -238,10 +238,8 @@ def test_a_view_that_fails_is_told_and_costs_the_batch_nothing(bench, caplog):
         def say(self, text):
             said.append(text)
 
-    token = current_view.set(Broken())
     with played(bench.database):
-        result = bench.train()
-    current_view.reset(token)
+        result = bench.train(view=Broken())
     assert (result.status, result.faults, result.exit_code) == ("done", (), 0)
     assert said == ["the view of the progress stopped on an error: KeyError: '/top5'; the log has the traceback"]
     assert caplog.text.count("KeyError: '/top5'") == 1
@@ -364,10 +362,8 @@ def test_an_mlflow_that_is_away_at_the_start_is_waited_for(bench):
         def notice(self, text):
             notices.append(text)
 
-    token = current_view.set(Seen())
     with played(bench.database):
-        result = bench.train()
-    current_view.reset(token)
+        result = bench.train(view=Seen())
     assert (result.status, result.faults, bench.num_measured) == ("done", (), 1)
     away, back = [text for text in notices if "MLflow" in text]
     assert away.startswith("MLflow is away: what needs it waits. ") and back == "MLflow is back"
@@ -400,11 +396,7 @@ def test_ctrl_c_cancels_the_batch(bench):
                     is_sent.set()
                     os.kill(os.getpid(), signal.SIGINT)
 
-        token = current_view.set(Impatient())
-        try:
-            result = bench.train()
-        finally:
-            current_view.reset(token)
+        result = bench.train(view=Impatient())
     assert (result.status, set(bench.statuses().values())) == ("cancelled", {JobStatus.CANCELLED})
     assert bench.ledger.statuses["run of nightly"] == "KILLED"
     assert signal.getsignal(signal.SIGINT) is before
@@ -421,10 +413,8 @@ def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench
 
     with played(bench.database) as executor:
         executor.held_back = {"a", "b"}
-        token = current_view.set(Ended())
         with pytest.raises(TerminationSignal):
-            bench.train()
-        current_view.reset(token)
+            bench.train(view=Ended())
         assert set(bench.statuses().values()) == {JobStatus.WAITING}
         executor.held_back = set()
         assert bench.train().status == "done"
@@ -493,7 +483,7 @@ def of_command(monkeypatch):
 
 @pytest.mark.parametrize("is_on_page", [False, True])
 def test_a_command_that_measures_a_batch_is_stopped_where_the_batch_is_cancelled(bench, of_command, is_on_page):
-    def measure(batch, *, key, database):
+    def measure(batch, *, key, database, caller):
         assert unsubmitted(database) == {key: "nightly"}
         if is_on_page:
             of_command.add("run-9")
@@ -502,10 +492,11 @@ def test_a_command_that_measures_a_batch_is_stopped_where_the_batch_is_cancelled
         threading.Event().wait(20)
 
     bench.profile = measure
-    with interrupts.answered(interrupts.Interrupts(say=lambda line: None)):
+    signals = Interrupts(say=lambda line: None)
+    with signals.answering():
         with pytest.raises(BatchCancelled, match="batch nightly was cancelled before its jobs were planned"):
-            bench.train()
-        assert interrupts.current().first_signal is None, "the command exits with 1, as nobody has interrupted it"
+            bench.train(signals=signals)
+        assert signals.first_signal is None, "the command exits with 1, as nobody has interrupted it"
     assert bench.ids() == []
     assert pending(bench.database) == []
 

@@ -13,6 +13,7 @@ from prefect.states import Completed, Crashed, Running, Scheduled
 
 from ringmaster.codec import to_json
 from ringmaster.errors import DevicesBusy, InputError, NodeUnavailable
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool import profiling
 from ringmaster.flows.pool.own_node import healthy, lent
 from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
@@ -120,7 +121,7 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
     journal = Journal(database, batch="nightly-1")
     started = []
 
-    def start(name, key):
+    def start(name, key, *, notice):
         started.append(name)
         if len(started) > 1:
             journal.put("profiled:A100", to_json(MEASURED))
@@ -128,10 +129,10 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
 
     monkeypatch.setattr(profiling, "_start", start)
     monkeypatch.setattr(profiling, "_wait", lambda run, *_: "Crashed: it is broken" if len(started) == 1 else "")
-    profiled = profile_on_pool(BATCH, key="nightly-1", database=database)
+    profiled = profile_on_pool(BATCH, key="nightly-1", database=database, caller=Caller())
     assert sorted(started) == ["n1", "n2"]
     assert profiled.profiles["a"] == (profile(),)
-    profile_on_pool(BATCH, key="nightly-1", database=database)  # reuses the measurements
+    profile_on_pool(BATCH, key="nightly-1", database=database, caller=Caller())  # reuses the measurements
     assert len(started) == 2
 
 
@@ -143,9 +144,11 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
     notices = []
 
     @contextmanager
-    def open_node_context(batch, *, home):
+    def open_node_context(batch, *, home, caller):
         cluster = Cluster(nodes=(healthy(node("n1")),))
-        yield SimpleNamespace(is_pool_node=True, cluster=cluster, batch=BATCH, environment=None, known=None, lend=None)
+        yield SimpleNamespace(
+            is_pool_node=True, cluster=cluster, batch=BATCH, environment=None, known=None, lend=None, caller=caller
+        )
 
     def measure(jobs, **_):
         if refused:
@@ -154,8 +157,8 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
 
     monkeypatch.setattr(profiling, "open_node_context", open_node_context)
     monkeypatch.setattr(profiling, "profile_task", measure)
-    monkeypatch.setattr(profiling, "notices", lambda: notices.append)
-    assert profile_on_pool(BATCH, key="nightly-1", database=database).num_trials == MEASURED.num_trials
+    monkeypatch.setattr(profiling, "notices", lambda notice: notices.append)
+    assert profile_on_pool(BATCH, key="nightly-1", database=database, caller=Caller()).num_trials == MEASURED.num_trials
     assert notices == ["not measured: n1: the devices of n1 cannot be had"] * 5
 
 
@@ -225,7 +228,7 @@ def test_a_node_that_leaves_is_avoided_and_counts_as_no_failure(database, monkey
     journal = Journal(database, batch="nightly-1")
     started = []
 
-    def start(name, key):
+    def start(name, key, *, notice):
         started.append(name)
         return name
 
@@ -237,7 +240,7 @@ def test_a_node_that_leaves_is_avoided_and_counts_as_no_failure(database, monkey
 
     monkeypatch.setattr(profiling, "_start", start)
     monkeypatch.setattr(profiling, "_wait", wait)
-    assert profile_on_pool(BATCH, key="nightly-1", database=database).num_trials == MEASURED.num_trials
+    assert profile_on_pool(BATCH, key="nightly-1", database=database, caller=Caller()).num_trials == MEASURED.num_trials
     assert all(one != other for one, other in itertools.pairwise(started)), "one that leaves is avoided"
 
 
@@ -260,7 +263,7 @@ def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatc
 
     monkeypatch.setattr(profiling, "profile_task", measure)
     cluster = Cluster(nodes=(healthy(node("n0")),))
-    context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=None, known=None, lend=None)
+    context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=None, known=None, lend=None, caller=Caller())
     profiling._measure(context, Journal(database, batch="nightly-1"))
     assert found == [num_nodes]
 
@@ -269,4 +272,4 @@ def test_a_batch_for_devices_that_the_pool_lacks_is_refused(database):
     NodeRegistry(database).register(node("n1"))
     batch = replace(BATCH, devices={"cpu": 2})
     with pytest.raises(InputError, match=r"devices of kind cpu; the pool has n1 \(2 gpu\)"):
-        profile_on_pool(batch, key="nightly-1", database=database)
+        profile_on_pool(batch, key="nightly-1", database=database, caller=Caller())
