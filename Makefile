@@ -248,5 +248,5 @@ release-check: $(READY) dist  ## Check dist/: a second build, the bill of materi
 	DIST=$(CURDIR)/dist $(BIN)/python -m pytest -m full tests/integration/releases/test_distributions.py
 
 clean:  ## Remove the environment and the caches; what was trained stays in .ringmaster
-	rm -rf .venv .venv-bench .venv-build .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build site src/*.egg-info
+	rm -rf .venv .venv-bench .venv-build .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -154,6 +154,18 @@ def test_images_of_others_are_named_by_their_digests():
     assert [image for image in of_others if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
 
 
+def test_what_may_sign_and_upload_a_release_runs_none_of_our_code_and_comes_after_the_check():
+    """Code that could be changed by a dependency, or by what it builds, never runs with these rights."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    trusted = {name for name, job in jobs.items() if "write" in job["permissions"].values()}
+    assert trusted == {"attest", "publish"}
+    for name in trusted:
+        assert [step for step in jobs[name]["steps"] if "run" in step or "checkout" in step["uses"]] == [], name
+    assert [jobs[name]["needs"] for name in ("check", "attest", "publish")] == ["build", "check", "attest"]
+    assert "actions/cache" not in str(jobs)
+    assert "./.github/actions" not in str(jobs), "it keeps a cache"
+
+
 def ci(folder: Path, *, failing: str = "") -> tuple[subprocess.CompletedProcess[str], str]:
     """Runs `.ci/run` with a fake `make` that only logs its targets, and fails at one of them."""
     told = folder / "told"
