@@ -20,7 +20,7 @@ FEATURES = "src/ringmaster/features"
 PATTERNS: Mapping[str, str] = {
     "fused_groups": r"training\.fused|FusedGroup|shared_base|SharedBase|fused.groups?\b|planning\.fusion"
     r"|group_layouts|group_search",
-    "external_trainers": r"model\.command|\bhas_command\(job|[\"']command[\"']\)|techniques\.(?:external|command)"
+    "external_trainers": r"model\.command|\bis_black_box\(job|[\"']command[\"']\)|techniques\.(?:external|command)"
     r"|(?:model|spec)\.adopt\b|[\"']adopt[\"']|a command's (?:model|own)|words of a command|external_trainers",
     "quotas": r"(?i)quota",
     "exact": r"is_exact|\.exact\b|exact_chunk|exact_sums|why_not_exact|[\"']exact[\"']",

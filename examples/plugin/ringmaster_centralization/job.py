@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job_parts import Description, JobPart, has_command
+from ringmaster.techniques.job_parts import Description, JobPart, is_black_box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,10 @@ class Centralization(JobPart):
 
     @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:
-        """Yields a fault where a command trains the job."""
+        """Yields a fault where Ringmaster does not train the job itself."""
         problem, remedy = "is for jobs that Ringmaster trains, not for commands", "leave it out"
         yield from findings_where(
-            (job.get("centralize_gradients") and has_command(job), ("centralize_gradients",), problem, remedy)
+            (job.get("centralize_gradients") and is_black_box(job), ("centralize_gradients",), problem, remedy)
         )
 
 

@@ -7,7 +7,8 @@ A feature's package has any of these modules, and the core imports those of the 
     batch       what it does with batch files: entries, further jobs, rules between jobs
                 (`ringmaster.tasks.batch.file_parts`)
     execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), parts of an executor
-                (`ringmaster.tasks.execution.batch_parts`), and requests (`ringmaster.tasks.control.request_handler`)
+                (`ringmaster.tasks.execution.batch_parts`), what steers a batch (`ringmaster.tasks.execution.steering`),
+                and requests about running jobs (`ringmaster.tasks.control.request_handler`)
     commands    its commands, which join the command line (`ringmaster.flows.cli`)
     pages       what it adds to the records of jobs and models (`ringmaster.tasks.recording.report_parts`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)

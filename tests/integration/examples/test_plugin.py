@@ -1,9 +1,15 @@
-"""The feature in `examples/plugin`, installed as a distribution, has its key, its rules, and its part in training."""
+"""The feature in `examples/plugin`, installed as a distribution: its key, rules, parts in training and records."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import yaml
+from mlflow import MlflowClient
+
+from ringmaster.model_lineage.sqlite_files import sqlite_url
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -13,6 +19,7 @@ import pytest
 from ringmaster.codec import from_json, set_fields, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import json_schema, load_batch, parse_batch
+from ringmaster.tasks.recording.report_parts import report_parts
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.training.parts import part_classes
 
@@ -26,12 +33,13 @@ assert "centralize_gradients" in json_schema()["$defs"]["JobEntry"]["properties"
 assert part.why_not(registry.load(registry.BUILTIN["single"])) is None
 assert "whole matrices" in part.why_not(registry.load(registry.BUILTIN["zero2"]))
 assert [each.__name__ for each in part_classes()][-1] == "CentralizationPart"
+assert [type(each).__name__ for each in report_parts()][-1] == "CentralizationReport"
 with pytest.raises(BatchFileError, match=r"centralize_gradients: must be true or false"):
     parse_batch(file.read_text().replace("gradients: true", "gradients: 3"), folder=file.parent, name="batch.yaml")
 """
 
 
-def test_an_installed_feature_is_part_of_jobs_files_and_training(tmp_path):
+def test_an_installed_feature_is_part_of_jobs_files_training_and_records(tmp_path):
     plugin, folder = ROOT / "examples" / "plugin", tmp_path / "installed"
     # Its build writes into the folder of its sources.
     source = tmp_path / "plugin"
@@ -45,3 +53,19 @@ def test_an_installed_feature_is_part_of_jobs_files_and_training(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     program = [sys.executable, "-c", PROGRAM, str(source / "batch.yaml")]
     subprocess.run(program, check=True, env=environment, cwd=tmp_path)
+
+    jobs = yaml.safe_load((source / "batch.yaml").read_text())["jobs"]
+    plain = {key: value for key, value in jobs[0].items() if key != "centralize_gradients"} | {"name": "plain"}
+    (source / "both.yaml").write_text(yaml.safe_dump({"jobs": [*jobs, plain], "devices": {"cpu": 1}}))
+    home = tmp_path / "home"
+    run = [sys.executable, "-m", "ringmaster.flows.entry", "run", str(source / "both.yaml"), "--json"]
+    told = subprocess.run(run, check=True, env=environment | {"RINGMASTER_HOME": str(home)}, capture_output=True)
+    result = {job["name"]: job for job in json.loads(told.stdout)["jobs"]}
+    client = MlflowClient(sqlite_url(home / "mlflow.db"))
+    pages = {
+        name: client.get_model_version(*job["model_uri"].split("/")[1:]).description for name, job in result.items()
+    }
+    line = "Its gradients were centralized"
+    assert line in pages["centralized"] and line not in pages["plain"]
+    weights = {Path(job["model_dir"], "model.safetensors").read_bytes() for job in result.values()}
+    assert len(weights) == 2, "the part has changed the training"

@@ -278,6 +278,22 @@ def test_no_module_of_the_packages_names_a_feature():
     assert [f"{i.file}:{i.line} {i.module}" for i in imports_here() if names_a_feature(i)] == []
 
 
+def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported_and_their_lists():
+    of_packages = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    texts = [file.read_text() for file in (*of_packages, *(ROOT / FEATURES).glob("*/*.py"))]
+    kinds = set(re.findall(r"""\bmodules\("(\w+)\"""", "\n".join(texts)))
+    assert len(kinds) > 5
+    overview = (ROOT / FEATURES / "__init__.py").read_text()
+    assert set(re.findall(r"^    (\w+)  +\w", overview.split('"""')[1], re.MULTILINE)) == kinds
+    (row,) = [line for line in (ROOT / "docs" / "architecture.md").read_text().splitlines() if f"`{FEATURES}/`" in line]
+    assert set(re.findall(r"`(\w+)\.py`", row)) == kinds
+    guide = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a feature")[2].partition("\n## ")[0]
+    table = "\n".join(line for line in guide.splitlines() if line.startswith("|"))
+    assert set(re.findall(r"^\| `(\w+)\.py`", table, re.MULTILINE)) == kinds
+    for name in re.findall(r"`([A-Z]+_?[A-Z]*)`", table):
+        assert any(re.search(rf"^{name} = ", text, re.MULTILINE) for text in texts), f"no feature lists {name}"
+
+
 @pytest.mark.parametrize(
     ("file", "source"),
     [
