@@ -35,7 +35,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-lineage demo-retrieval demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
+.PHONY: help demo demo-lineage demo-retrieval demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports check-workflows check-secrets audit format bench \
 	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-target bench-adapters code-size environment lock dist release-check clean
 
 help:  ## Say what can be made
@@ -115,7 +115,7 @@ endef
 	$(call resolved,.venv-lowest,lowest-direct)
 	@touch $@
 
-lint: check-style check-format check-types check-imports docs  ## Check style, format, types, who imports whom, and the documentation
+lint: check-style check-format check-types check-imports check-workflows docs  ## Check style, format, types, who imports whom, workflows, and the documentation
 
 check-style: $(READY)
 	$(BIN)/ruff check .
@@ -128,6 +128,20 @@ check-types: $(READY)
 
 check-imports: $(READY)
 	$(BIN)/python -m pytest tests/unit/project/test_architecture.py
+
+# With a token of GitHub in GH_TOKEN it also asks GitHub about the actions: commits that are not theirs, advisories.
+check-workflows: $(READY)
+	$(BIN)/zizmor --no-progress --persona=pedantic .
+
+# Not a part of lint, as it takes half a minute; a hook looks at the files of a commit.
+check-secrets: $(READY)
+	.ci/find_secrets
+
+# By OSV, as a PyPI that does not know a package would count as no vulnerability.
+OSV_URL ?= https://api.osv.dev/v1/query
+audit: $(READY)  ## Look for known vulnerabilities of what the lock installs; needs the network
+	$(BIN)/pip-audit --disable-pip --require-hashes --requirement requirements.txt \
+		--vulnerability-service osv --osv-url $(OSV_URL) --progress-spinner off
 
 # The site is built from sources, which are not imported. With --quiet, --strict would not see the warnings.
 docs: $(READY)  ## Build the documentation site into site/; a broken link or an unknown reference fails
