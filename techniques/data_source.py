@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.registry import Registry, find
+from ringmaster.techniques.job_parts import Description
 from ringmaster.techniques.job_specs import DataSpec
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ class DataOptions:
     ignored_columns: columns that are not read, though they may change what a row means; see `RowKind.decisive`.
     """
 
-    ignored_columns: tuple[str, ...] = ()
+    ignored_columns: Annotated[
+        tuple[str, ...], Description("columns that rows may have, and that are not to be read, such as [score]")
+    ] = ()
 
     @classmethod
     def of(cls, spec: DataSpec, *, kind: str) -> Self:

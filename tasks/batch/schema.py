@@ -10,25 +10,23 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, create_model
-from pydantic.functional_validators import AfterValidator
 
 from ringmaster.findings import Location
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.references import (
     Devices,
-    Distinct,
     FileFormat,
-    Kwargs,
     Name,
     Objective,
     OneOf,
     Positive,
     Whole,
 )
-from ringmaster.tasks.batch.sections import TYPES, Section, fields_of, keys_of
+from ringmaster.tasks.batch.sections import TYPES, Section, fields_of, keys_of, section_of
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
+from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_parts import file_keys, part_kinds
 from ringmaster.techniques.job_specs import DataSpec
@@ -44,23 +42,7 @@ class Window(Section):
     until: str | float | None = Field(default=None, description="the end of the window of rows, such as 2026-03-01")
 
 
-class RetrieverSection(Section):
-    """The passages of a knowledge store that are put before each prompt, or are hard negatives of each anchor."""
-
-    store: Annotated[str, AfterValidator(references.store)] = Field(
-        description="a job of kind store, a version such as wiki@champion, or a folder"
-    )
-    k: Whole = Field(default=Retriever.k, description="the number of passages, such as 8")
-    passages: Kwargs | None = Field(
-        default=None, description="left out: the data of the store's job, as a batch keeps it"
-    )
-    template: str = Field(
-        default=Retriever.template, description='what the model reads, such as "{passages}\\n\\n{prompt}"'
-    )
-
-
 if TYPE_CHECKING:
-    DataKeys = Section
 
     class JobKeys(Section):
         """What is read of a job's own keys."""
@@ -69,79 +51,23 @@ if TYPE_CHECKING:
         evaluation: Any
 
 else:
-    TYPES["window"] = Window
-    DataKeys = create_model("DataKeys", __base__=Section, **fields_of(DataSpec))
+    TYPES.update(window=Window, retriever=section_of(Retriever))
+    options = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
+    keys = fields_of(DataSpec)
+    for each in options:
+        for name, key in fields_of(each).items():
+            keys.setdefault(name, key)
 
 
-class Data(DataKeys):
+class Data(Section):
     """The source of the samples: exactly one of source, path, dataset, factory, and the name of a data set.
 
     A kind of data that brings its own rows needs none of them.
     """
 
-    text_column: str = Field(default="text", description="the column that holds the text, such as text")
-    labels: Annotated[list[str], Distinct] = Field(
-        default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
-    )
-    ignored_columns: list[str] = Field(
-        default=[], description="columns that rows may have, and that are not to be read, such as [score]"
-    )
-    text_pair_column: str | None = Field(
-        default=None, description="the column that holds the second text of a pair, such as question2"
-    )
-    label_column: str | None = Field(
-        default=None, description="the column that holds the class, or the number to predict, such as stars"
-    )
-    tokens_column: str | None = Field(default=None, description="the column that holds a list of words, such as words")
-    input_column: str | None = Field(
-        default=None, description="the column that holds the text that an encoder-decoder reads, such as article"
-    )
-    target_column: str | None = Field(
-        default=None, description="the column that holds the text that an encoder-decoder writes, such as summary"
-    )
-    source_language: str | None = Field(
-        default=None, description="the code of the language that a translation model reads, such as eng_Latn"
-    )
-    target_language: str | None = Field(
-        default=None, description="the code of the language that a translation model writes, such as fra_Latn"
-    )
-    messages_column: str | None = Field(
-        default=None, description="the column that holds a list of messages, such as conversation"
-    )
-    tools_column: str | None = Field(
-        default=None, description="the column that holds the tools of a conversation, such as functions"
-    )
-    prompt_column: str | None = Field(
-        default=None, description="the column that holds the text before the answer, such as question"
-    )
-    completion_column: str | None = Field(
-        default=None, description="the column that holds the answer to learn, such as answer"
-    )
-    chosen_column: str | None = Field(
-        default=None, description="the column that holds the preferred answer, such as better"
-    )
-    rejected_column: str | None = Field(
-        default=None, description="the column that holds the other answer, such as worse"
-    )
-    anchor_column: str | None = Field(
-        default=None, description="the column that holds the text to embed, such as query"
-    )
-    positive_column: str | None = Field(
-        default=None, description="the column that holds the text that belongs to it, such as passage"
-    )
-    negative_column: str | None = Field(
-        default=None, description="the column that holds a similar text that does not belong to it, such as other"
-    )
-    id_column: str | None = Field(default=None, description="the column that holds the id of a passage, such as url")
-    image_column: str | None = Field(
-        default=None, description="the column that holds the path of an image, such as file"
-    )
-    retriever: RetrieverSection | None = Field(
-        default=None, description="the passages that samples read, such as {store: wiki@champion, k: 8}"
-    )
 
-
-TYPES["data"] = Data
+if not TYPE_CHECKING:
+    TYPES["data"] = Data = create_model("Data", __base__=Section, __doc__=Data.__doc__, **keys)
 
 
 class DatasetVersion(Section):

@@ -66,6 +66,7 @@ TYPES: dict[str, Any] = {
     "source": OneOf(tuple(SOURCES)),
     # The minimum depends on the adaptation: see `rules`.
     "steps": Annotated[int, Field(le=MAX_WHOLE), WithJsonSchema({"type": "integer", "minimum": 0})],
+    "store": AfterValidator(references.store),
     "technique": references.Technique,
     "text": StringConstraints(min_length=1),
     "version": int | str,

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from string import Formatter
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.arrow_files import POSITIONS
@@ -20,6 +20,7 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data.text_encoder import VISIBLE
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row, shown
+from ringmaster.techniques.job_parts import Description, Format, Whole
 from ringmaster.techniques.job_specs import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -37,7 +38,7 @@ TEMPLATE = "{passages}\n\n{prompt}"
 
 @dataclass(frozen=True, kw_only=True)
 class Retriever:
-    """How the passages of a knowledge store that are most similar to a question are found, and put before it.
+    """The passages of a knowledge store that are put before each prompt, or are hard negatives of each anchor.
 
     They are found when data is prepared, so that techniques and plans know nothing of stores, and the batch of a step
     remains a function of (seed, step). The digest of the store is part of what the prepared data is known by.
@@ -50,10 +51,14 @@ class Retriever:
         passages: the JSON form of the data of the job that makes the store; None for a store that is there.
     """
 
-    store: str
-    k: int = 5
-    template: str = TEMPLATE
-    passages: Mapping[str, Any] | None = None
+    store: Annotated[
+        str, Format("store"), Description("a job of kind store, a version such as wiki@champion, or a folder")
+    ]
+    k: Annotated[Whole, Description("the number of passages, such as 8")] = 5
+    template: Annotated[str, Description('what the model reads, such as "{passages}\\n\\n{prompt}"')] = TEMPLATE
+    passages: Annotated[
+        Mapping[str, Any] | None, Description("left out: the data of the store's job, as a batch keeps it")
+    ] = None
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Self:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ringmaster.techniques.data.stored_source import StoredSource, TextProgress,
 from ringmaster.techniques.data.text_encoder import Ids, in_pieces
 from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row, data_source_named
+from ringmaster.techniques.job_parts import Description
 from ringmaster.techniques.job_specs import DataSpec
 
 # What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.
@@ -35,7 +36,7 @@ DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 512, 1 << 18
 class TextOptions(DataOptions):
     """The field or column that holds the text of a document."""
 
-    text_column: str = "text"
+    text_column: Annotated[str, Description("the column that holds the text, such as text")] = "text"
 
 
 def write_text(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ringmaster.techniques.data.row_files import format_of
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import DataOptions, Row, column, shown
+from ringmaster.techniques.job_parts import Description
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -57,8 +58,12 @@ OF_TEMPLATES = {
 class ChatOptions(DataOptions):
     """The columns of a conversation."""
 
-    messages_column: str | None = column("messages", "conversations")
-    tools_column: str | None = column("tools", is_optional=True)
+    messages_column: Annotated[
+        str | None, Description("the column that holds a list of messages, such as conversation")
+    ] = column("messages", "conversations")
+    tools_column: Annotated[
+        str | None, Description("the column that holds the tools of a conversation, such as functions")
+    ] = column("tools", is_optional=True)
     system_column: str | None = column("system", "system_prompt", is_optional=True)
 
 

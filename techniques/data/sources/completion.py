@@ -6,7 +6,7 @@ Or prompts alone, to which a language model in training writes the completions i
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data_source import DataOptions, column
+from ringmaster.techniques.job_parts import Description, Format
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import PASSAGE_SCORES
 from ringmaster.techniques.metric import IGNORED
@@ -37,13 +38,21 @@ class CompletionOptions(DataOptions):
     retriever: the settings of the `Retriever` that finds passages for the prompt, which is text; None for no passages.
     """
 
-    prompt_column: str | None = column("prompt", "instruction", "question")
-    completion_column: str | None = column("completion", "response", "output", "answer")
+    prompt_column: Annotated[
+        str | None, Description("the column that holds the text before the answer, such as question")
+    ] = column("prompt", "instruction", "question")
+    completion_column: Annotated[
+        str | None, Description("the column that holds the answer to learn, such as answer")
+    ] = column("completion", "response", "output", "answer")
     input_column: str | None = column("input", "context", is_optional=True)
     tools_column: str | None = column("tools", is_optional=True)
     system_column: str | None = column("system", is_optional=True)
     history_column: str | None = column("history", is_optional=True)
-    retriever: Mapping[str, Any] | None = None
+    retriever: Annotated[
+        Mapping[str, Any] | None,
+        Format("retriever"),
+        Description("the passages that samples read, such as {store: wiki@champion, k: 8}"),
+    ] = None
 
 
 class Completion(chat.ConversationSource):
@@ -276,8 +285,12 @@ class PreferenceOptions(DataOptions):
     """The columns of two answers, of which one is preferred."""
 
     prompt_column: str | None = column("prompt", "question", "instruction", is_optional=True)
-    chosen_column: str | None = column("chosen")
-    rejected_column: str | None = column("rejected")
+    chosen_column: Annotated[str | None, Description("the column that holds the preferred answer, such as better")] = (
+        column("chosen")
+    )
+    rejected_column: Annotated[str | None, Description("the column that holds the other answer, such as worse")] = (
+        column("rejected")
+    )
     input_column: str | None = column("input", "context", is_optional=True)
     tools_column: str | None = column("tools", is_optional=True)
     system_column: str | None = column("system", is_optional=True)

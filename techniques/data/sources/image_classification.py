@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from ringmaster.techniques.data.images import HAS_FRAMES, converted, is_image, i
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column, shown
+from ringmaster.techniques.job_parts import Description
 from ringmaster.techniques.job_specs import DataSpec
 
 IN_FOLDERS = ("image", "label")
@@ -46,7 +47,9 @@ SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "
 class ImageOptions(DataOptions):
     """The columns of images and of their classes, and how pixels are read; see `ImageClassification`."""
 
-    image_column: str | None = column("image", "img", "path", "file_name", "file")
+    image_column: Annotated[str | None, Description("the column that holds the path of an image, such as file")] = (
+        column("image", "img", "path", "file_name", "file")
+    )
     label_column: str | None = column("label", "labels", "class")
     labels: tuple[str, ...] = ()
     image_size: int = 224

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ringmaster.techniques.data.class_labels import are_samples_equal, as_list, 
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column, shown
+from ringmaster.techniques.job_parts import Description, Distinct
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -23,15 +24,23 @@ class TextRegressionOptions(DataOptions):
     """The columns of a text, or of a pair, and of its label."""
 
     text_column: str | None = column("text", "sentence", "sentence1", "premise", "question1")
-    text_pair_column: str | None = column("text_pair", "sentence2", "hypothesis", "question2", is_optional=True)
-    label_column: str | None = column("label", "labels", "class")
+    text_pair_column: Annotated[
+        str | None, Description("the column that holds the second text of a pair, such as question2")
+    ] = column("text_pair", "sentence2", "hypothesis", "question2", is_optional=True)
+    label_column: Annotated[
+        str | None, Description("the column that holds the class, or the number to predict, such as stars")
+    ] = column("label", "labels", "class")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassificationOptions(TextRegressionOptions):
     """The same; labels: the classes, in the order of their numbers, () for those found in the data."""
 
-    labels: tuple[str, ...] = ()
+    labels: Annotated[
+        tuple[str, ...],
+        Distinct(),
+        Description("the classes, in the order of their numbers, such as [negative, positive]"),
+    ] = ()
 
 
 OTHER_TEXTS = dict.fromkeys(
@@ -129,7 +138,9 @@ class TextRegression(TextClassification):
 class TokenClassificationOptions(DataOptions):
     """The columns of words and of their classes. labels: as for texts."""
 
-    tokens_column: str | None = column("tokens", "words")
+    tokens_column: Annotated[str | None, Description("the column that holds a list of words, such as words")] = column(
+        "tokens", "words"
+    )
     label_column: str | None = column("labels", "tags", "ner_tags", "pos_tags", "label")
     labels: tuple[str, ...] = ()
 
@@ -208,11 +219,19 @@ class Seq2SeqOptions(DataOptions):
         that mark texts with these; None for those that the tokenizer's files name.
     """
 
-    input_column: str | None = column("input", "source", "document", "article")
-    target_column: str | None = column("target", "output", "summary", "highlights")
+    input_column: Annotated[
+        str | None, Description("the column that holds the text that an encoder-decoder reads, such as article")
+    ] = column("input", "source", "document", "article")
+    target_column: Annotated[
+        str | None, Description("the column that holds the text that an encoder-decoder writes, such as summary")
+    ] = column("target", "output", "summary", "highlights")
     prefix: str = ""
-    source_language: str | None = None
-    target_language: str | None = None
+    source_language: Annotated[
+        str | None, Description("the code of the language that a translation model reads, such as eng_Latn")
+    ] = None
+    target_language: Annotated[
+        str | None, Description("the code of the language that a translation model writes, such as fra_Latn")
+    ] = None
 
 
 class Seq2Seq(RowSource):
@@ -313,9 +332,15 @@ class EmbeddingOptions(DataOptions):
     retriever: the settings of the `Retriever` that finds further texts that do not belong to it in a knowledge store.
     """
 
-    anchor_column: str | None = column("anchor", "query", "question", "sentence1")
-    positive_column: str | None = column("positive", "document", "answer", "sentence2")
-    negative_column: str | None = column("negative", "hard_negative", is_optional=True)
+    anchor_column: Annotated[str | None, Description("the column that holds the text to embed, such as query")] = (
+        column("anchor", "query", "question", "sentence1")
+    )
+    positive_column: Annotated[
+        str | None, Description("the column that holds the text that belongs to it, such as passage")
+    ] = column("positive", "document", "answer", "sentence2")
+    negative_column: Annotated[
+        str | None, Description("the column that holds a similar text that does not belong to it, such as other")
+    ] = column("negative", "hard_negative", is_optional=True)
     retriever: Mapping[str, Any] | None = None
 
 

@@ -100,7 +100,7 @@ def test_long_chains_of_bases_are_followed_in_time_and_circles_are_told_once():
     ids=lambda error: type(error).__name__,
 )
 def test_fifty_faults_are_printed_and_the_others_counted(error, monkeypatch, capsys, tmp_path):
-    def fails():
+    def fails(**_):
         raise error
 
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ringmaster.techniques.data.arrow_files import TOKENS, Table, open_split, va
 from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.row_source import RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, Row, column
+from ringmaster.techniques.job_parts import Description
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.models.model_folders import few
 
@@ -29,7 +30,9 @@ class PassageOptions(DataOptions):
     """
 
     text_column: str | None = column("text", "passage", "contents", "document")
-    id_column: str | None = column("id", "passage_id", "docid", is_optional=True)
+    id_column: Annotated[str | None, Description("the column that holds the id of a passage, such as url")] = column(
+        "id", "passage_id", "docid", is_optional=True
+    )
     words: int | None = None
     overlap: int = 0
 
