@@ -74,14 +74,20 @@ def test_all_that_is_in_it_is_needed():
 def test_it_has_all_that_the_installed_packages_need():
     """A dependency that the lock lacks would not be installed: nothing resolves after it."""
     missing = set()
-    for name in BY_NAME:
-        try:
-            lines = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-        needed = [requirement for requirement in map(Requirement, lines) if is_needed(requirement)]
+    for package in PACKAGES:
+        needed = [requirement for requirement in requirements_of(package) if is_needed(requirement)]
         missing |= {canonicalize_name(requirement.name) for requirement in needed} - set(BY_NAME)
     assert missing == set()
+
+
+def requirements_of(package):
+    """What a package needs by its own account, where this version is installed: other environments have others."""
+    try:
+        installed = metadata.distribution(package.name)
+    except metadata.PackageNotFoundError:
+        return []
+    is_locked = installed.version.partition("+")[0] == package.version
+    return [Requirement(line) for line in (installed.requires or []) if is_locked]
 
 
 def is_needed(requirement):
