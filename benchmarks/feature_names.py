@@ -20,16 +20,15 @@ FEATURES = "src/ringmaster/features"
 PATTERNS: Mapping[str, str] = {
     "fused_groups": r"training\.fused|FusedGroup|shared_base|SharedBase|fused.groups?\b|planning\.fusion"
     r"|group_layouts|group_search",
-    "external_trainers": r"model\.command|\bis_black_box\(job|[\"']command[\"']\)|techniques\.(?:external|command)"
+    "external_trainers": r"model\.command|[\"']command[\"']\)|techniques\.(?:external|command)"
     r"|(?:model|spec)\.adopt\b|[\"']adopt[\"']|a command's (?:model|own)|words of a command|external_trainers",
     "quotas": r"(?i)quota",
     "exact": r"is_exact|\.exact\b|exact_chunk|exact_sums|why_not_exact|[\"']exact[\"']",
-    "stores": r"(?i)is_store\b|StoreSettings|knowledge.?stores?\b|store_builder|passage_encoder|kind store"
-    r"|(?:job|part)\.made_by",
+    "stores": r"(?i)is_store\b|StoreSettings|knowledge.?stores?\b|store_builder|passage_encoder|kind store",
     "untrusted": r"(?i)untrusted(?! folder)|referee|verify_share|verify_steps",
     "target": r"target_scheduler|TargetScheduler|features\.target|may_vary|(?<!_)variants\(|search_steps|Phases\("
     r"|(?i:time.to.target)|\bREACHED\b|noise_scale|GradientNoise|(?<!_)searches\(|\.varies\b|TrainingPhase",
-    "warm_start": r"(?i)warm.?start|job\.started_from|FirstCheckpoint",
+    "warm_start": r"(?i)warm.?start",
     "clones": r"(?<!\.)\bclone(?!\()|[Cc]lone[ds]\b|Clone|CLONE|(?<!\.)\bclone_",
     "quantized_base": r"(?i)quantize_base|quantized_?base|base_format|\bnf4|(?<!\d)4.bits?\b",
     "kernels": r"(?i)numerics|features\.kernels",
@@ -56,8 +55,8 @@ OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
     "ludwig": ("techniques/data/sources/feature_rows.py", "techniques/models/feature_model.py"),
 }
 """The files in which a pattern matches words of another meaning only."""
-HOMES: Mapping[str, str] = {"chain": "untrusted"}
-"""The packages of features that have none of the same name."""
+HOMES: Mapping[str, str] = {"chain": f"{FEATURES}/untrusted", "fused_groups": "techniques/training/fused"}
+"""The packages of features that have none of the same name among the features."""
 
 
 def main() -> None:
@@ -79,7 +78,7 @@ def files_naming(root: Path) -> Mapping[str, list[str]]:
         feature: [
             file
             for file, text in texts.items()
-            if not file.startswith(f"{FEATURES}/{HOMES.get(feature, feature)}/")
+            if not file.startswith(f"{HOMES.get(feature, f'{FEATURES}/{feature}')}/")
             and file not in OTHER_MEANINGS.get(feature, ())
             if re.search(pattern, text)
         ]

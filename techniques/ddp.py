@@ -23,7 +23,7 @@ class Ddp(DataParallel):
     summary = "a replica a device, gradients averaged by all-reduce"
     needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
     adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
-    takes_4_bits = True
+    takes_packed_weights = True
     whole_tensors = True
     generates = True
     takes_chunks = RUN

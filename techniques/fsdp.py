@@ -50,7 +50,7 @@ class Fsdp(DataParallel):
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
     adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
-    takes_4_bits = True
+    takes_packed_weights = True
     whole_tensors = True
     takes_chunks: ClassVar[str | None] = TURN
     measures_noise = True
@@ -206,7 +206,7 @@ class FsdpStatic(Fsdp):
     name = "fsdp_static"
     summary = "as fsdp, with gather and reduce buffers allocated once"
     needs = "two devices or more; 1/n of the training state and five whole layers in each device's memory"
-    takes_4_bits = False  # its buffers have one dtype
+    takes_packed_weights = False  # its buffers have one dtype
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Yields the configs of `fsdp` that acquire and release buffers in a fixed order.

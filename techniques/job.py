@@ -117,6 +117,7 @@ class AdaptationSpec(JobPart):
     key = "adaptation"
     description = "how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
     group_obstacle = "is adapted in another way too"
+    is_divisible = False
 
     kind: Annotated[str, Choices(tuple(ADAPTATIONS)), Description(f"one of {', '.join(ADAPTATIONS)}")]
     method: Annotated[
@@ -436,6 +437,10 @@ class Job:
     def variants(self) -> dict[Variant, "Job"]:
         """Returns its variants other than its own, as jobs to be profiled."""
         return {variant: job for part in self.parts for variant, job in part.variants(self).items()}
+
+    def with_variants(self) -> tuple["Job", ...]:
+        """Returns the job and its variants."""
+        return (self, *self.variants().values())
 
     @property
     def varies(self) -> bool:

@@ -120,10 +120,11 @@ class JobPart(FileKeys):
         effects: what may differ between jobs that differ in the part.
         is_exact: whether a job with the part has the same bits on any number of devices.
         made_by: the technique that makes such a job's model instead of training; "" where it trains.
-        product: what such a job makes, such as "a knowledge store"; "" for a model.
+        product: what such a job makes, such as "a store"; "" for a model.
         model_kind: how its model is made, in the lineage; "" for the way of other jobs.
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
         is_for_training: whether the part is about training, so that no job has it that trains nothing.
+        is_divisible: whether a job with the part may be trained as several jobs, each of which goes on from another.
     """
 
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
@@ -133,6 +134,7 @@ class JobPart(FileKeys):
     model_kind: ClassVar[str] = ""
     group_obstacle: ClassVar[str] = ""
     is_for_training: ClassVar[bool] = True
+    is_divisible: ClassVar[bool] = True
 
     @property
     def started_from(self) -> FirstCheckpoint | None:
@@ -290,7 +292,7 @@ def part_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobPart]]:
     return kinds
 
 
-def other_parts(kind: type[JobPart]) -> Mapping[str, type[JobPart]]:
+def other_parts(kind: type[FileKeys]) -> Mapping[str, type[JobPart]]:
     """Returns the classes of the parts of other kinds, by the key of which their other keys are settings."""
     return {key: other for key, other in part_kinds().items() if other is not kind and key == other.job_keys()[0]}
 

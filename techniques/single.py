@@ -30,7 +30,7 @@ class Single(Technique):
     summary = "one process; on CPU slots one thread a core"
     needs = "one GPU, or CPU slots of one node; the whole training state in one device's memory"
     adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
-    takes_4_bits = True
+    takes_packed_weights = True
     whole_tensors = True
     generates = True
     takes_chunks = RUN

@@ -119,9 +119,9 @@ class Technique(ABC):
     whole_tensors: ClassVar[bool] = False
     # Whether each device has the whole model, in `unwrap(model)`, between steps, so that it can generate.
     generates: ClassVar[bool] = False
-    # Whether the weights of a linear layer are whole where it computes, and whether they may be packed in 4 bits.
+    # Whether the weights of a linear layer are whole where it computes, and whether they may be packed in bytes.
     whole_layers: ClassVar[bool] = True
-    takes_4_bits: ClassVar[bool] = False
+    takes_packed_weights: ClassVar[bool] = False
     # How a rank takes the chunks of an exact job, where sums have the bits of those of `single`: a RUN of consecutive
     # chunks, or one of each n consecutive ones in TURN. None: the technique adds in an order of its own.
     takes_chunks: ClassVar[str | None] = None

@@ -579,7 +579,7 @@ def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[
 
 
 def _stores_with(home: LineageHome, passage: str) -> list[LineageNode]:
-    """The knowledge stores that have a passage of that id or text."""
+    """The stores that have a passage of that id or text."""
     from ringmaster.techniques.data.arrow_files import read_table
     from ringmaster.techniques.data.row_kind import PASSAGES_FILE
 

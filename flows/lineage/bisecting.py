@@ -293,7 +293,7 @@ def reads_of(
     """
     known: dict[str, ReadRows] = {}  # by the digests of the rows: jobs that read the same rows share an entry
     reads = [(node, each) for node in home.snapshot.models for each in node.record.datasets if each.rows_digest]
-    for node, dataset in reads:  # a composite has no rows of its own: those of its parts' models are its
+    for node, dataset in reads:  # some models have the rows of their parents
         run, digest = node.record.run_id, str(dataset.rows_digest)
         if run is not None and digest not in known and (rows := rows_read_by(home, run)) is not None:
             known[digest] = rows

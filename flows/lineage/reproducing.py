@@ -358,7 +358,7 @@ class Reproduction:
             checkpoint_dir=str(root),
             model_dir=str(self.model_folder),
             weights_from=parents.get(self._job.base or ""),
-            warm_start_from=None if before is None else self.home.find(before).record.origin.checkpoints,
+            starts_from=None if before is None else self.home.find(before).record.origin.checkpoints,
             parents=parents if self._job.adaptation is not None or self._job.data.store is not None else {},
             last_step=last_step,
             import_paths=self._environment.import_paths,

@@ -334,9 +334,7 @@ class PooledRun(BatchRun):
             id=run.id,
             name=batch.name,
             jobs=jobs,
-            profiles={
-                each.name: profiles.profiles[each.name] for job in jobs for each in (job, *job.variants().values())
-            },
+            profiles={each.name: profiles.profiles[each.name] for job in jobs for each in job.with_variants()},
             folder=str(run.folder),
             cache_dir=str(settings.home() / "cache"),
             terms=terms,

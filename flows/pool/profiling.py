@@ -146,7 +146,7 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
         )
         for name in offered
     }
-    variants = {variant.name: variant for job in jobs.values() for variant in job.variants().values()}
+    variants = {each.name: each for job in jobs.values() for each in job.with_variants()[1:]}
     for name, job in (jobs | variants).items():
         profiles[name] = usable_options(job, profiles.get(name, ()))
         if job.is_exact and profiles[name]:  # kernels of another kind of device have other bits

@@ -58,7 +58,7 @@ def change_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     ]
     num_steps, begun = settings.get("num_steps"), job.phases[-1].first_step if job.phases else 0
     if isinstance(num_steps, int) and 0 < num_steps <= begun:
-        remedy = f"To fix: give more than {begun}, or submit a job without may_vary"
+        remedy = f"To fix: give more than {begun}, or submit a job whose batches stay the same"
         faults.append(f"num_steps: {job.name} has changed its batches after {begun} steps. {remedy}")
     own: Mapping[str, Any] = to_json(job)
     # Its model and data are those of the job, which need not be checked again.

@@ -68,7 +68,7 @@ class Executor:
     steering: decides how far the jobs train; without it they train to their end.
     clock: monotonic seconds.
 
-    Its owner may set `on_expelled`, which is called with an untrusted node that gets no more work, and why.
+    Its owner may set `on_expelled`, which is called with a node that gets no more work, and why.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class RunningSegment:
     def may_go_on(self, last_step: int) -> bool:
         """Whether its gang can be commanded to end at `last_step`.
 
-        A gang whose jobs take turns knows only the steps that it was ordered, and an untrusted one gets no more.
+        A gang whose jobs take turns knows only the steps that it was ordered, and a verified one gets no more.
         """
         is_free = self.profile.at_once is None and not self.profile.is_untrusted
         return is_free or last_step <= self.ordered_step

@@ -431,7 +431,7 @@ def gang_order(
         model_url=place.model_url(job.name),
         model_urls={folder: url for folder, url in urls.items() if url},
         weights_from=str(weights) if weights else None,
-        warm_start_from=place.checkpoint_dir(replace(job, name=start)) if start in listed else None,
+        starts_from=place.checkpoint_dir(replace(job, name=start)) if start in listed else None,
         # Only an adaptation reads all parents; other jobs read their base, and a store.
         parents={name: str(p) for name, p in parents.items() if p and (job.adaptation is not None or name == store)},
         last_step=segment.last_step,

@@ -187,7 +187,7 @@ def profile_jobs(
             faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in searches for f in s.failures])
             failed(name, faults[name])
     num_trials = runner.num_trials
-    if variants := [variant for job in jobs if job.name not in faults for variant in job.variants().values()]:
+    if variants := [variant for job in jobs if job.name not in faults for variant in job.with_variants()[1:]]:
         offered = profile_jobs(
             variants,
             environment=environment,

@@ -90,7 +90,7 @@ class Ancestry:
         return others[-1] if others else None
 
     def stores(self, job: Job) -> list[str]:
-        """Returns the URI of the version of the knowledge store that a job's data was read with, if it has one."""
+        """Returns the URI of the version of the store that a job's data was read with, if it has one."""
         uri = self.journal.get(f"store:{job.data.store}")
         return [] if uri is None else [uri]
 

@@ -19,7 +19,7 @@ class ReportPart:
         return {}
 
     def metrics(self, steps: Steps) -> Mapping[str, float]:
-        """Returns metrics of the run of a job after some of its steps, such as {"train/noise_scale": 12.0}."""
+        """Returns metrics of the run of a job after some of its steps, such as {"train/NAME": 12.0}."""
         return {}
 
     def params(self, details: Mapping[str, Any]) -> Mapping[str, Any]:

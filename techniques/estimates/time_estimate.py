@@ -440,7 +440,7 @@ class Estimator:
     def _alone(self) -> StepTimes | None:
         """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
         if reward_names(self._job.loss, self._job.loss_options) or self._job.is_black_box:
-            return None  # most of a step is generation, or a command's own
+            return None  # most of a step is generation, or unknown
         alone = self._measured
         if alone is None and self._outline is not None and self._rates is not None:
             alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)

@@ -19,8 +19,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
 from ringmaster.compat.torch import forward_pre_hooks, own_modules, own_parameters
+from ringmaster.techniques.models.layers import PackedLinear
 from ringmaster.techniques.models.peft_format import PREFIX
-from ringmaster.techniques.models.quantization import Nf4Linear
 
 
 class AdaptedLayer(nn.Module):
@@ -81,7 +81,8 @@ def adapted_class(adapter: type[AdaptedLayer], plain: type[nn.Module]) -> type[n
 
 def is_adaptable(module: nn.Module) -> bool:
     """Returns whether a module is a linear one of a class that can be adapted."""
-    return getattr(module, "adapts", type(module)) in (nn.Linear, Conv1D, Nf4Linear)
+    kind = getattr(module, "adapts", type(module))
+    return kind in (nn.Linear, Conv1D) or issubclass(kind, PackedLinear)
 
 
 def features(module: nn.Module) -> tuple[int, int]:
@@ -189,14 +190,14 @@ def switchable(model: nn.Module) -> list[Any]:
 def merge(model: nn.Module) -> nn.Module:
     """Merges the adapters of linear modules into their weights, in place: W <- W + s B A, or l W, or W l.
 
-    A layer of 4 bits becomes a plain one, of the values that its bits stand for: those that the adapter was trained on.
+    A packed layer becomes a plain one, of the values that its bits stand for: those that the adapter was trained on.
     Raises ValueError for a prefix or a prompt, which weights cannot hold, and where another module shares a weight.
     """
     if PREFIX in own_parameters(model):
         raise ValueError("adapter: a prefix cannot be merged into weights. To fix: take what it is on as base")
     _check_untied(model)
     for name, module in list(model.named_modules()):
-        if isinstance(module, Nf4Linear):
+        if isinstance(module, PackedLinear):
             model.set_submodule(name, module.dequantized())
         if not isinstance(module, AdaptedLayer):
             continue

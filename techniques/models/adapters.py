@@ -14,10 +14,9 @@ from transformers.pytorch_utils import Conv1D
 
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.models import adapter_modules
-from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.models.layers import PackedLinear, layer_names
 from ringmaster.techniques.models.model_folders import few, misfits
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, PREFIX, kv_shape, parameter_name, resolved
-from ringmaster.techniques.models.quantization import Nf4Linear
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 # Modules that map one tensor to one tensor, and compute each sample's output from that sample alone.
@@ -232,7 +231,7 @@ def _by_peft(module: Any, adapter: Adapter) -> dict[str, Tensor]:
         r=adapter.rank, lora_alpha=adapter.alpha, use_rslora=adapter.rank_stabilised, use_dora=adapter.dora,  # type: ignore[arg-type]
         init_lora_weights=initial, fan_in_fan_out=is_transposed,
     )  # fmt: skip
-    plain = module.dequantized() if isinstance(module, Nf4Linear) else module
+    plain = module.dequantized() if isinstance(module, PackedLinear) else module
     layer = Linear(plain, "one", config=config, r=adapter.rank, lora_alpha=adapter.alpha)  # type: ignore[arg-type]
     names = ("lora_A", "lora_B", *(("lora_magnitude_vector",) if adapter.dora else ()))
     return {f"{name}.weight": getattr(layer, name)["one"].weight.detach().clone() for name in names}

@@ -7,7 +7,7 @@ The source is a checkpoint's folder, a job's folder or URL of checkpoints (the n
 
     DESTINATION/config.json, tokenizer files              in all
     DESTINATION/model[-0000N-of-0000M].safetensors        Hugging Face's
-    DESTINATION/step-NNNNNNNN/                            Ringmaster's, which `warm_start` names
+    DESTINATION/step-NNNNNNNN/                            Ringmaster's, with which a job can begin
     DESTINATION/.metadata, *.distcp                       torchtitan's
     DESTINATION/iter_NNNNNNN/.metadata, *.distcp, ...     Megatron-Core's torch_dist, which it divides when it loads it
 """
@@ -54,7 +54,7 @@ ADAM = "exp_avg"
 
 
 def write_checkpoint(folder: Path, model: LazyModel) -> int:
-    """Writes a checkpoint that a job goes on from by `warm_start`."""
+    """Writes a checkpoint from which a job can go on."""
     tensors = {f"model/{name}": tensor for name, tensor in model.tensors.items()}
     for state, named in model.states.items():
         tensors |= {f"optimizer/{name}/{state}": tensor for name, tensor in named.items()}

@@ -25,7 +25,7 @@ FP32_BYTES = 4
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # their names in configs of Hugging Face models
 
-# The facts of a command's model, which only the command knows.
+# The facts of a black box's model, which its trainer alone knows.
 UNKNOWN = ModelFacts(
     num_parameters=0,
     parameter_bytes=0,

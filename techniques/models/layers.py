@@ -11,6 +11,14 @@ from ringmaster.techniques.model_facts import CAUSAL, Decoder, LayerModule
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are packed, several in a byte."""
+
+    def dequantized(self) -> nn.Linear:
+        """Returns a plain layer of the values that the bits stand for."""
+        raise NotImplementedError
+
+
 def layer_names(model: nn.Module) -> tuple[str, ...]:
     """The names of the repeated layers, in the order of the modules, which is taken as the order of execution.
 
@@ -26,7 +34,7 @@ def layer_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Returns the number of a module's parameters; shared ones count once, 4-bit ones by their bytes and scales."""
+    """Returns the number of a module's parameters; shared ones count once, packed ones by their bytes and scales."""
     scales = sum(buffer.numel() for name, buffer in module.named_buffers() if name.endswith("absmax"))
     return scales + sum(p.numel() // (1 if p.is_floating_point() else 4) for p in module.parameters())
 

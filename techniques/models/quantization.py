@@ -19,7 +19,7 @@ from ringmaster.compat.torch import int_mm
 from ringmaster.extras import require_extra
 from ringmaster.techniques.job import AdaptationSpec
 from ringmaster.techniques.job_specs import NF4, Adapter
-from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.models.layers import PackedLinear, layer_names
 from ringmaster.techniques.models.model_folders import WEIGHTS
 
 LARGEST = 127
@@ -72,7 +72,7 @@ class Int8Linear(nn.Module):
         return product.to(x.dtype).view(*x.shape[:-1], -1)
 
 
-class Nf4Linear(nn.Module):
+class Nf4Linear(PackedLinear):
     """A frozen linear layer in 4-bit NormalFloats (Dettmers et al., QLoRA, arXiv:2305.14314), by bitsandbytes' kernels.
 
     Equal weights give equal bits on every device and rank. `packed`, uint8 [out * in / 2, 1], is a parameter, so that

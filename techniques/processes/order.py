@@ -45,13 +45,13 @@ class GangOrder:
     model_dir: the folder that the finished model is exported to.
     model_url: where the finished model is stored as well, for machines without that folder; None where all have it.
     weights_from: a folder with the safetensors of the base model, or None.
-    warm_start_from: the checkpoints of the job of the batch from which the job goes on, or None.
+    starts_from: the checkpoints of the job of the batch from which the job goes on, or None.
     parents: folders of the available models that the job is derived from, by the names that the job uses.
     model_urls: where models are stored, by their folder in `weights_from` and `parents`, for machines without it.
     known_step: a step of which a checkpoint is known to have been stored. If no checkpoint at all is found then, the
         gang fails instead of starting again from step 0.
     checkpoint_every_s: seconds between checkpoints; None for the last one only.
-    digested_steps: the steps after which the state is digested, of a job that untrusted nodes may train; empty for as
+    digested_steps: the steps after which the state is digested, of a job whose work is verified; empty for as
         many as fit into a share of the time.
     import_paths: folders appended to the workers' import path, which contain users' factories.
     members: orders of the jobs that the same gang trains together with `job` on one base (`techniques.shared_base`).
@@ -74,7 +74,7 @@ class GangOrder:
     model_dir: str | None = None
     model_url: str | None = None
     weights_from: str | None = None
-    warm_start_from: str | None = None
+    starts_from: str | None = field(default=None, metadata={"key": "warm_start_from"})
     parents: Mapping[str, str] = field(default_factory=dict)
     model_urls: Mapping[str, str] = field(default_factory=dict)
     last_step: int = 0
@@ -97,10 +97,10 @@ class GangOrder:
         return self.job.data.reading(store=self.parents[store]) if store in self.parents else self.job.data
 
     @property
-    def warm_start(self) -> FirstCheckpoint | None:
+    def first_checkpoint(self) -> FirstCheckpoint | None:
         """The checkpoint of another job from which the job goes on, with the place of that job's checkpoints."""
         start = self.job.started_from
-        return start and replace(start, checkpoints=self.warm_start_from or start.checkpoints)
+        return start and replace(start, checkpoints=self.starts_from or start.checkpoints)
 
     @property
     def num_devices(self) -> int:

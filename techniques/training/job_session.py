@@ -27,7 +27,7 @@ REPORT_EVERY_S = 0.2
 
 
 class SessionState(CheckpointedState, TrainingState, Protocol):
-    """What a session brings to its last step: a trainer, a member of a group, or the encoding of a knowledge store.
+    """What a session brings to its last step: a trainer, a member of a group, or something else that a feature makes.
 
     parts: as of `JobTrainingState`.
     """

@@ -100,7 +100,7 @@ class JobTrainingState:
         Raises ValueError where it belongs to a job that would train other weights. Raises CheckpointNotFound where
         there is none although one of `known_step` was stored.
         """
-        store, start = self.store(root), self.order.warm_start
+        store, start = self.store(root), self.order.first_checkpoint
         is_own = start is None or known_step > start.step
         checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
         is_changed = str(root) in self.job.checkpoint_roots  # it was steered: `jobs set`
@@ -127,7 +127,7 @@ class JobTrainingState:
         if checkpoint is None:
             raise CheckpointNotFound(
                 f"job {self.job.name} starts from step {start.step} in {start.checkpoints}, and no whole checkpoint is "
-                "there. To fix: bring it back, or leave out warm_start"
+                "there. To fix: bring it back, or let the job begin without it"
             )
         return checkpoint
 

@@ -46,7 +46,7 @@ class ShareSums(NamedTuple):
 
 
 class TrainingState(Protocol):
-    """A job on a rank, as its parts see it: trained alone or in a group, or encoded for a knowledge store.
+    """A job on a rank, as its parts see it: trained alone or in a group, or made without training.
 
     job: that of the order, as it is trained now.
     technique: of a job that is trained alone; None otherwise.

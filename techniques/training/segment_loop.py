@@ -67,7 +67,7 @@ class Stepper(Protocol):
 
 
 class TrainedState(SessionState, Protocol):
-    """A job that a gang trains alone: a trainer, or the encoding of a knowledge store."""
+    """A job that a gang trains alone: a trainer, or what a feature makes instead."""
 
     def step(self, votes: tuple[float, ...] = ()) -> StepReport:
         """Trains the next global step; `votes` are summed over the ranks."""

@@ -329,7 +329,7 @@ def _ended(tokens: Sequence[int], context: SampleContext) -> list[int]:
 class EmbeddingOptions(DataOptions):
     """The columns of a text, of one that belongs to it, and of one that does not.
 
-    retriever: the settings of the `Retriever` that finds further texts that do not belong to it in a knowledge store.
+    retriever: the settings of the `Retriever` that finds further texts that do not belong to it.
     """
 
     anchor_column: Annotated[str | None, Description("the column that holds the text to embed, such as query")] = (

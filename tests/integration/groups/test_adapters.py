@@ -153,7 +153,7 @@ def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_p
     job = bench.job(adapter=LORA, parts=(IN_4_BITS,), techniques=(layout.technique,))
     technique = registry.load(layout.path)
     if why_no_adaptation(technique, job) or technique.supports(job, bench.shape(layout.num_devices), bench.facts(job)):
-        assert not technique.takes_4_bits or version("torch") < "2.13"
+        assert not technique.takes_packed_weights or version("torch") < "2.13"
         return
     assert_trains_the_same(bench, job, layout, tmp_path)
     assert bench.reference(job).losses[0] != bench.reference(job.without(QuantizedBase)).losses[0]

@@ -76,7 +76,7 @@ def test_a_checkpoint_that_is_gone_is_named(bench, tmp_path):
     outcome = bench.train(job, SINGLE, tmp_path / "clone").outcome
 
     assert outcome.status == "invalid" or outcome.status == "crashed"
-    assert "no whole checkpoint is there. To fix: bring it back, or leave out warm_start" in outcome.message
+    assert "no whole checkpoint is there. To fix: bring it back, or let the job begin without it" in outcome.message
 
 
 CHANGES = [

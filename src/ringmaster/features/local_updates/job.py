@@ -34,6 +34,7 @@ class LocalUpdates(JobPart):
         "at each step"
     )
     is_exact = True
+    is_divisible = False
     group_obstacle = "has workers with steps of their own"
 
     workers: Annotated[Whole, Description("the number of workers, which share each global batch, such as 4")]

@@ -112,7 +112,7 @@ class LocalUpdateRule(UpdateRule):
         self._workers.restore(reader, checkpoint.manifest.step)
 
     def unmarked_chunk(self, trainer: TrainedModel) -> int:
-        """Returns the job's own: a checkpoint that names no chunk is of a plain job (`warm_start`)."""
+        """Returns the job's own: a checkpoint that names no chunk is of a plain job."""
         return trainer.micro_batch
 
     def unmeasured_s(self, trainer: TrainedModel) -> float:

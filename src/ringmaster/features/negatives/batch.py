@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.features.negatives.job import Negatives
@@ -13,7 +12,7 @@ from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.references import loss_parts
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import part_kinds
+from ringmaster.techniques.job_parts import FirstCheckpoint, other_parts
 from ringmaster.techniques.job_specs import RETRIEVER
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
@@ -28,7 +27,7 @@ class NegativesInFiles(BatchFilePart):
             return
         place, losses = (Negatives.key,), (Contrastive.name, LateInteraction.name)
         retriever = as_mapping(job.get("data")).get("retriever")
-        others = ("kind", "store", "warm_start", "target", "may_vary", "adaptation", "local_updates", "allow_untrusted")
+        others = ["kind", *(key for key, part in other_parts(Negatives).items() if not part.is_divisible)]
         yield from findings_where(
             (
                 loss_parts(job.get("loss"))[0] not in losses,
@@ -76,8 +75,8 @@ class NegativesInFiles(BatchFilePart):
                 passages = {"path": mined.path, "seq_len": job.data.seq_len, "tokenizer": job.data.tokenizer}
                 fields = {"name": store, "base": before, "model": to_json(job.model), "data": passages}
                 data = replace(job.data, options={**job.data.options, RETRIEVER: {"store": store, "k": mined.k}})
-                start: Mapping[str, Any] = {"checkpoints": before, "step": first}
-                part = replace(part, data=data).with_parts(part_kinds()["warm_start"](**start))
+                start = FirstCheckpoint(checkpoints=before, step=first)
+                part = replace(part, data=data).with_start(start)
                 parts += [job_of({**fields, "store": settings}), part]
             else:
                 parts.append(part)

@@ -31,7 +31,7 @@ class QuantizedBase(JobPart):
 
     def why_not(self, technique: Any) -> str | None:
         """Requires that rows of weights are neither divided nor moved."""
-        if self.quantize_base is None or technique.takes_4_bits:
+        if self.quantize_base is None or technique.takes_packed_weights:
             return None
         return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
 

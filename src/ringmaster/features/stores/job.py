@@ -54,6 +54,7 @@ class StoreSettings(JobPart):
     key = "store"
     description = "the index of a knowledge store, such as {index: ivf}, or leave the key out"
     effects = Effect.WEIGHTS | Effect.STEP | Effect.TIME | Effect.MODEL
+    is_divisible = False
     made_by = "encode"
     product = "a knowledge store"
     model_kind = "indexed"

@@ -48,6 +48,7 @@ class Target(JobPart):
     key = "target"
     description = "where the job ends early, such as {metric: eval/loss, at_most: 2.0}"
     effects = Effect.WEIGHTS
+    is_divisible = False
     group_obstacle = "ends at a target, or may change its batch size on the way"
 
     metric: Annotated[str, Format("metric"), Description("a metric of the evaluation, such as eval/loss")]
@@ -112,6 +113,7 @@ class Variables(JobPart):
     key = "may_vary"
     description = "what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}"
     effects = Effect(0)
+    is_divisible = False
 
     global_batch_size: Annotated[
         tuple[Annotated[int, Limits(ge=2, le=MAX_AT_ONCE)], ...],

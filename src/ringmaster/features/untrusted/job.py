@@ -18,6 +18,7 @@ class Untrusted(JobPart):
     """
 
     effects = Effect(0)
+    is_divisible = False
 
     allow_untrusted: Annotated[bool, Description("true where untrusted nodes of a pool may train it, else false")] = (
         False

@@ -35,6 +35,7 @@ class WarmStart(FirstCheckpoint, JobPart):
     key = "warm_start"
     description = "a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out"
     effects = Effect.WEIGHTS
+    is_divisible = False
 
     checkpoints: Annotated[
         str,
