@@ -12,12 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_records
-from ringmaster.flows.batch.result import BatchResult, close_records, collect, report_refusals
+from ringmaster.flows.batch.result import (
+    NO_PROFILING,
+    PROFILING,
+    SINCE,
+    BatchResult,
+    collect,
+    finish_records,
+    report_refusals,
+)
 from ringmaster.flows.batch.run_folder import IS_OVER, is_done_and_recorded, share_models
 from ringmaster.flows.reports.progress import View
 from ringmaster.tasks.batch import Batch
@@ -31,9 +38,6 @@ from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journa
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `EquivalentJobs`
-PROFILING = "profiling"  # the fact: {"num_trials", "seconds"} of the profiling
-STARTED, SINCE = "started_s", "since_s"
-"""The facts: when the run was first started; when it was last started or resumed with jobs to train."""
 
 
 class BatchRun(ABC):
@@ -64,6 +68,7 @@ class BatchRun(ABC):
         self._recorder, self._scheduler, self._stack = recorder, sweep_scheduler, stack
         self._is_due = True  # whether jobs are left to train
         self._is_closed = False  # whether the records are
+        self._listener_faults: Mapping[Listener, str] = {}  # what is missing, and why, since a listener raised
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
@@ -102,15 +107,7 @@ class BatchRun(ABC):
 
     def evaluate(self, profiles: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
         """Returns how the jobs and the plan have done since the run was started or resumed."""
-        return collect(
-            self.batch,
-            self.journal,
-            records,
-            since_s=float(self.journal.get(SINCE)),
-            num_trials=self._profiling["num_trials"],
-            profiling_s=self._profiling["seconds"],
-            refused=profiles.refused,
-        )
+        return collect(self.batch, self.journal, records, profiles.refused)
 
     def record(self, result: BatchResult) -> BatchResult:
         """Records the result, and waits until all is written; returns it with the URIs of the models."""
@@ -123,35 +120,30 @@ class BatchRun(ABC):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def listener_faults(self) -> Mapping[Listener, str]:
-        """What is missing, and why, since a listener of the execution raised; by listener."""
-
     def _begin_records(self, profiles: ProfilingResult, devices: Sequence[str]) -> None:
         jobs = {job.name: job for job in (*self.batch.jobs, *profiles.jobs)}
         self._recorder.begin(
             JobsToRecord(jobs=jobs, preflights=profiles.preflights, profiles=profiles.profiles),
             devices=devices,
-            num_trials=self._profiling["num_trials"],
+            num_trials=self.journal.get(PROFILING, NO_PROFILING)["num_trials"],
         )
-
-    @property
-    def _profiling(self) -> Mapping[str, Any]:
-        result: Mapping[str, Any] = self.journal.get(PROFILING, {"num_trials": 0, "seconds": 0.0})
-        return result
 
     def _close_records(self, result: BatchResult) -> BatchResult:
+        """Records the result, and waits; returns it with the URIs of the models, and what could not be recorded."""
         self._is_closed = True
-        return close_records(
-            result,
-            recorder=self._recorder,
-            journal=self.journal,
-            listener_faults=self.listener_faults,
-            view=self.view,
-            sweep_scheduler=self._scheduler,
-            timeout_s=self.record_timeout_s,
-        )
+        self.journal.put("status", result.status)
+        finish_records(self._recorder, result)
+        faults = self._listener_faults
+        lost = [fault for listener, fault in faults.items() if listener == self._recorder.listen]
+        for fault in faults.values():
+            self.view.say(f"{fault}; the log has the traceback")
+        unrecorded = self._recorder.close(timeout_s=self.record_timeout_s)
+        self.journal.put("is_recorded", self._recorder.is_complete and not lost)
+        if self._scheduler is not None:
+            self._scheduler.close(run_id=self._recorder.run_of())
+        uris = {name: record.details.get("model_uri") for name, record in self.journal.jobs().items()}
+        jobs = tuple({**job, "model_uri": uris[job["name"]]} for job in result.jobs)
+        return replace(result, faults=(*lost, *unrecorded), jobs=jobs)
 
 
 def resume_jobs(journal: Journal, names: Iterable[str], *, is_reported: bool) -> bool:

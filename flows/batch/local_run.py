@@ -13,11 +13,11 @@ from ringmaster.errors import InputError, LedgerError, ProblemError, Untrainable
 from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
-from ringmaster.flows.batch.batch_run import INSPECTED, SINCE, STARTED, BatchRun, resume_jobs
+from ringmaster.flows.batch.batch_run import INSPECTED, BatchRun, resume_jobs
 from ringmaster.flows.batch.context import NodeContext, RunOptions, open_node_context, profiled_at
-from ringmaster.flows.batch.flow_runs import as_task, current_flow_run, root_run
+from ringmaster.flows.batch.flow_runs import as_task, current_flow_run, is_started_by_prefect, root_run
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
-from ringmaster.flows.batch.result import are_measured, failure_reporter, log_decision
+from ringmaster.flows.batch.result import SINCE, STARTED, are_measured, failure_reporter, log_decision
 from ringmaster.flows.batch.run_folder import (
     FLOW_RUNS,
     IS_OVER,
@@ -92,7 +92,8 @@ def open_local_run(
     mark_starting(batch, home)
     with open_node_context(batch, home=home, caller=caller) as node_context, ExitStack() as stack:
         folder = resumed or stamped_folder(home / "batches" / batch.name)
-        stack.enter_context(exclusive_lock(folder))
+        # An earlier process of the flow run, which Prefect considers dead, may still be about to end.
+        stack.enter_context(exclusive_lock(folder, waits=is_started_by_prefect()))
         options_of_file = {"timeout_s": write_patience_s(), "notice": caller.view.say}
         journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db", **options_of_file)))
         node_context = node_context.with_models(journal)
@@ -151,7 +152,6 @@ class LocalRun(BatchRun):
         self._node_context, self._run_paths, self._seed = node_context, run_paths, seed
         self._steering: SweepScheduler | FeaturePolicy | None = sweep_scheduler
         self._conditions = ForecastConditions()
-        self._listener_faults: Mapping[Listener, str] = {}
         # Deadlines count from the batch's start, and durations are compared: neither follows corrections of the clock.
         newest_s = max((record.ended_s or record.started_s for record in journal.segments()), default=0.0)
         journal.clock = clock = SteadyClock(not_before_s=newest_s)
@@ -336,11 +336,6 @@ class LocalRun(BatchRun):
         return self.journal.jobs()
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    @property
-    def listener_faults(self) -> Mapping[Listener, str]:
-        """What is missing, and why, since a listener of the executor raised; by listener."""
-        return self._listener_faults
 
     def _open_engine(self) -> Engine:
         engine_context = EngineContext(

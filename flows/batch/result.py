@@ -15,7 +15,6 @@ from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
     ExecutionEvent,
     JobEnded,
-    Listener,
     Listeners,
     Prediction,
     predictions_in,
@@ -32,11 +31,15 @@ from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FUSION, IS_MEASURED
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
-from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.events import NUM_ROWS
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
+
+STARTED, SINCE = "started_s", "since_s"
+"""The facts: when a run was first started; when it was last started or resumed with jobs to train."""
+PROFILING, NO_PROFILING = "profiling", {"num_trials": 0, "seconds": 0.0}
+"""The fact: the number of trials since a run was started or resumed, and the seconds of its profiling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,22 +123,18 @@ def collect(
     batch: Batch,
     journal: Journal,
     records: Mapping[str, JobRecord],
-    *,
-    since_s: float,
-    num_trials: int,
-    profiling_s: float,
-    refused: Callable[[str], list[dict[str, Any]]] = lambda _: [],
+    refused: Callable[[str], list[dict[str, Any]]],
 ) -> BatchResult:
-    """Returns the result of a batch, by the records of its jobs, and the segments and plans in its journal.
+    """Returns the result of a batch since it was started or resumed, with the segments and plans in its journal.
 
-    since_s: when the batch was started or resumed, in seconds since the epoch.
-    num_trials, profiling_s: number and duration of the trials.
+    records: the records of its jobs.
     refused: returns the techniques and configs that were refused before any trial, with reasons, by job name.
     """
+    since_s, began_s = float(journal.get(SINCE)), float(journal.get(STARTED))
+    profiling = journal.get(PROFILING, NO_PROFILING)
     batch = replace(batch, jobs=(*batch.jobs, *added_jobs(records)))
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     plan, problem = _first_plan(journal, since_s=since_s)
-    began_s = float(journal.get("started_s", since_s))
     fusion, prediction = journal.get(FUSION), None
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
@@ -156,8 +155,8 @@ def collect(
         value=_value(batch, segments, problem),
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
-        num_trials=num_trials,
-        profiling_s=profiling_s,
+        num_trials=profiling["num_trials"],
+        profiling_s=profiling["seconds"],
         jobs=tuple(
             _job_row(batch, records[job.name], journal.segments(job.name), since_s=since_s, began_s=began_s)
             | {"refused": refused(job.name)}
@@ -302,44 +301,6 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
         }
         for job in result.jobs
     ]
-
-
-def close_records(
-    result: BatchResult,
-    *,
-    recorder: AsyncRecorder,
-    journal: Journal,
-    listener_faults: Mapping[Listener, str],
-    view: View,
-    sweep_scheduler: SweepScheduler | None = None,
-    timeout_s: float | None = None,
-) -> BatchResult:
-    """Records the result of a batch, and waits until all is written.
-
-    Args:
-        result: The result before its models are recorded.
-        recorder: Writes the batch into MLflow.
-        journal: The journal of the batch.
-        listener_faults: What is missing, and why, since a listener of the batch raised; by listener.
-        view: Shows what is missing.
-        sweep_scheduler: The scheduler of the sweep whose trials are the jobs.
-        timeout_s: Seconds to wait for an unavailable MLflow; None for the recorder's default.
-
-    Returns:
-        The result with the URIs of the models, and with what could not be recorded.
-    """
-    journal.put("status", result.status)
-    finish_records(recorder, result)
-    lost = [fault for listener, fault in listener_faults.items() if listener == recorder.listen]
-    for fault in listener_faults.values():
-        view.say(f"{fault}; the log has the traceback")
-    faults = (*lost, *recorder.close(timeout_s=timeout_s))
-    journal.put("is_recorded", recorder.is_complete and not lost)
-    if sweep_scheduler is not None:
-        sweep_scheduler.close(run_id=recorder.run_of())
-    records = journal.jobs()
-    uris = {name: record.details.get("model_uri") for name, record in records.items()}
-    return replace(result, faults=faults, jobs=tuple({**job, "model_uri": uris[job["name"]]} for job in result.jobs))
 
 
 def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:

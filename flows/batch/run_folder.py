@@ -118,11 +118,14 @@ def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str]) -> Pa
     flow_runs: as in `FLOW_RUNS`.
     """
     for folder in reversed(runs_below(home / "batches" / batch.name)):
-        facts = facts_of_file(folder / "journal.db")
-        root, own = facts.get(FLOW_RUNS, ("", ""))
-        is_own, is_done = own == flow_runs[1], facts.get("status") == "done" and facts.get(IS_OVER)
-        if own and (is_own or (root == flow_runs[0] and not is_done)) and is_batch(batch, facts.get("batch")):
-            return folder
+        with suppress(InputError, OSError):  # a run that cannot be read hinders no other one
+            facts = facts_of_file(folder / "journal.db", FLOW_RUNS, "status", IS_OVER)
+            root, own = facts.get(FLOW_RUNS, ("", ""))
+            is_done = facts.get("status") == "done" and facts.get(IS_OVER)
+            if own and (own == flow_runs[1] or (root == flow_runs[0] and not is_done)):
+                stored = facts_of_file(folder / "journal.db", "batch").get("batch")
+                if is_batch(batch, stored):
+                    return folder
     return None
 
 

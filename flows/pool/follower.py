@@ -19,9 +19,9 @@ from prefect.exceptions import TerminationSignal
 from ringmaster.codec import digest, from_json
 from ringmaster.errors import InputError
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, show_control
-from ringmaster.flows.batch.batch_run import INSPECTED, SINCE, resume_jobs
+from ringmaster.flows.batch.batch_run import INSPECTED, resume_jobs
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
-from ringmaster.flows.batch.result import log_decision
+from ringmaster.flows.batch.result import SINCE, log_decision
 from ringmaster.flows.batch.run_folder import is_batch, was_being_started
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.run_order import stamped_folder

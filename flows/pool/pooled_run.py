@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from ringmaster.errors import BatchCancelled
 from ringmaster.flows import settings
 from ringmaster.flows.batch import run_folder
 from ringmaster.flows.batch.artifacts import flow_run_page
-from ringmaster.flows.batch.batch_run import SINCE, STARTED, BatchRun
+from ringmaster.flows.batch.batch_run import BatchRun
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
     current_flow_run,
@@ -33,7 +33,7 @@ from ringmaster.flows.batch.flow_runs import (
     root_run,
 )
 from ringmaster.flows.batch.group_choice import choose_job_groups
-from ringmaster.flows.batch.result import are_measured
+from ringmaster.flows.batch.result import SINCE, STARTED, are_measured
 from ringmaster.flows.batch.run_folder import IS_OVER
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.follower import (
@@ -54,7 +54,7 @@ from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
-from ringmaster.tasks.execution.events import Listener, PlanUpdate
+from ringmaster.tasks.execution.events import PlanUpdate
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
@@ -84,9 +84,6 @@ def open_pooled_run(
     options: RunOptions,
     *,
     caller: Caller,
-    profile: Callable[..., ProfilingResult] = profile_on_pool,
-    open_ledger: Callable[..., Ledger] = Ledger,
-    shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
     sweep_scheduler: SweepScheduler | None = None,
 ) -> Iterator[PooledRun]:
     """Opens a run of a batch on a pool.
@@ -97,7 +94,6 @@ def open_pooled_run(
 
     address: the pool.
     caller: the caller of the flow, which shows the progress.
-    profile, open_ledger, shown: parts that tests replace.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
 
     Raises InputError if devices, base models or a batch to resume do not exist, ReleaseMismatch if the pool is of
@@ -115,18 +111,10 @@ def open_pooled_run(
         run_folder.mark_starting(batch, home)
         # An earlier process that followed the run, and was considered dead, may still be about to end.
         stack.enter_context(run_folder.exclusive_lock(folder, waits=is_started_by_prefect()))
-        ledger = open_ledger(address.mlflow_uri)
+        ledger = Ledger(address.mlflow_uri)
         pool_run = PoolRun(caller=caller, batch=batch, id=key, folder=folder, database=database, ledger=ledger)
         stack.enter_context(cancelled_from_outside(pool_run))
-        yield PooledRun(
-            pool_run,
-            options,
-            profile=profile,
-            retrying_ledger=lambda: open_ledger(address.mlflow_uri, waiting=OutageRetry(notices(caller.view.notice))),
-            shown=shown,
-            sweep_scheduler=sweep_scheduler,
-            stack=stack,
-        )
+        yield PooledRun(pool_run, options, sweep_scheduler=sweep_scheduler, stack=stack)
 
 
 @contextmanager
@@ -186,9 +174,6 @@ class PooledRun(BatchRun):
     """A run of a batch on a pool, followed by this process.
 
     run: the run's place in the pool.
-    profile: has the jobs profiled on the pool's nodes.
-    retrying_ledger: opens the records so that calls wait for an MLflow server that is away.
-    shown: makes the listeners that show a submitted batch.
     """
 
     def __init__(
@@ -196,9 +181,6 @@ class PooledRun(BatchRun):
         run: PoolRun,
         options: RunOptions,
         *,
-        profile: Callable[..., ProfilingResult],
-        retrying_ledger: Callable[[], Ledger],
-        shown: Callable[[PoolRun, Submission], Sequence[Listener]],
         sweep_scheduler: SweepScheduler | None,
         stack: ExitStack,
     ) -> None:
@@ -215,8 +197,7 @@ class PooledRun(BatchRun):
             sweep_scheduler=sweep_scheduler,
             stack=stack,
         )
-        self._run, self._options, self._profile = run, options, profile
-        self._retrying_ledger, self._shown = retrying_ledger, shown
+        self._run, self._options = run, options
         # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
         self.record_timeout_s = math.inf if is_started_by_prefect() else None
         self._kept_node = stack.enter_context(ExitStack())  # from the profiling until the jobs are submitted
@@ -239,7 +220,8 @@ class PooledRun(BatchRun):
 
     def _measure(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs on one node of each kind."""
-        batch, journal, ledger = self.batch, self.journal, self._retrying_ledger()
+        batch, journal = self.batch, self.journal
+        ledger = Ledger(self._run.ledger.tracking_uri, waiting=OutageRetry(notices(self.view.notice)))
         jobs = tuple(job.name for job in batch.jobs)
         self._kept_node.enter_context(
             measured(
@@ -252,7 +234,7 @@ class PooledRun(BatchRun):
         journal.put_all({"batch": batch.to_json(), STARTED: journal.get(STARTED, since_s), SINCE: since_s})
         run_folder.checkpoint_root_of(journal, resume=False)
         batch, self._weights = run_folder.with_models(batch, ledger, journal, settings.home())
-        profiles = self._profile(batch, key=self._run.id, database=self._run.database, caller=self._run.caller)
+        profiles = profile_on_pool(batch, key=self._run.id, database=self._run.database, caller=self._run.caller)
         journal.put(IS_MEASURED, are_measured(profiles.profiles) and are_measured(profiles.groups))
         return profiles
 
@@ -272,10 +254,11 @@ class PooledRun(BatchRun):
                 run,
                 submission,
                 after=self._shown_until,
-                listeners=for_prefect(lambda: self._shown(run, submission), self.view.notice),
+                listeners=for_prefect(lambda: shown_in_prefect(run, submission), self.view.notice),
                 sweep_scheduler=self._scheduler,
             )
         )
+        self._listener_faults = self._follower.listener_faults
 
     def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
         """Waits until the pool's controller has a plan with the batch; returns None if it has ended without one."""
@@ -294,11 +277,6 @@ class PooledRun(BatchRun):
         return self.journal.jobs()
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    @property
-    def listener_faults(self) -> Mapping[Listener, str]:
-        """What is missing, and why, since a listener of the follower raised; by listener."""
-        return self._follower.listener_faults
 
     def _submit(self, profiles: ProfilingResult) -> Submission:
         """Chooses the groups of jobs to train together, and submits the jobs to the pool."""

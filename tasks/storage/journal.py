@@ -278,17 +278,19 @@ def segments_of_file(file: Path) -> list[SegmentRecord]:
     ]
 
 
-def facts_of_file(file: Path) -> dict[str, Any]:
-    """Returns the facts in the journal of a batch that runs on this machine alone.
+def facts_of_file(file: Path, *keys: str) -> dict[str, Any]:
+    """Returns facts in the journal of a batch that runs on this machine alone, as far as there are any.
 
     Raises DatabaseFileError, and OSError where it cannot be read.
     """
-    values = {row["key"]: row["value"] for row in _rows_of_file(file, "facts", order="key", content="value")}
-    return {key: value[0] for key, value in values.items() if isinstance(value, list) and value}
+    rows = _rows_of_file(file, "facts", order="key", content="value", keys=keys)
+    return {row["key"]: row["value"][0] for row in rows if isinstance(row["value"], list) and row["value"]}
 
 
-def _rows_of_file(file: Path, table: str, *, order: str, content: str) -> list[dict[str, Any]]:
-    """Returns the rows of a table of a journal. content: the column with JSON.
+def _rows_of_file(
+    file: Path, table: str, *, order: str, content: str, keys: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Returns the rows of a table of a journal. content: the column with JSON. keys: restricts them to those of facts.
 
     It only reads, so that a thousand journals take a second: a `Database` prepares its tables, which is a synced write.
     """
@@ -297,7 +299,9 @@ def _rows_of_file(file: Path, table: str, *, order: str, content: str) -> list[d
             connection.row_factory = sqlite3.Row
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
                 return []  # its run was killed before it had written anything
-            rows = connection.execute(f"SELECT * FROM {table} WHERE batch = '' ORDER BY {order}").fetchall()  # noqa: S608 - our own names
+            only = f"AND key IN ({', '.join('?' * len(keys))})" if keys else ""
+            query = f"SELECT * FROM {table} WHERE batch = '' {only} ORDER BY {order}"  # noqa: S608 - our own names
+            rows = connection.execute(query, tuple(keys)).fetchall()
         return [{**dict(row), content: json.loads(row[content])} for row in rows]
     except (sqlite3.Error, ValueError) as error:
         fault = fault_of(file, contents="its records of runs", writes=False)

@@ -40,7 +40,7 @@ def loss(outputs, batch):
 def one_set():
     return [{}]
 """
-WHY = "rank 0: RuntimeError: no such luck (crashed 3 times)"
+WHY = "rank 0: RuntimeError: no such luck"
 FROM_PYTHON = """
 import sys
 from ringmaster import BatchFailed, train_batch

@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from ringmaster.flows.batch import batch_run
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.flows.batch.result import (
     BatchResult,
-    close_records,
     failure_reporter,
     job_rows,
     log_decision,
     report_refusals,
 )
 from ringmaster.flows.caller import Caller
-from ringmaster.flows.reports.progress import LinesView, LiveView, View
+from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import DeviceWait, JobEnded
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -47,6 +47,18 @@ def log(monkeypatch):
 def terminal():
     """A console in memory."""
     return Console(file=io.StringIO(), width=200)
+
+
+def local_run(batch, journal, recorder, folder):
+    return LocalRun(
+        SimpleNamespace(batch=batch, cluster=cluster(1), caller=Caller()),
+        journal,
+        recorder=recorder,
+        run_paths=SimpleNamespace(folder=folder, cache_dir=folder),
+        seed=0,
+        sweep_scheduler=None,
+        stack=ExitStack(),
+    )
 
 
 def surveyed(name):
@@ -102,15 +114,8 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     journal = Journal.of_file(tmp_path / "journal.db")
     journal.write_job("b", status=JobStatus.DONE)
     began, heard = [], []
-    run = LocalRun(
-        SimpleNamespace(batch=batch, cluster=cluster(1), caller=Caller()),
-        journal,
-        recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
-        run_paths=SimpleNamespace(folder=tmp_path, cache_dir=tmp_path),
-        seed=0,
-        sweep_scheduler=None,
-        stack=ExitStack(),
-    )
+    recorder = SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append)
+    run = local_run(batch, journal, recorder, tmp_path)
     profiled = ProfilingResult(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
@@ -122,15 +127,18 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     journal.close()
 
 
-def test_a_recorder_that_an_executor_has_detached_has_lost_records(tmp_path):
+def test_a_recorder_that_an_executor_has_detached_has_lost_records(tmp_path, monkeypatch):
     journal = Journal.of_file(tmp_path / "journal.db")
-    recorder = AsyncRecorder(FakeLedger(), journal, batch=Batch(name="nightly", jobs=(), folder=None, text=""))
+    batch = Batch(name="nightly", jobs=(), folder=None, text="")
+    recorder = AsyncRecorder(FakeLedger(), journal, batch=batch)
+    run = local_run(batch, journal, recorder, tmp_path)
     figures = {"makespan_s": 1.0, "idle_s": 0.0, "num_trials": 0, "profiling_s": 0.0, "current_practice_s": None}
     result = BatchResult(
         batch="nightly", status="done", plan={"makespan_s": 1.0}, objective="makespan", value=1.0, jobs=(), **figures
     )
-    listener_faults = {recorder.listen: "the recorder stopped", journal.put: "the chart stopped"}
-    recorded = close_records(result, recorder=recorder, journal=journal, listener_faults=listener_faults, view=View())
+    run._listener_faults = {recorder.listen: "the recorder stopped", journal.put: "the chart stopped"}
+    monkeypatch.setattr(batch_run, "show_records", lambda *_: None)
+    recorded = run.record(result)
     assert recorded.faults == ("the recorder stopped",)
     assert journal.get("is_recorded") is False, "so that --resume records the rest"
     journal.close()

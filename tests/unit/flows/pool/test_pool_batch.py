@@ -110,16 +110,8 @@ class Bench:
         return self.ledger if waiting is None else Patient(self.ledger, waiting)
 
     def train(self, batch=BATCH, *, resume=False, view=None, signals=None, **options):
-        with open_pooled_run(
-            batch,
-            self.address,
-            RunOptions(resume=resume),
-            caller=Caller(view=view or View(), interrupts=signals or Interrupts()),
-            profile=self.profile,
-            open_ledger=self.open_ledger,
-            shown=lambda run, submission: [],
-            **options,
-        ) as run:
+        caller = Caller(view=view or View(), interrupts=signals or Interrupts())
+        with open_pooled_run(batch, self.address, RunOptions(resume=resume), caller=caller, **options) as run:
             profiles = steps.profile.fn(run)
             run.begin(profiles)
             records = steps.execute.fn(run, steps.make_plan.fn(run, profiles))
@@ -149,6 +141,9 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setattr(mlflow_calls, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(async_recorder, "LOOK_EVERY_S", 0.05)
     bench = Bench(tmp_path)
+    monkeypatch.setattr(pooled_run, "profile_on_pool", lambda batch, **options: bench.profile(batch, **options))
+    monkeypatch.setattr(pooled_run, "Ledger", bench.open_ledger)
+    monkeypatch.setattr(pooled_run, "shown_in_prefect", lambda run, submission: [])
     yield bench
     bench.database.close()
 
@@ -378,7 +373,7 @@ def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypat
         bench.ledger.away = 3
         finish(recorder, result)
 
-    monkeypatch.setattr(records, "finish_records", away_at_the_end)
+    monkeypatch.setattr(batch_run, "finish_records", away_at_the_end)
     with played(bench.database):
         result = bench.train()
     assert result.faults == ()
