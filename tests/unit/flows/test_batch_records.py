@@ -137,7 +137,7 @@ def test_a_recorder_that_an_executor_has_detached_has_lost_records(tmp_path, mon
         batch="nightly", status="done", plan={"makespan_s": 1.0}, objective="makespan", value=1.0, jobs=(), **figures
     )
     run._listener_faults = {recorder.listen: "the recorder stopped", journal.put: "the chart stopped"}
-    monkeypatch.setattr(batch_run, "show_records", lambda *_: None)
+    monkeypatch.setattr(batch_run, "show_records", lambda *_, **__: None)
     recorded = run.record(result)
     assert recorded.faults == ("the recorder stopped",)
     assert journal.get("is_recorded") is False, "so that --resume records the rest"

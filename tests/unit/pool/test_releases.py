@@ -5,6 +5,7 @@ from sqlalchemy import update
 
 from ringmaster.errors import ReleaseMismatch
 from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.controller import _lead
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.settings import PoolAddress
@@ -52,7 +53,7 @@ def test_a_batch_is_not_handed_over_to_a_pool_of_another_release(tmp_path, monke
     batch = Batch(name="nightly", jobs=(), folder=tmp_path, text="")
     with (
         pytest.raises(ReleaseMismatch, match=r"this machine has 9\.0"),
-        open_pooled_run(batch, address, RunOptions()),
+        open_pooled_run(batch, address, RunOptions(), caller=Caller()),
     ):
         pass
     database.close()
