@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED
+from ringmaster.techniques.job import DISTILLED, PRUNED
 from ringmaster.techniques.technique import RUN, Config, DataParallel
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ class Ddp(DataParallel):
     name = "ddp"
     summary = "a replica a device, gradients averaged by all-reduce"
     needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
-    adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
+    adaptations = frozenset({DISTILLED, PRUNED})
+    reuses_layers = True
     takes_packed_weights = True
     whole_tensors = True
     generates = True

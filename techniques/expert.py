@@ -27,6 +27,7 @@ class Expert(Fsdp):
     summary = "as fsdp; each device keeps its experts, and tokens travel to them"
     needs = "two devices or more; a mixture of experts whose number they divide; 1/n of the training state"
     adaptations = frozenset()
+    reuses_layers = False
     takes_packed_weights = False
     takes_chunks = None
     measures_noise = False

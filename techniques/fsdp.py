@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, Job
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS
 from ringmaster.techniques.technique import (
     RECOMPUTE,
@@ -49,7 +49,8 @@ class Fsdp(DataParallel):
     name = "fsdp"
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
-    adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
+    adaptations = frozenset({DISTILLED, PRUNED})
+    reuses_layers = True
     takes_packed_weights = True
     whole_tensors = True
     takes_chunks: ClassVar[str | None] = TURN

@@ -144,6 +144,13 @@ class AdaptationSpec(JobPart):
     weights: Annotated[tuple[float, ...], Description("a number for each of the parents, such as [0.7, 0.3]")] = ()
     composition: Composition | None = field(default=None, metadata=SINCE_LATER)
 
+    def why_not(self, technique: Any) -> str | None:
+        """Requires of techniques that train several jobs as one that layers may be called for each of them."""
+        if self.kind != COMPOSED or technique.reuses_layers:
+            return None
+        needed = "layers that are called for each of several jobs in one step"
+        return f"a {self.kind} model needs {needed}, which {technique.name} has not"
+
     def renamed(self, rename: Callable[[str], str]) -> "AdaptationSpec":
         """Returns the adaptation with `rename` applied to the names of other models."""
         return replace(self, teacher=self.teacher and rename(self.teacher), parents=tuple(map(rename, self.parents)))

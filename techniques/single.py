@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, Job
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.technique import (
     RECOMPUTE,
     RUN,
@@ -29,7 +29,8 @@ class Single(Technique):
     name = "single"
     summary = "one process; on CPU slots one thread a core"
     needs = "one GPU, or CPU slots of one node; the whole training state in one device's memory"
-    adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
+    adaptations = frozenset({DISTILLED, PRUNED})
+    reuses_layers = True
     takes_packed_weights = True
     whole_tensors = True
     generates = True

@@ -114,6 +114,8 @@ class Technique(ABC):
     # whole output is on the rank that computes its loss, "pruned" where the optimizer reads the gradients of
     # `parameters()`.
     adaptations: ClassVar[frozenset[str]] = frozenset()
+    # Whether layers may be called several times in a step, such as for each of several jobs that share them.
+    reuses_layers: ClassVar[bool] = False
     # Whether the optimizer gets whole parameters, or DTensors, from which it can gather whole ones. If not, optimizers
     # that need whole tensors are refused.
     whole_tensors: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.job import COMPOSED, DISTILLED, Job
+from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
@@ -51,7 +51,8 @@ class Zero2(DataParallel):
     name = "zero2"
     summary = "a replica a device, gradients and optimizer state divided, exchanged while computing"
     needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
-    adaptations = frozenset({COMPOSED, DISTILLED})
+    adaptations = frozenset({DISTILLED})
+    reuses_layers = True
     takes_chunks = TURN
     saves_memory_of = "ddp"
 

@@ -77,29 +77,29 @@ def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[st
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserQuotas:
+class UserLimits:
     """The most devices that the jobs of a user may hold at a time.
 
-    limits: by user; others have no limit.
+    devices: by user; others have no limit.
     users: by job.
     """
 
-    limits: Mapping[str, int] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem) -> UserQuotas:
-        """Returns the quotas of a problem."""
+    def of(cls, problem: Problem) -> UserLimits:
+        """Returns the limits of a problem."""
         limits = problem.limits
-        return cls(limits=limits, users={job.id: job.group for job in problem.jobs if job.group in limits})
+        return cls(devices=limits, users={job.id: job.group for job in problem.jobs if job.group in limits})
 
     def user(self, job: str) -> str | None:
-        """Returns the user of a job that has a quota, else None."""
+        """Returns the user of a job that has a limit, else None."""
         user = self.users.get(job)
-        return user if user in self.limits else None
+        return user if user in self.devices else None
 
 
-NO_QUOTAS = UserQuotas()
+NO_LIMITS = UserLimits()
 
 
 def startable(
@@ -110,11 +110,11 @@ def startable(
     after: Mapping[str, Collection[str]],
     other_jobs: Collection[str] = (),
     num_devices: float = math.inf,
-    quotas: UserQuotas = NO_QUOTAS,
+    limits: UserLimits = NO_LIMITS,
 ) -> list[PlannedSegment]:
     """Returns the segments of `planned` that may start now, in their order.
 
-    A segment that waits also precedes later ones of its user, as it does on its devices, where both exceed the quota.
+    A segment that waits also precedes later ones of its user, as it does on its devices, where both exceed the limit.
 
     planned: the segments that have not started yet, in order.
     after: the jobs that each job depends on, if any.
@@ -125,17 +125,17 @@ def startable(
     busy = {device for segment in running for device in segment.devices}
     active_jobs = {*(segment.job for segment in running), *other_jobs}
     held = Counter[str]()  # by user, the devices of segments that run or come first
-    for segment in running if quotas.limits else ():
-        if (user := quotas.user(segment.job)) is not None:
+    for segment in running if limits.devices else ():
+        if (user := limits.user(segment.job)) is not None:
             held[user] += len(segment.devices)
     result = []
     for segment in planned:
         if len(busy) >= num_devices:
             break
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs
-        if quotas.limits and segment.job not in active_jobs and (user := quotas.user(segment.job)) is not None:
+        if limits.devices and segment.job not in active_jobs and (user := limits.user(segment.job)) is not None:
             held[user] += len(segment.devices)
-            is_free = is_free and held[user] <= quotas.limits[user]
+            is_free = is_free and held[user] <= limits.devices[user]
         if is_free and all(other in done_jobs for other in after.get(segment.job, ())):
             result.append(segment)
         # Whether it starts or waits, it precedes later segments of its job and on its devices.
@@ -152,11 +152,11 @@ def end_of(
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
     over: Collection[str] = (),
-    quotas: UserQuotas = NO_QUOTAS,
+    limits: UserLimits = NO_LIMITS,
 ) -> PlannedSegment | Literal["ends", "goes on"]:
     """Decides what happens when a running segment reaches its planned last step.
 
-    The segment "ends" if its job's next segment or another segment on its devices, or within the quota of its user,
+    The segment "ends" if its job's next segment or another segment on its devices, or within the limit of its user,
     could start once it has ended. If the
     next segment has the same gang, it is returned: the gang continues with it without interruption. Else the segment
     "goes on", as no ready segment waits for its devices.
@@ -165,13 +165,13 @@ def end_of(
         devices of several such gangs would otherwise wait for each of them in turn, without end.
     """
     others = [other for other in running if other.job != segment.job and other.job not in over]
-    next_segments = startable(planned, running=others, done_jobs=done_jobs, after=after, quotas=quotas)
+    next_segments = startable(planned, running=others, done_jobs=done_jobs, after=after, limits=limits)
     following = next((each for each in next_segments if each.job == segment.job), None)
     if following is not None:
         return following if is_same_gang(following, segment) else "ends"
-    user = quotas.user(segment.job)
+    user = limits.user(segment.job)
     is_awaited = any(
-        not set(each.devices).isdisjoint(segment.devices) or (user is not None and quotas.user(each.job) == user)
+        not set(each.devices).isdisjoint(segment.devices) or (user is not None and limits.user(each.job) == user)
         for each in next_segments
     )
     return "ends" if is_awaited else "goes on"
@@ -319,7 +319,7 @@ class PlanSimulator:
         self._devices = {(node.id, number) for node in problem.nodes for number in range(node.num_devices)}
         self._devices |= {device for segment in (*self._busy, *self.planned) for device in segment.devices}
         self._after = {job.id: (*job.after, *_gate(job)) for job in problem.jobs}
-        self._quotas = UserQuotas.of(problem)
+        self._limits = UserLimits.of(problem)
         self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job)]
         # What other jobs wait for and is no job of the problem has been done before.
         self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
@@ -482,7 +482,7 @@ class PlanSimulator:
             done_jobs=self._done,
             after=self._after,
             num_devices=len(self._devices),
-            quotas=self._quotas,
+            limits=self._limits,
         )
         for segment in starting:
             self.planned.remove(segment)
@@ -516,7 +516,7 @@ class PlanSimulator:
             done_jobs=self._done,
             after=self._after,
             over=self._over,
-            quotas=self._quotas,
+            limits=self._limits,
         )
 
     def _come_to_end(self, job: str) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserQuotas, in_steps
+from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserLimits, in_steps
 from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
     NEWEST_PREDICTION,
@@ -184,8 +184,8 @@ class PlanManager:
         )
 
     def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
-        quotas, before = UserQuotas.of(problem), self._plan_progress.quotas
-        self._plan_progress.quotas = replace(quotas, users={**before.users, **quotas.users})  # of what runs, too
+        limits, before = UserLimits.of(problem), self._plan_progress.limits
+        self._plan_progress.limits = replace(limits, users={**before.users, **limits.users})  # of what runs, too
         self._job_table.journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
         self.replanner.planned(self.state(), certificate=plan.certificate)
         self._notify(PlanUpdate(problem=problem, plan=plan, why=why))

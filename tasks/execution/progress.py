@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import (
-    NO_QUOTAS,
+    NO_LIMITS,
     Command,
     DeviceId,
     PlannedSegment,
@@ -361,7 +361,7 @@ class PlanProgress:
     def __init__(self, *, totals: Mapping[str, int], after: Mapping[str, Collection[str]]) -> None:
         self.planned: list[PlannedSegment] = []
         self.running: dict[int, RunningSegment] = {}
-        self.quotas = NO_QUOTAS
+        self.limits = NO_LIMITS
         self._totals, self._after = totals, after
 
     @property
@@ -382,7 +382,7 @@ class PlanProgress:
             done_jobs=done_jobs,
             after=self._after,
             other_jobs=members,
-            quotas=self.quotas,
+            limits=self.limits,
         )
 
     def begun(self, segments: Sequence[PlannedSegment]) -> None:
@@ -450,7 +450,7 @@ class PlanProgress:
                 done_jobs=done_jobs,
                 after=self._after,
                 over=over,
-                quotas=self.quotas,
+                limits=self.limits,
             )
             if isinstance(end, PlannedSegment):
                 if not running.may_go_on(end.last_step):

@@ -63,7 +63,7 @@ class Contraction:
 
         The job has the name of the first job that owns options of the group.
 
-        Where quotas limit groups of jobs, such as those of a user, jobs of different ones are not trained together.
+        Where groups of jobs are limited, such as those of a user, jobs of different ones are not trained together.
         """
         if self.problem.limits and any(len({self.problem.job(name).group for name in group}) > 1 for group in groups):
             return None

@@ -25,7 +25,7 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
-from ringmaster.techniques.job import COMPOSED, PRUNED, AdaptationSpec, Job
+from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job
 from ringmaster.techniques.job_specs import EvaluationSpec, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
@@ -344,7 +344,7 @@ def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
     Raises ValueError where the teacher is unknown, or has another vocabulary than the job.
     """
     adaptation = job.adaptation
-    if adaptation is None or not job.trains or adaptation.kind == COMPOSED:
+    if adaptation is None or not job.trains or adaptation.kind not in (DISTILLED, PRUNED):
         return 0
     student = model_facts(job.model, data=data)
     if adaptation.kind == PRUNED:

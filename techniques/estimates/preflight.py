@@ -19,7 +19,7 @@ from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.device_rates import start_gpu_children
 from ringmaster.techniques.estimates.memory import copies_reference
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, STRUCTURED, Job
+from ringmaster.techniques.job import DISTILLED, PRUNED, STRUCTURED, Job
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, DataSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.metric import why_generating
@@ -261,14 +261,14 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         return reasons[0]
     if job.adapter is not None and job.adapter.dora and not technique.whole_layers:
         return f"a DoRA needs the lengths of whole weights, which {technique.name} divides"
-    if job.adaptation is None or job.adaptation.kind in technique.adaptations:
-        return None
     needed = {
         DISTILLED: "a teacher in addition to the whole output of each row",
         PRUNED: "gradients that are masked between their exchange and the optimizer",
-        COMPOSED: "layers that are called for each of several jobs in one step",
-    }[job.adaptation.kind]
-    return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
+    }
+    kind = "" if job.adaptation is None else job.adaptation.kind
+    if kind not in needed or kind in technique.adaptations:
+        return None
+    return f"a {kind} model needs {needed[kind]}, which {technique.name} has not"
 
 
 def why_no_generation(technique: Technique, job: Job) -> str | None:

@@ -96,14 +96,14 @@ def _differences(one: nn.Module, other: nn.Module) -> list[str]:
 class CompositeModel(nn.Module):
     """Several models with a common module, each called on its own rows. Their modules are `part0`, `part1`, ...
 
-    composite_loss: the loss of all, and with it what each model's `forward` takes.
+    own_loss: the loss of all, and with it what each model's `forward` takes.
     """
 
     def __init__(self, models: Sequence[nn.Module], loss: CompositeLoss) -> None:
         super().__init__()
         for index, model in enumerate(models):
             self.add_module(f"part{index}", model)
-        self.composite_loss = loss
+        self.own_loss = loss
 
     def part(self, index: int) -> nn.Module:
         """Returns one of the models."""
@@ -112,7 +112,7 @@ class CompositeModel(nn.Module):
     def forward(self, **batch: Tensor) -> list[Any]:
         """Returns each model's output. batch: {"part0.NAME": [samples, rows of a sample, ...]}."""
         draws, outputs = current(), []
-        for index, loss in enumerate(self.composite_loss.parts):
+        for index, loss in enumerate(self.own_loss.parts):
             rows = rows_of_part(batch, index)
             num_rows = len(next(iter(rows.values()))) // len(next(iter(batch.values())))
             with nullcontext() if draws is None else draws.divided(num_rows):

@@ -320,7 +320,7 @@ def loss_of(
     `model` is the result of `build_model`, before any technique wraps it. Raises ValueError where a named loss is
     unknown, has a wrong option or is not for such a model.
     """
-    if isinstance(own := getattr(model, "composite_loss", None), Loss):
+    if isinstance(own := getattr(model, "own_loss", None), Loss):
         return own
     arguments = _arguments(model)
     without_labels = None if arguments is None else arguments - {"labels"}

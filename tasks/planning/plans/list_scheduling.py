@@ -24,7 +24,7 @@ Piece = tuple[str, int, float]  # a choice, and the share of the job that it doe
 
 
 class SharedAmount:
-    """Records how much of something that gangs share is used when: host memory, or the devices of a quota."""
+    """Records how much of something that gangs share is used when: host memory, or the devices of a limited group."""
 
     def __init__(self, most: float) -> None:
         self._most, self._times_s, self._used = most, [0.0], [0.0]
@@ -74,7 +74,7 @@ class DeviceTimeline:
             SharedAmount(math.inf if node.host_memory_bytes is None else node.host_memory_bytes)
             for node in problem.nodes
         ]
-        self._quotas = {group: SharedAmount(most) for group, most in problem.limits.items()}
+        self._limited = {group: SharedAmount(most) for group, most in problem.limits.items()}
 
     def earliest(
         self,
@@ -91,19 +91,19 @@ class DeviceTimeline:
 
         length_s: seconds for which the gang must fit; None for those of the whole job.
         cheaply_by_s: take the cheapest nodes instead, where the job then still ends by that time.
-        group: whose quota the gang needs.
+        group: within whose limit the gang must fit.
 
         Raises NoRoomError where the gang fits nowhere.
         """
         whole_s = option.whole_s if length_s is None else length_s
-        quota = self._quotas.get(group)
+        limited = self._limited.get(group)
         while True:
             start_s, nodes = self._earliest(option, ready_s, whole_s, cheaply_by_s=cheaply_by_s)
-            ready_s = start_s if quota is None else quota.earliest(option.num_devices, start_s, whole_s)
+            ready_s = start_s if limited is None else limited.earliest(option.num_devices, start_s, whole_s)
             if ready_s <= start_s:
                 return start_s, nodes
             if ready_s == math.inf:
-                raise NoRoomError(f"the quota of {group} is less than {option.num_devices} devices")
+                raise NoRoomError(f"the limit of {group} is less than {option.num_devices} devices")
 
     def _earliest(
         self, option: Option, ready_s: float, whole_s: float, *, cheaply_by_s: float | None
@@ -149,11 +149,11 @@ class DeviceTimeline:
         """Reserves a gang from `start_s` for `length_s` seconds, on the devices that became free last.
 
         length_s: None for all of the option's seconds.
-        group: whose quota the gang takes.
+        group: within whose limit the gang counts.
         """
         gang, end_s = [], start_s + (option.whole_s if length_s is None else length_s)
-        if group in self._quotas:
-            self._quotas[group].take(option.num_devices, start_s, end_s)
+        if group in self._limited:
+            self._limited[group].take(option.num_devices, start_s, end_s)
         for v in nodes:
             free_s, device = self._free_s[v], self._device[v]
             top = int(np.searchsorted(free_s, start_s, side="right"))
@@ -168,10 +168,10 @@ class DeviceTimeline:
         Raises NoRoomError where the devices become unavailable before the end.
         """
         index = {node.id: v for v, node in enumerate(self._nodes)}
-        if group in self._quotas:
-            if self._quotas[group].earliest(option.num_devices, 0.0, length_s) > 0.0:
-                raise NoRoomError(f"what runs of {group} exceeds its quota")
-            self._quotas[group].take(option.num_devices, 0.0, length_s)
+        if group in self._limited:
+            if self._limited[group].earliest(option.num_devices, 0.0, length_s) > 0.0:
+                raise NoRoomError(f"what runs of {group} exceeds its limit")
+            self._limited[group].take(option.num_devices, 0.0, length_s)
         for name, ids in devices:
             v = index[name]
             if length_s > self._until_s[v]:
@@ -320,7 +320,7 @@ def improve(
 ) -> Plan:
     """Returns the plan after random moves of (order of jobs, option of each), list-scheduled again after each move.
 
-    The result is never worse than the given plan. Unlike `list_annealing`, the search knows quotas.
+    The result is never worse than the given plan. Unlike `list_annealing`, the search knows limits of groups.
 
     bound_s: a lower bound on the makespan.
     work: limits the search.

@@ -29,7 +29,7 @@ def retimed(
 
         min T + sum_j ends_j end_j + sum_n prices_n held_n  +  LATE lateness  +  TRIFLE ends
         work       sum_i (end_i - start_i - overhead_i) / runtime_i = 1           over the segments i of each job
-        order      start_k >= end_i         where k follows i on a device, of a job, by `after`, in full memory or quota
+        order      start_k >= end_i         where k follows i on a device, of a job, by `after`, in full memory or limit
         length     end_i - start_i >= overhead_i, and >= least_s for jobs with several segments
         windows    start >= release, end <= deadline + late, end <= the node's last second, latest_j end <= T
 
@@ -203,12 +203,12 @@ def _followers(problem: Problem, rows: Sequence[Segment], of_job: dict[str, list
         yield from pairwise(own_rows)
     for job in problem.jobs:
         yield from ((of_job[other][-1], of_job[job.id][0]) for other in job.after)
-    shares: dict[tuple[str, str], list[int]] = {}  # the segments that share a node's memory, or a quota
+    shares: dict[tuple[str, str], list[int]] = {}  # the segments that share a node's memory, or a limit
     memory = {node.id for node in problem.nodes if node.host_memory_bytes is not None}
     for i, row in enumerate(rows):
         job = problem.job(row.job)
         if job.group in problem.limits:
-            shares.setdefault(("quota", job.group), []).append(i)
+            shares.setdefault(("limit", job.group), []).append(i)
         if job.options[row.option].host_memory_bytes:
             for v, _ in row.devices:
                 if v in memory:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.execution.dispatch import NO_QUOTAS, PlannedSegment, UserQuotas, end_of, startable
+from ringmaster.tasks.execution.dispatch import NO_LIMITS, PlannedSegment, UserLimits, end_of, startable
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import certified_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
@@ -162,18 +162,18 @@ def planned(job, *devices, last_step=9):
 
 
 def test_a_segment_waits_for_the_quota_of_its_user():
-    quotas = UserQuotas(limits={"ana": 2}, users={"a": "ana", "b": "ana", "c": "ana"})
+    quotas = UserLimits(devices={"ana": 2}, users={"a": "ana", "b": "ana", "c": "ana"})
     a, b, c = planned("a", 0, 1), planned("b", 2), planned("c", 3)
     x = planned("x", 4)
     rules = {"done_jobs": (), "after": {}}
-    assert startable([b, c, x], running=[a], quotas=quotas, **rules) == [x]
-    assert startable([b, c, x], running=[], quotas=quotas, **rules) == [b, c, x]
-    assert startable([a, b, c], running=[], quotas=quotas, **rules) == [a]
-    assert startable([b], running=[a], quotas=NO_QUOTAS, **rules) == [b]
+    assert startable([b, c, x], running=[a], limits=quotas, **rules) == [x]
+    assert startable([b, c, x], running=[], limits=quotas, **rules) == [b, c, x]
+    assert startable([a, b, c], running=[], limits=quotas, **rules) == [a]
+    assert startable([b], running=[a], limits=NO_LIMITS, **rules) == [b]
     # The gang's planned end has come, and its quota is awaited, though its devices are not.
     more = planned("a", 5, last_step=20)
-    assert end_of(a, [b, more], running=[a], quotas=quotas, **rules) == "ends"
-    assert end_of(a, [x], running=[a, x], quotas=quotas, **rules) == "goes on"
+    assert end_of(a, [b, more], running=[a], limits=quotas, **rules) == "ends"
+    assert end_of(a, [x], running=[a, x], limits=quotas, **rules) == "goes on"
 
 
 @draws(15)

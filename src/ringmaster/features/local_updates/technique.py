@@ -38,6 +38,7 @@ class Local(Single):
     summary = "workers with optimizers of their own, averaged every few steps"
     needs = "a job with `local_updates`; devices that divide its workers; the state of these in each device's memory"
     adaptations = frozenset()
+    reuses_layers = False
     generates = False
     takes_kernels = False
     measures_noise = False
