@@ -30,6 +30,7 @@ from ringmaster.flows.reports.progress import View
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, Listener, PlanUpdate
+from ringmaster.tasks.execution.job_table import jobs_left
 from ringmaster.tasks.profiling.preflight import distinct
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
@@ -156,9 +157,7 @@ def resume_jobs(journal: Journal, names: Iterable[str], *, is_reported: bool) ->
     is_reported: whether the end of the run was reported, if it has ended.
     """
     records = journal.jobs()
-    left = [
-        name for name in names if name not in records or records[name].status not in (JobStatus.DONE, JobStatus.STOPPED)
-    ]
+    left = jobs_left(records, names)
     if not is_reported and all(name in records and records[name].status in ENDED for name in left):
         return False
     for name in left:

@@ -4,12 +4,12 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
@@ -17,7 +17,8 @@ from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
-from ringmaster.flows.batch.result import are_measured, report_refusals
+from ringmaster.flows.batch.result import STARTED, are_measured, report_refusals
+from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
@@ -26,15 +27,16 @@ from ringmaster.flows.run_order import stamped_folder
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
 from ringmaster.tasks.control.requests import Requests
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import GOAL
+from ringmaster.tasks.execution.job_table import GOAL, added_jobs, jobs_left
 from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
-from ringmaster.tasks.planning.objectives import HOUR_S, plan_giving_up_deadlines, without_deadlines
+from ringmaster.tasks.planning.objectives import HOUR_S, PlanningTerms, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
@@ -42,7 +44,61 @@ from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profi
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.profiles import PREDICTED
-from ringmaster.text import markdown
+from ringmaster.text import enumerated, markdown
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkLeft:
+    """What a run has left, by its journal.
+
+    run: name of its folder.
+    batch: the batch as it was begun, with the jobs that were added since.
+    steps: the steps that are done, by the name of each job that is left.
+    terms: those of its plans, with times from the epoch.
+    """
+
+    run: str
+    batch: Batch
+    steps: Mapping[str, int]
+    terms: PlanningTerms
+
+    @classmethod
+    def of(cls, journal: Journal, *, run: str) -> Self:
+        """Returns what is left of a run that has begun."""
+        batch, records = Batch.from_json(journal.get("batch")), journal.jobs()
+        jobs = (*batch.jobs, *added_jobs(records))
+        names = tuple(job.name for job in batch.jobs)
+        started_s = float(journal.get(STARTED) or time.time())
+        active = ActiveBatch(id=ALONE, name=batch.name, job_names=names, given=batch.terms, started_s=started_s)
+        return cls(
+            run=run,
+            batch=replace(batch, jobs=jobs),
+            steps={
+                name: records[name].step if name in records else 0
+                for name in jobs_left(records, [job.name for job in jobs])
+            },
+            terms=combined_terms([active.with_changes(journal)]),
+        )
+
+    def of_profiles(self, profiled: ProfilingResult) -> ProfilingResult:
+        """Returns the profiles of the jobs that still have steps to train."""
+        jobs = [job for job in profiled.jobs if self.steps.get(job.name, job.total_steps) < job.total_steps]
+        names = {job.name for job in jobs}
+        groups = {
+            name: tuple(each for each in group if {member.job for member in each.members} <= names)
+            for name, group in profiled.groups.items()
+            if name in names
+        }
+        faults = {name: fault for name, fault in profiled.faults.items() if name in names}
+        return replace(profiled, jobs=tuple(jobs), groups=groups, faults=faults)
+
+    def sentence(self) -> str:
+        """Returns what is done, and from where the other jobs would go on."""
+        num_jobs, begun = len(self.batch.jobs), {name: step for name, step in self.steps.items() if step}
+        totals = {job.name: job.total_steps for job in self.batch.jobs}
+        steps = [f"{name} at step {step} of {totals[name]}" for name, step in begun.items()]
+        text = f"This is what run {self.run} has left: {num_jobs - len(self.steps)} of its {num_jobs} jobs have ended"
+        return f"{text}{', ' if steps else ''}{enumerated(steps)}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +120,7 @@ class DryRun:
     gains: what more devices would gain, in sentences.
     prediction: the predicted ends of the batch and its jobs; on a pool, without other batches.
     num_other_jobs: number of jobs of other batches that the pool trains too, which the plan leaves out.
+    left: what the run has left that would be resumed; None for a new run.
     """
 
     batch: str
@@ -82,6 +139,7 @@ class DryRun:
     gains: tuple[str, ...] = ()
     prediction: Prediction | None = None
     num_other_jobs: int = 0
+    left: WorkLeft | None = None
 
     @property
     def device_hours(self) -> float:
@@ -138,38 +196,55 @@ class DryRun:
             "late": list(self.late),
             "faults": dict(self.faults),
             "folder": str(self.folder),
+            "resumed": None if self.left is None else {"run": self.left.run, "steps": dict(self.left.steps)},
         }
 
 
-def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0, caller: Caller) -> DryRun:
+def dry_run(
+    batch: Batch, *, profiles: Profiles = "predict", seed: int = 0, is_resumed: bool = False, caller: Caller
+) -> DryRun:
     """Plans a batch for this machine or, if it belongs to a pool, for an otherwise idle pool.
 
     profiles: "predict" plans on what is known and predicted, as a run would; "measure" tries the options of each job
         on the devices first.
+    is_resumed: whether to plan what the newest run of the batch has left, as `run --resume` would.
     caller: shows the progress.
 
-    Raises InputError if the requested devices do not exist.
+    Raises InputError if the requested devices do not exist, or if the run to resume is done or of a changed file.
     """
     pool = settings.pool()
     policy = TrialPolicy.THOROUGH if profiles == "measure" else TrialPolicy.NEEDED
     if pool is None:
-        with open_node_context(batch, home=settings.home(), caller=caller) as node_context:
-            result = _here(node_context.with_models(None), policy=policy, seed=seed)
+        folder = folder_to_resume(batch, settings.home()) if is_resumed else None
+        with ExitStack() as stack:
+            left, journal = None, None
+            if folder is not None:
+                journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db")))
+                left = WorkLeft.of(journal, run=folder.name)
+                batch = left.batch
+            node_context = stack.enter_context(open_node_context(batch, home=settings.home(), caller=caller))
+            result = _here(node_context.with_models(journal), policy=policy, seed=seed, left=left)
     else:
+        from ringmaster.flows.pool.follower import newest_run  # loads Prefect, which a plan of this machine need not
+
         with closing(Database(pool.database)) as database:
+            left = None
+            if is_resumed and (newest := newest_run(batch, database, settings.home())) is not None:
+                left = WorkLeft.of(Journal(database, batch=newest[0]), run=newest[0])
+            batch = batch if left is None else left.batch
             profiled, cluster = _profile_on(database, batch, policy=policy, caller=caller)
             num_other_jobs = sum(len(each.jobs) for each in Submissions(database).unended())
-        result = _planned(batch, profiled, cluster, seed=seed, num_others=num_other_jobs)
+        result = _planned(batch, profiled, cluster, seed=seed, num_others=num_other_jobs, left=left)
         result = _with_prediction(result, profiled, ForecastConditions())
     _write(result)
     return result
 
 
-def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRun:
+def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int, left: WorkLeft | None = None) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
     profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
-    result = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, num_others=0)
+    result = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, num_others=0, left=left)
     return _with_prediction(result, profiled, node_context.conditions(load))
 
 
@@ -209,7 +284,16 @@ def _profile_on(
             journal.drop_facts()
 
 
-def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed: int, num_others: int) -> DryRun:
+def _planned(
+    batch: Batch,
+    profiled: ProfilingResult,
+    cluster: Cluster,
+    *,
+    seed: int,
+    num_others: int,
+    left: WorkLeft | None = None,
+) -> DryRun:
+    profiled = profiled if left is None else left.of_profiles(profiled)
     faults = with_orphans(profiled.jobs, profiled.faults)
     jobs = [job for job in profiled.jobs if job.name not in faults]
     result = DryRun(
@@ -221,15 +305,18 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
         faults=faults,
         unfit=profiled.unfit,
         num_other_jobs=num_others,
+        left=left,
     )
     if not jobs:
         return result
     goals = first_goals(jobs, known={})
     short = {search.name: goals[search.name][GOAL] for job in jobs for search in job.searches()}
     jobs = [replace(job, num_steps=short.get(job.name, job.num_steps)) for job in jobs]
-    problem = batch.terms.on(
-        planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
+    steps_done = None if left is None else left.steps
+    problem = planning_problem(
+        jobs, profiled.profiles, cluster, name=batch.name, steps_done=steps_done, groups=profiled.groups
     )
+    problem = batch.terms.on(problem) if left is None else left.terms.on(problem, elapsed_s=time.time())
     made: list[Fusion] = []
     choose = partial(checked_fusion, work_s=PLANNING_WORK_S, seed=seed, objective=batch.terms.objective)
 
@@ -249,6 +336,8 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
 
 def _sentences(dry_run: DryRun) -> Iterator[str]:
     plan, problem = dry_run.plan, dry_run.problem
+    if dry_run.left is not None:
+        yield dry_run.left.sentence()
     if plan is not None and problem is not None:
         ends = datetime.fromtimestamp(dry_run.made_s + plan.makespan_s).astimezone()
         yield f"Started now it ends at {ends:%Y-%m-%d %H:%M:%S %Z}, after {seconds_text(plan.makespan_s)}."

@@ -94,13 +94,15 @@ def run(
 
         batch = load_batch(located(batch_file), data=data)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
-    if (dry_run or ask) and resume and settings.pool() is None:
-        from ringmaster.flows.batch.run_folder import folder_to_resume
-
-        folder_to_resume(batch, settings.home())  # raises as the run would
     if dry_run or ask:
         exit_code = _plan_only(
-            batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json, interrupts=interrupts
+            batch,
+            profiles=profiles,
+            seed=seed,
+            is_resumed=resume,
+            is_result=dry_run,
+            as_json=as_json,
+            interrupts=interrupts,
         )
         if dry_run:
             raise typer.Exit(exit_code)
@@ -117,13 +119,21 @@ def run(
 
 
 def _plan_only(
-    batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool, interrupts: Interrupts
+    batch: Batch,
+    *,
+    profiles: Profiles,
+    seed: int,
+    is_resumed: bool,
+    is_result: bool,
+    as_json: bool,
+    interrupts: Interrupts,
 ) -> int:
     """Plans a batch and shows the plan; returns the exit code.
 
+    is_resumed: whether to plan what the last run of the batch has left.
     is_result: whether the plan is the result of the command, and goes to stdout.
     """
-    result = estimate(batch, profiles=profiles, seed=seed, interrupts=interrupts)
+    result = estimate(batch, profiles=profiles, seed=seed, is_resumed=is_resumed, interrupts=interrupts)
     if as_json and is_result:
         print_json(result.to_json())
         return result.exit_code
@@ -136,7 +146,9 @@ def _plan_only(
     return result.exit_code
 
 
-def estimate(batch: Batch, *, profiles: Profiles, seed: int, interrupts: Interrupts) -> DryRun:
+def estimate(
+    batch: Batch, *, profiles: Profiles, seed: int, is_resumed: bool = False, interrupts: Interrupts
+) -> DryRun:
     """Plans a batch that is not trained, and shows the progress of that."""
     settings.embed(settings.home())
     with working("loading what looks at jobs and plans; no server is started"):
@@ -144,7 +156,7 @@ def estimate(batch: Batch, *, profiles: Profiles, seed: int, interrupts: Interru
         from ringmaster.flows.caller import opened_caller
 
     with opened_caller(interrupts) as caller:
-        return dry_run(batch, profiles=profiles, seed=seed, caller=caller)
+        return dry_run(batch, profiles=profiles, seed=seed, is_resumed=is_resumed, caller=caller)
 
 
 def train_and_show(
@@ -300,7 +312,13 @@ def sweep(
         check_name(form, ledger_of(settings.home(), notice=announce))
         raise typer.Exit(
             _plan_only(
-                batch, profiles="predict", seed=form.seed, is_result=True, as_json=as_json, interrupts=interrupts
+                batch,
+                profiles="predict",
+                seed=form.seed,
+                is_resumed=resume,
+                is_result=True,
+                as_json=as_json,
+                interrupts=interrupts,
             )
         )
     with training(batch, interrupts=interrupts, is_verbose=verbose, is_resumed=resume) as caller:

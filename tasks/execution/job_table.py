@@ -181,6 +181,12 @@ def added_jobs(records: Mapping[str, JobRecord]) -> list[Job]:
     return [from_json(Job, each.details[SETTLED]) for each in records.values() if each.details.get(ADDED)]
 
 
+def jobs_left(records: Mapping[str, JobRecord], names: Iterable[str]) -> list[str]:
+    """Returns the jobs that a run has left if it is resumed: those that are neither done nor were stopped early."""
+    ended = (JobStatus.DONE, JobStatus.STOPPED)
+    return [name for name in names if name not in records or records[name].status not in ended]
+
+
 def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict[Variant, tuple[Profile, ...]]:
     """Returns the options of the variants of a job that may change, its own first; none for another job.
 

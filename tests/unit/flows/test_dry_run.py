@@ -1,5 +1,7 @@
 """Dry run of a batch: the plan and its cost as text, as JSON and as files."""
 
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +10,14 @@ import pytest
 
 from ringmaster.features.target.job import Variables
 from ringmaster.flows.batch import dry_run as rooms
-from ringmaster.flows.batch.dry_run import DryRun
+from ringmaster.flows.batch.dry_run import DryRun, WorkLeft
+from ringmaster.flows.batch.result import STARTED
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile
 
@@ -29,7 +33,9 @@ def profile(step_s, source="measured"):
     return Profile(technique="single", num_devices=1, num_ranks=1, step_s=step_s, peak_bytes=1, source=source)
 
 
-def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, num_other_jobs=0, unfit=(), **batch):
+def planned(
+    tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, num_other_jobs=0, unfit=(), left=None, **batch
+):
     """The dry run of a batch. unfit: the jobs that cannot take a step; the others have a preflight."""
     monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
     asked = Batch(name="nightly", jobs=tuple(jobs), folder=Path(), text="", **batch)
@@ -41,7 +47,7 @@ def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, 
         faults=faults or {},
         num_trials=3,
     )
-    return rooms._planned(asked, profiled, CLUSTER, seed=0, num_others=num_other_jobs)
+    return rooms._planned(asked, profiled, CLUSTER, seed=0, num_others=num_other_jobs, left=left)
 
 
 def test_what_it_comes_to(tmp_path, monkeypatch):
@@ -202,3 +208,23 @@ def test_a_dry_run_is_a_value(tmp_path):
     assert found.device_hours == 0.0
     assert "1 trial was made for it" in "\n".join(found.sentences())
     assert replace(found, num_trials=0).sentences()[0] == "Nothing was tried for it; nothing was trained."
+
+
+def test_of_a_run_that_is_resumed_only_what_is_left_is_planned(tmp_path, monkeypatch):
+    jobs = [job("done"), job("half"), job("new"), job("trained")]
+    asked = Batch(name="nightly", jobs=tuple(jobs), folder=tmp_path, text="", deadlines_s={"half": 5000.0})
+    with closing(Journal.of_file(tmp_path / "journal.db")) as journal:
+        journal.put_all({"batch": asked.to_json(), STARTED: time.time() - 4000.0})
+        for name, status, step in (("done", JobStatus.DONE, 100), ("half", JobStatus.FAILED, 60)):
+            journal.write_job(name, status=status, step=step)
+        journal.write_job("trained", status=JobStatus.RUNNING, step=100)
+        left = WorkLeft.of(journal, run="run-1")
+    profiles = {each.name: (profile(36.0),) for each in jobs}
+    found = planned(tmp_path, monkeypatch, jobs=jobs, profiles=profiles, faults={"done": "?"}, left=left)
+    seconds = {s.job: round(s.end_s - s.start_s) for s in found.plan.segments}
+    assert seconds == {"half": 40 * 36, "new": 100 * 36}
+    assert found.plan.makespan_s == pytest.approx(3600, rel=0.01)
+    steps = "half at step 60 of 100, trained at step 100 of 100"
+    assert found.sentences()[0] == f"This is what run run-1 has left: 1 of its 4 jobs have ended, {steps}."
+    assert found.late == ("half",), "its deadline counts from the start of the run"
+    assert found.to_json()["resumed"] == {"run": "run-1", "steps": {"half": 60, "new": 0, "trained": 100}}

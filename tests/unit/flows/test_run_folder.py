@@ -1,8 +1,9 @@
 """The run that `--resume` continues. A run that was killed before it began has nothing to resume."""
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,13 +210,19 @@ def test_a_run_of_a_later_release_is_of_another_batch(tmp_path):
 @pytest.fixture
 def dry_run(tmp_path, monkeypatch):
     """Carries out a command of a dry run, whose plan is empty, and returns its exit code."""
-    from ringmaster.flows import cli
-    from ringmaster.flows.commands import running
+    from ringmaster.flows import cli, settings
+    from ringmaster.flows.batch import dry_run
 
+    monkeypatch.setattr(settings, "embed", lambda _: None)
     for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE", "RINGMASTER_CHECKPOINTS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(running, "_plan_only", lambda *_, **__: 0)
+    empty = dry_run.DryRun(
+        batch="nightly", made_s=0.0, num_trials=0, price_per_device_hour=1.0, folder=tmp_path, faults={}
+    )
+    no_context = SimpleNamespace(with_models=lambda _: None)
+    monkeypatch.setattr(dry_run, "open_node_context", lambda *_, **__: nullcontext(no_context))
+    monkeypatch.setattr(dry_run, "_here", lambda *_, **__: empty)
     monkeypatch.setattr("ringmaster.tasks.batch.load_batch", lambda *_, **__: BATCH)
     (tmp_path / "nightly.yaml").write_text("name: nightly\n")
 
