@@ -44,6 +44,9 @@ def path_of(url: str) -> str:
     return url.partition(":///")[2].partition("?")[0]
 
 
+SHARED_MEMORY_BYTES = 32 << 10  # the least of the file next to a database with a write-ahead log
+
+
 def is_writable(file: Path) -> bool:
     """Returns whether this user may read and write a database, and make the files that SQLite creates next to it."""
     return os.access(file, os.R_OK | os.W_OK) and os.access(file.parent, os.W_OK)
@@ -63,11 +66,22 @@ def read_only(file: Path, **options: Any) -> sqlite3.Connection:
     try:
         return _checked(uri, "PRAGMA schema_version", **options)
     except sqlite3.OperationalError as error:
-        if "locked" in str(error) or Path(f"{file}-shm").exists() or Path(f"{file}-journal").exists():
+        if "locked" in str(error) or _is_shared(file) or Path(f"{file}-journal").exists():
             raise
     if log.exists() and log.stat().st_size:
         return _checked(f"{uri}&vfs=unix-none", "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA schema_version", **options)
     return _checked(f"{uri}&immutable=1", "PRAGMA schema_version", **options)
+
+
+def _is_shared(file: Path) -> bool:
+    """Returns whether a process has a database with a write-ahead log open, by its file of shared memory.
+
+    On a full disk, SQLite makes that file and fails to give it its least size. The file stays, and nobody uses it.
+    """
+    try:
+        return Path(f"{file}-shm").stat().st_size >= SHARED_MEMORY_BYTES
+    except FileNotFoundError:
+        return False
 
 
 def _checked(uri: str, *statements: str, **options: Any) -> sqlite3.Connection:

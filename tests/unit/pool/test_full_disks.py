@@ -2,11 +2,12 @@
 
 import errno
 import threading
+from contextlib import closing
 
 import pytest
 
 from ringmaster.tasks.storage import database as storage
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal, jobs_of_file
 from tests.readers import small_disk
 
 BIG = "x" * 100_000
@@ -77,3 +78,12 @@ def test_a_stop_ends_the_wait(disk):
     writer.join(60)
     assert errors == [errno.ENOSPC]
     journal.close()
+
+
+def test_the_records_of_a_run_that_has_ended_can_be_read(disk):
+    with closing(Journal.of_file(disk / "journal.db")) as journal:
+        journal.write_job("a", status=JobStatus.DONE, step=3)
+    fill(disk)
+    for _ in range(2):  # the first one leaves what SQLite could not finish there
+        (record,) = jobs_of_file(disk / "journal.db")
+        assert (record.name, record.step) == ("a", 3)
