@@ -144,6 +144,10 @@ def test_every_pipeline_is_offered_with_its_cut(tmp_path, monkeypatch):
     cuts = {(c.config["schedule"], c.config["recompute"]): c.config["stage_layers"] for c in offered}
     assert cuts["1f1b", "none"] == cuts["gpipe", "none"] == [3, 1]
     assert cuts["interleaved", "none"] == cuts["zero_bubble", "none"] == [1, 1, 1, 1]
+
+
+@pytest.mark.full
+def test_every_mesh_is_offered_with_its_cut(tmp_path, monkeypatch):
     sizes = {
         c.config["pp"]: c.config.get("stage_layers")
         for c in candidates(tmp_path, monkeypatch, num_devices=4, technique="mesh")

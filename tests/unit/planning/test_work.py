@@ -1,6 +1,7 @@
 """Limits of a search in work: the same plan at any load, and an end by the wall clock far behind."""
 
 import itertools
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import solve, verify
 from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.work import CORES, WorkBudget, clock
+from tests.matrix import matrix
 
 SHORT_S = 0.05  # work that ends the searches of these problems early
 
@@ -20,8 +22,10 @@ def advancing(seconds):
     return lambda: seconds * next(readings)
 
 
-@pytest.mark.parametrize("preemption", ["auto", "never"])
-@pytest.mark.parametrize("work_s", [SHORT_S, 0.2])
+@pytest.mark.parametrize(
+    ("preemption", "work_s"),
+    matrix(product(["auto", "never"], [SHORT_S, 0.2]), quick=[("auto", SHORT_S), ("never", 0.2)]),
+)
 def test_a_slow_machine_finds_the_same_plan(preemption, work_s, monkeypatch):
     problem, plans = draw("scale-8x16", seed=1), []
     for seconds in (1e-9, 1e-3):

@@ -1,6 +1,7 @@
 """Gradients of divided batches: of every loss on ragged rows, with and without an adapter; and what the probe says."""
 
 import importlib
+from itertools import product
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.dropout import DrawSites, name_modules
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
+from tests.matrix import matrix
 
 probing = importlib.import_module("ringmaster.techniques.probing.probe")  # its package has a function of this name
 
@@ -119,8 +121,14 @@ def test_a_loss_has_the_gradients_of_the_whole_batch_in_all_its_parts(name, opti
         assert reason == ""
 
 
-@pytest.mark.parametrize("same_from", [8, 50, 90])
-@pytest.mark.parametrize("name", ["dpo", "orpo", "simpo"])
+@pytest.mark.parametrize(
+    ("name", "same_from"),
+    matrix(
+        product(["dpo", "orpo", "simpo"], [8, 50, 90]),
+        quick=[("dpo", 8), ("dpo", 50), ("dpo", 90), ("orpo", 90), ("simpo", 90)],
+        ids=lambda case: f"{case[0]}-{case[1]}",
+    ),
+)
 def test_preferences_with_long_common_prompts_are_divided(name, same_from, tmp_path):
     data = DataSpec(factory="tests.unit.probing.samples:long_prompts", kwargs={"num_common": same_from})
     prepared = prepare(data, cache_dir=tmp_path)

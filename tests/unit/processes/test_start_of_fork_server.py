@@ -43,6 +43,7 @@ def test_what_a_library_prints_at_its_import_belongs_to_the_log(monkeypatch, tmp
     (tmp_path / "chatty.py").write_text("print('hello')\nvalue = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(forkserver_client, "PRELOAD", ())  # torch prints nothing
     log = tmp_path / "log"
     with forkserver_client.ForkServer(preload=("chatty:value",), log=log):
         assert log.read_text() == "hello\n"

@@ -80,7 +80,7 @@ def delayed(plan: Plan) -> Plan:
     return Plan(plan.problem_name, tuple(late))
 
 
-@draws(300)
+@draws(100)
 @given(st.data(), ruled_problems(max_jobs=3, with_leaving=False), st.sampled_from([*OBJECTIVES.builtin]))
 def test_no_bound_is_accepted_that_a_valid_plan_is_below(data, problem, objective):
     problem = replace(problem, nodes=tuple(replace(node, price=2.0) for node in problem.nodes))

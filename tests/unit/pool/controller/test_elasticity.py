@@ -192,6 +192,8 @@ def test_nodes_with_a_price_come_for_gangs_over_several_of_them(database, engine
     assert engine.num_lent >= 2
 
 
+# The third kind of batch for which nodes with a price come.
+@pytest.mark.full
 def test_nodes_with_a_price_come_where_the_own_nodes_are_too_small(database, engine, monkeypatch, caplog):
     engine.add("own", 1)
     wide = {name: (profile("ddp", num_devices=2),) for name in "ab"}

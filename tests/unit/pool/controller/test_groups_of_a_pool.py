@@ -12,6 +12,7 @@ from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.techniques.profiles import GroupMemberProfile
+from tests.matrix import matrix
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.controller.test_failover import (
     Killed,
@@ -155,7 +156,10 @@ def test_a_group_is_one_segment_of_which_each_job_is_told(database, how):
     assert (segment.job, segment.outcome["step"]) == ("c", 10)
 
 
-@pytest.mark.parametrize("how", [ALL, OVER_TWO, TWO_AT_A_TIME], ids=["all", "over-two", "two-at-a-time"])
+@pytest.mark.parametrize(
+    "how",
+    matrix([(ALL,), (OVER_TWO,), (TWO_AT_A_TIME,)], quick=[(OVER_TWO,)], ids=["all", "over-two", "two-at-a-time"]),
+)
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
 def test_a_kill_after_any_write_doubles_and_loses_nothing(tmp_path, every, how):
     counted = Database(file_url(tmp_path / "count.db"), synced=False)
