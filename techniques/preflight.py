@@ -80,7 +80,7 @@ class Preflight:
     data, facts: the JSON forms of `data.PreparedData` and `models.ModelFacts`.
     candidates: for each technique and gang size, the presumably cheapest one first.
     exact_chunk: of an exact job, as the preflight has chosen it.
-    workers: of local updates, if the job may change to them.
+    workers: with optimizers of their own, if the job may change to them.
     """
 
     job: str

@@ -181,7 +181,7 @@ def _readable(spec: DataSpec, order: PreflightOrder) -> DataSpec:
 
 
 def num_workers(job: Job, gangs: Sequence[GangShape]) -> int:
-    """Returns the workers of local updates: as many as the largest gang has devices that can share the batch."""
+    """Returns the workers with optimizers of their own: as many as devices of the largest gang can share the batch."""
     sizes = [gang.num_devices for gang in gangs if job.num_devices is None or gang.num_devices in job.num_devices]
     return max((size for size in sizes if job.global_batch_size % size == 0), default=1)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.features.clones.batch_requests import clone_job
 from ringmaster.features.warm_start.job import WarmStart
-from ringmaster.flows.pool.batch_requests import ask_about, clone_job
+from ringmaster.flows.pool.batch_requests import ask_about
 from ringmaster.tasks.control.job_changes import START, with_settings
 from ringmaster.tasks.control.requests import RequestKind
 from ringmaster.tasks.pool.nodes import NodeRegistry
