@@ -39,14 +39,16 @@ def main() -> None:
         from ringmaster.files import storage_fault
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
+        from ringmaster.flows.file_permissions import keep_to_owner
         from ringmaster.flows.output import prepare_streams, report_faults
+        from ringmaster.flows.proxies import report_bypass
         from ringmaster.flows.services import server_answers
 
         prepare_streams()
         server_answers.timeout_s.set(server_answers.TIMEOUT_S)
-        settings.report_bypass()
+        report_bypass()
         try:
-            settings.keep_to_owner(settings.home())
+            keep_to_owner(settings.home())
             app(obj=signals)
         except InputError as error:
             report_faults(error.faults)

@@ -43,10 +43,11 @@ from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents,
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths, added_jobs, variant_options
+from ringmaster.tasks.execution.job_table import JobState, JobTable, added_jobs, variant_options
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import FeaturePolicy, first_goals, steering_policy
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan

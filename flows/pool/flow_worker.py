@@ -22,7 +22,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.compat.prefect import set_run_limit
-from ringmaster.flows import settings
+from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.techniques.processes.stopped import StoppedProcesses
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--queue", action="append", required=True)
     parser.add_argument("--most-runs", type=int, required=True)
     parsed = parser.parse_args(arguments)
-    settings.set_umask()
+    set_umask()
     log_to_stderr(ProcessRole.FLOW_WORKER)
     end_with_parent()
     asyncio.run(_main(parsed))

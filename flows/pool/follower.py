@@ -37,9 +37,9 @@ from ringmaster.tasks.execution.events import (
     PredictionUpdate,
     predictions_in,
 )
-from ringmaster.tasks.execution.job_table import SteeringRequest, added_jobs
+from ringmaster.tasks.execution.job_table import added_jobs
 from ringmaster.tasks.execution.plan_manager import EVERY_S
-from ringmaster.tasks.execution.steering import FeaturePolicy, steering_policy
+from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest, steering_policy
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions

@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ringmaster.errors import InputError
-from ringmaster.flows import settings
+from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.pool.batch_requests import pool_address
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default=LOOPBACK[0])
     parser.add_argument("--port", type=int, required=True)
     requested = parser.parse_args(arguments)
-    settings.set_umask()
+    set_umask()
     try:
         pool = pool_address()
         if not pool.password:

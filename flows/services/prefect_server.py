@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from prefect.settings import get_current_settings
 
 from ringmaster.compat.prefect import MIGRATIONS, create_database, server_app
-from ringmaster.flows import settings
+from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.services import serving
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--until-stdin-ends", action="store_true")
     requested = parser.parse_args(arguments)
-    settings.set_umask()
+    set_umask()
     if requested.until_stdin_ends:
         end_with_parent()
     hosts = serving.hosts_of(os.environ.get(serving.ALLOWED_HOSTS, "")) or serving.LOOPBACK

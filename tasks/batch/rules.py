@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from ringmaster.findings import Finding, Location, Raw, are_counts, as_list, as_mapping, findings_where, got
-from ringmaster.tasks.batch import adaptation_rules
+from ringmaster.tasks.batch import adaptation_rules, adapter_rules
 from ringmaster.tasks.batch.file_parts import PlacedJob, file_parts
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, misspelt
@@ -59,9 +59,7 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
     for place, job in named:
         for each in adaptation_rules.parents_of(job):
             yield from adaptation_rules.parent_findings(place(each.place), job, each, jobs=first, circles=circles)
-        yield from (
-            replace(finding, place=place(finding.place)) for finding in adaptation_rules.base_findings(job, first)
-        )
+        yield from (replace(finding, place=place(finding.place)) for finding in adapter_rules.base_findings(job, first))
 
 
 def _one_of(
@@ -449,7 +447,7 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     training_findings,
     _loss,
     adaptation_rules.adaptation_findings,
-    adaptation_rules.adapter_findings,
+    adapter_rules.adapter_findings,
     _file_parts,
 )
 """Of several faults at one place, the first is reported."""

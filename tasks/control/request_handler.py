@@ -17,7 +17,8 @@ from ringmaster.tasks.control.batch_terms import PRIORITIES, TERMS, ActiveBatch
 from ringmaster.tasks.control.job_changes import change_faults, setting_faults, step_jump, with_steps
 from ringmaster.tasks.control.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import GOAL, SteeringRequest
+from ringmaster.tasks.execution.job_table import GOAL
+from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.tasks.storage.quarantine import Quarantine

@@ -23,12 +23,13 @@ from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.job_price import JobPrice
-from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable, SteeringPolicy, SteeringRequest
+from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import Forecaster, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
+from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, SegmentRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.events import (

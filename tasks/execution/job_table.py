@@ -10,8 +10,6 @@ is then an ordinary job. If the lead job ends, is paused or rests before the oth
 continues alone from its own checkpoint. The lead job's record stores that its group has parted, so that another
 executor that takes over finds it there.
 
-Steering of a running batch: requests that set how far jobs may train and define jobs that were placeholders.
-
 A job's *goal* is the step up to which it is planned. A job that has reached its goal rests and holds no devices, until
 its goal is raised or it is stopped early. A stop is no failure: the last checkpoint and metrics stay. The job's record
 in the journal holds all of this, so that another executor that takes over finds it.
@@ -19,71 +17,18 @@ in the journal holds all of this, so that another executor that takes over finds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ringmaster.codec import digest, from_json, to_json
-from ringmaster.tasks.execution.events import ExecutionEvent
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.job_rules import job_rules
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.checkpoints.storage import is_url, join_root
 from ringmaster.techniques.job import TrainingPhase, Variant
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.processes.events import NUM_ROWS, EvaluationReported
-from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPaths:
-    """The folders of one run of a batch, and the paths that its workers need.
-
-    folder: of this run; holds checkpoints, models and gang logs.
-    cache_dir: prepared data.
-    import_paths: folders appended to the workers' import path.
-    weights: folders of models that are not in the batch: of base models by the job that adapts them, of other parents
-        by the name that the job gives them.
-    data: the prepared data of each job, as the preflight recorded it.
-    checkpoint_every_s: seconds between checkpoints; None to derive it from the cost of a save and the failure rate.
-    checkpoint_root: a folder or an fsspec URL for checkpoints instead of `folder`.
-    keep_checkpoints: how many checkpoints of each job are kept.
-    """
-
-    folder: Path
-    cache_dir: Path
-    import_paths: tuple[str, ...] = ()
-    weights: Mapping[str, Path] = field(default_factory=dict)
-    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    checkpoint_every_s: float | None = None
-    checkpoint_root: str | None = None
-    keep_checkpoints: int = KEPT_CHECKPOINTS
-
-    def model_dir(self, job: str) -> Path:
-        """Returns the folder of a job's finished model."""
-        return self.folder / "models" / job
-
-    def model_url(self, job: str) -> str | None:
-        """Returns where a job's finished model is stored, next to its checkpoints; None where these are in a folder."""
-        return self._url(job, "model")
-
-    def weights_url(self, folder: Path) -> str | None:
-        """Returns where the model of one of the folders in `weights` is stored; None as for `model_url`."""
-        return self._url(".weights", digest(str(folder)))
-
-    def checkpoint_dir(self, job: Job) -> str:
-        """Returns the folder or URL of a job's checkpoints. A job that runs a command always uses a folder."""
-        if self.checkpoint_root is None or job.is_black_box:
-            return str(self.folder / "checkpoints" / job.name)
-        return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)
-
-    def _url(self, *parts: str) -> str | None:
-        root = self.checkpoint_root
-        if root is None or not is_url(root):
-            return None
-        return join_root(root, self.folder.parent.name, self.folder.name, *parts)
-
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE, ADDED = "job", "like", "cloned"
@@ -102,78 +47,6 @@ PARTED, LEFT, LEADS_AFTER = "parted", "left_group", "leads_after"
 that leads a group after another job, the name of that job within the batch."""
 LAYOUT = "layout"
 """The key of a job's details with the option under which it first ran, where it must run under no other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SteeringRequest:
-    """The changes that are requested, by job name.
-
-    jobs: the definitions of placeholder jobs, whose values were unknown before. A job that has begun stays unchanged.
-    likes: for each of them, a job of the batch that cannot differ from it in speed or size.
-    goals: the new goals. A goal is never lowered.
-    stops: the reasons of jobs that are stopped early.
-    phases: the phases of jobs that get another batch size or precision from their goal on.
-    choices: by job, why it gets another one, or does not.
-    """
-
-    jobs: Mapping[str, Job] = field(default_factory=dict)
-    likes: Mapping[str, str] = field(default_factory=dict)
-    goals: Mapping[str, int] = field(default_factory=dict)
-    stops: Mapping[str, str] = field(default_factory=dict)
-    phases: Mapping[str, tuple[TrainingPhase, ...]] = field(default_factory=dict)
-    choices: Mapping[str, str] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.jobs or self.goals or self.stops)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the request as plain values."""
-        return {key: to_json(value) for key, value in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
-        """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
-        kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
-        parts = {key: data.get(key, {}) for key in kinds}
-        for key, part in parts.items():
-            if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
-                raise ValueError(f"its {key} are {part!r:.200}")
-        jobs = {name: from_json(Job, job) for name, job in parts.pop("jobs").items()}
-        phases = {name: _phases(each) for name, each in parts.pop("phases").items()}
-        if missing := set(jobs) - set(parts["likes"]):
-            raise ValueError(f"its fields {', '.join(sorted(missing))} are missing")
-        return cls(jobs=jobs, phases=phases, **parts)
-
-    def in_words(self) -> str:
-        """Returns the reason for a new plan."""
-        parts = list(self.choices.values())
-        if goals := {name: goal for name, goal in self.goals.items() if name not in self.choices}:
-            parts.append(f"{_names(goals)} may train on")
-        if self.stops:
-            parts.append(f"{_names(self.stops)} stopped early")
-        return "; ".join(parts)
-
-
-class SteeringPolicy(Protocol):
-    """Decides while a batch runs how far its jobs train: the scheduler of a sweep, for example."""
-
-    def attach(
-        self,
-        act: Callable[[SteeringRequest], None],
-        *,
-        later: Callable[[Callable[[], None]], None],
-        elapsed_s: float,
-    ) -> None:
-        """Sends requests to `act` from now on, on the thread on which `later` has a function called.
-
-        elapsed_s: the seconds since the batch was first started.
-        """
-
-    def listen(self, event: ExecutionEvent) -> None:
-        """Handles an event of the executor."""
-
-    def is_open(self) -> bool:
-        """Returns whether jobs may get more to train although nothing is left now."""
 
 
 def added_jobs(records: Mapping[str, JobRecord]) -> list[Job]:
@@ -195,11 +68,6 @@ def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict
     others = job.variants()
     own = {job.phase(0).variant: tuple(profiles.get(job.name, ()))} if others else {}
     return own | {variant: tuple(profiles.get(other.name, ())) for variant, other in others.items()}
-
-
-def _names(names: Mapping[str, Any]) -> str:
-    listed = list(names)
-    return ", ".join(listed) if len(listed) <= 3 else f"{', '.join(listed[:2])} and {len(listed) - 2} others"
 
 
 class GroupTable:
@@ -625,10 +493,11 @@ def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
     """Returns a job with the phases that its details have, if they have any, unless it was defined with some."""
     if job.phases or not details.get(PHASES):
         return job
-    return job.with_phases(_phases(details[PHASES]))
+    return job.with_phases(phases_of(details[PHASES]))
 
 
-def _phases(rows: Sequence[Any]) -> tuple[TrainingPhase, ...]:
+def phases_of(rows: Sequence[Any]) -> tuple[TrainingPhase, ...]:
+    """Returns phases of a job, as they are stored."""
     return tuple(from_json(TrainingPhase, row) for row in rows)
 
 

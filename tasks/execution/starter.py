@@ -13,8 +13,9 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import DeviceWait, ExecutionEvent, SegmentStarted
 from ringmaster.tasks.execution.job_rules import job_rules
-from ringmaster.tasks.execution.job_table import JobTable, RunPaths
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry

@@ -1,15 +1,94 @@
-"""What steers batches on the way, of optional features.
+"""Steering of a running batch: requests that set how far jobs may train, and define jobs that were placeholders.
 
 The module `execute` of a feature lists its policies in `STEERING`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ringmaster.codec import from_json, to_json
 from ringmaster.features import modules
-from ringmaster.tasks.execution.job_table import GOAL, RunPaths, SteeringPolicy
+from ringmaster.tasks.execution.events import ExecutionEvent
+from ringmaster.tasks.execution.job_table import GOAL, phases_of
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.job import TrainingPhase
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteeringRequest:
+    """The changes that are requested, by job name.
+
+    jobs: the definitions of placeholder jobs, whose values were unknown before. A job that has begun stays unchanged.
+    likes: for each of them, a job of the batch that cannot differ from it in speed or size.
+    goals: the new goals. A goal is never lowered.
+    stops: the reasons of jobs that are stopped early.
+    phases: the phases of jobs that get another batch size or precision from their goal on.
+    choices: by job, why it gets another one, or does not.
+    """
+
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    likes: Mapping[str, str] = field(default_factory=dict)
+    goals: Mapping[str, int] = field(default_factory=dict)
+    stops: Mapping[str, str] = field(default_factory=dict)
+    phases: Mapping[str, tuple[TrainingPhase, ...]] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.goals or self.stops)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the request as plain values."""
+        return {key: to_json(value) for key, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
+        """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
+        kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
+        parts = {key: data.get(key, {}) for key in kinds}
+        for key, part in parts.items():
+            if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
+                raise ValueError(f"its {key} are {part!r:.200}")
+        jobs = {name: from_json(Job, job) for name, job in parts.pop("jobs").items()}
+        phases = {name: phases_of(each) for name, each in parts.pop("phases").items()}
+        if missing := set(jobs) - set(parts["likes"]):
+            raise ValueError(f"its fields {', '.join(sorted(missing))} are missing")
+        return cls(jobs=jobs, phases=phases, **parts)
+
+    def in_words(self) -> str:
+        """Returns the reason for a new plan."""
+        parts = list(self.choices.values())
+        if goals := {name: goal for name, goal in self.goals.items() if name not in self.choices}:
+            parts.append(f"{_names(goals)} may train on")
+        if self.stops:
+            parts.append(f"{_names(self.stops)} stopped early")
+        return "; ".join(parts)
+
+
+class SteeringPolicy(Protocol):
+    """Decides while a batch runs how far its jobs train: the scheduler of a sweep, for example."""
+
+    def attach(
+        self,
+        act: Callable[[SteeringRequest], None],
+        *,
+        later: Callable[[Callable[[], None]], None],
+        elapsed_s: float,
+    ) -> None:
+        """Sends requests to `act` from now on, on the thread on which `later` has a function called.
+
+        elapsed_s: the seconds since the batch was first started.
+        """
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Handles an event of the executor."""
+
+    def is_open(self) -> bool:
+        """Returns whether jobs may get more to train although nothing is left now."""
 
 
 class FeaturePolicy(SteeringPolicy):
@@ -69,3 +148,8 @@ def first_goals(jobs: Sequence[Job], *, known: Mapping[str, JobRecord]) -> dict[
 def _policies() -> Iterator[type[FeaturePolicy]]:
     for module in modules("execute"):
         yield from getattr(module, "STEERING", ())
+
+
+def _names(names: Mapping[str, Any]) -> str:
+    listed = list(names)
+    return ", ".join(listed) if len(listed) <= 3 else f"{', '.join(listed[:2])} and {len(listed) - 2} others"

@@ -21,7 +21,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import RequestRefused
 from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.execution.job_table import RunPaths
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts

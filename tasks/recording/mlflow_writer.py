@@ -23,7 +23,8 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths, with_phases
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED, with_phases
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore

@@ -14,7 +14,8 @@ from typing import Any
 from ringmaster.clock import boot_s
 from ringmaster.codec import to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import ADDED, GOAL, LIKE, SETTLED, SteeringRequest
+from ringmaster.tasks.execution.job_table import ADDED, GOAL, LIKE, SETTLED
+from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec, TrialState

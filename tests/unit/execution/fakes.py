@@ -7,10 +7,11 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths
+from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin

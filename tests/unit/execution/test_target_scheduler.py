@@ -18,8 +18,9 @@ from ringmaster.features.target.job import Target, Variables
 from ringmaster.features.target.noise_scale import GradientNoise
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.events import GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED, RunPaths, SteeringRequest
-from ringmaster.tasks.execution.steering import first_goals
+from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED
+from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.steering import SteeringRequest, first_goals
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
 from ringmaster.techniques.processes.events import ENDED_EARLY, EvaluationReported, Outcome, Steps

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows import entry, settings
+from ringmaster.flows import entry, file_permissions, settings
 
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch):
     """The usual case: a umask that lets others read, and no setting."""
-    monkeypatch.delenv(settings.UMASK, raising=False)
+    monkeypatch.delenv(file_permissions.UMASK, raising=False)
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -25,7 +25,7 @@ def mode(path):
 
 def test_what_is_written_is_its_owners_alone(tmp_path):
     home = tmp_path / "home"
-    settings.keep_to_owner(home)
+    file_permissions.keep_to_owner(home)
     home.mkdir()
     (home / "file").touch()
     assert (mode(home), mode(home / "file")) == (0o700, 0o600)
@@ -35,10 +35,10 @@ def test_a_home_of_an_earlier_release_is_closed_once_and_told(tmp_path, capsys):
     home = tmp_path / "home"
     (home / "batches").mkdir(parents=True)
     home.chmod(0o755)
-    settings.keep_to_owner(home)
+    file_permissions.keep_to_owner(home)
     assert mode(home) == 0o700
     assert f"{home}: only you may look into it from now on (0700, was 0755)" in capsys.readouterr().err
-    settings.keep_to_owner(home)
+    file_permissions.keep_to_owner(home)
     assert capsys.readouterr().err == ""
 
 
@@ -46,8 +46,8 @@ def test_a_group_is_let_in_where_a_setting_says_so(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     home.chmod(0o2700)
-    monkeypatch.setenv(settings.UMASK, "007")
-    settings.keep_to_owner(home)
+    monkeypatch.setenv(file_permissions.UMASK, "007")
+    file_permissions.keep_to_owner(home)
     (home / "file").touch()
     assert (mode(home), mode(home / "file")) == (0o2770, 0o660)  # the group of new files is unchanged
 
@@ -61,22 +61,22 @@ def test_what_is_no_home_stays_as_it_is(tmp_path, name, capsys):
         (folder / "batches").mkdir()
     before = 0o1777 if name == "sticky" else 0o755
     folder.chmod(before)
-    settings.keep_to_owner(folder)
+    file_permissions.keep_to_owner(folder)
     assert mode(folder) == before
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("said", ["7", "8888", "0o077", "all", "700", "-1"])
 def test_what_is_no_umask_is_told(tmp_path, monkeypatch, said):
-    monkeypatch.setenv(settings.UMASK, said)
+    monkeypatch.setenv(file_permissions.UMASK, said)
     with pytest.raises(InputError, match="To fix: 077"):
-        settings.keep_to_owner(tmp_path)
+        file_permissions.keep_to_owner(tmp_path)
 
 
 @pytest.mark.parametrize("said", ["077", "0077", "027", "007"])
 def test_a_umask_is_told_as_usual(tmp_path, monkeypatch, said):
-    monkeypatch.setenv(settings.UMASK, said)
-    settings.set_umask()
+    monkeypatch.setenv(file_permissions.UMASK, said)
+    file_permissions.set_umask()
     assert os.umask(0o022) == int(said, 8)
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ringmaster.flows.proxies import bypass_proxies
 from ringmaster.flows.services import supervisor
-from ringmaster.flows.settings import bypass_proxies
 from tests.matrix import matrix
 
 NAMES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")

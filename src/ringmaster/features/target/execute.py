@@ -31,8 +31,9 @@ from ringmaster.features.target.noise_scale import (
     steps_ratio,
 )
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
-from ringmaster.tasks.execution.job_table import EVALUATED, RESTED, RunPaths, SteeringRequest, variant_options
-from ringmaster.tasks.execution.steering import FeaturePolicy
+from ringmaster.tasks.execution.job_table import EVALUATED, RESTED, variant_options
+from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase, Variant, exchanging

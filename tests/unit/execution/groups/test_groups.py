@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.job_table import GOAL, SteeringRequest
+from ringmaster.tasks.execution.job_table import GOAL
+from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, Outcome

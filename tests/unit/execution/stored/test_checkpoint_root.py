@@ -7,7 +7,7 @@ import pytest
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import checkpoint_root_of
-from ringmaster.tasks.execution.job_table import RunPaths
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.starter import checkpoint_interval_s
 from ringmaster.tasks.storage.journal import Journal
 
