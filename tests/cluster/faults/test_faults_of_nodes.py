@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ringmaster.features.clones.batch_requests import clone_job
+from ringmaster.features.clones.execute import START
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.pool.batch_requests import ask_about
-from ringmaster.tasks.control.job_changes import START, with_settings
+from ringmaster.tasks.control.job_changes import with_settings
 from ringmaster.tasks.control.requests import RequestKind
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import Submissions
