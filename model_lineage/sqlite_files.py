@@ -7,6 +7,7 @@ question mark. Nothing is quoted there, so a path with a question mark has no UR
 import fcntl
 import os
 import shlex
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -44,12 +45,18 @@ def path_of(url: str) -> str:
     return url.partition(":///")[2].partition("?")[0]
 
 
+MIN_FREE_BYTES = 1 << 18  # on the disk of a database, which less of it stops
 SHARED_MEMORY_BYTES = 32 << 10  # the least of the file next to a database with a write-ahead log
 
 
 def is_writable(file: Path) -> bool:
     """Returns whether this user may read and write a database, and make the files that SQLite creates next to it."""
     return os.access(file, os.R_OK | os.W_OK) and os.access(file.parent, os.W_OK)
+
+
+def is_disk_full(file: Path) -> bool:
+    """Returns whether the disk of a file, or folder, has too little room for a database."""
+    return shutil.disk_usage(file).free < MIN_FREE_BYTES
 
 
 def read_only(file: Path, **options: Any) -> sqlite3.Connection:

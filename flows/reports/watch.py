@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, styled
 from ringmaster.flows.pool.batch_requests import open_database
 from ringmaster.flows.run_order import runs_below
+from ringmaster.model_lineage.sqlite_files import is_disk_full
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of, seconds_text
@@ -222,11 +222,11 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
         with open_database(address) as database:  # gives up where the database is away; what follows waits for it
             ids = [key for key, name, _ in Submissions(database).names() if batch in (key, name)] if batch else [None]
         if ids:
-            with closing(Database(address.database)) as database:
+            with closing(Database(address.database, is_reader=True)) as database:
                 yield WatchTarget(TimelineReader(database, name="the pool", is_pool=True), is_pool=True, batch=ids[-1])
             return
     folder = newest_run(folder, batch)
-    with closing(Database(file_url(folder / "journal.db"))) as database:
+    with closing(Database(file_url(folder / "journal.db"), is_reader=True)) as database:
         yield WatchTarget(TimelineReader(database, name=folder.parent.name), is_pool=False)
 
 
@@ -290,7 +290,6 @@ def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> R
 T = TypeVar("T")
 
 TIMEOUT_S = 2.0  # with a database that is full or locked
-MIN_FREE_BYTES = 1 << 18  # on the disk of a run, which less of it stops
 MAX_NAMED = 4  # devices whose numbers are shown
 MAX_IN_CELL = 500  # characters of a message; --json has all of it
 STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", "message", "trained with")
@@ -326,7 +325,7 @@ def _waiting(records: list[journal.JobRecord], folder: Path) -> list[journal.Job
 
     The run itself cannot write that down there.
     """
-    if not _is_running(records) or shutil.disk_usage(folder).free >= MIN_FREE_BYTES:
+    if not _is_running(records) or not is_disk_full(folder):
         return records
     message = f"waits: the disk of {folder} is full. To fix: free space there"
     return [replace(each, message=each.message or message) if _is_running([each]) else each for each in records]
@@ -360,7 +359,7 @@ def _runs_here(*, has_figures: bool) -> Iterator[StatusRun]:
 def _lines_here(file: Path, batch: str) -> dict[str, JobLine]:
     """Returns what is known of the jobs of a batch that runs on this machine alone; nothing if that cannot be read."""
     try:
-        with closing(Database(file_url(file), timeout_s=TIMEOUT_S)) as database:
+        with closing(Database(file_url(file), timeout_s=TIMEOUT_S, is_reader=True)) as database:
             return _lines(TimelineReader(database, name=batch))
     except (DatabaseFileError, SQLAlchemyError):
         return {}

@@ -45,7 +45,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_d
 
 from ringmaster.errors import DatabaseFileError
 from ringmaster.extras import missing_extra
-from ringmaster.model_lineage.sqlite_files import fault_of, is_writable, path_of, read_only, sqlite_url
+from ringmaster.model_lineage.sqlite_files import fault_of, is_disk_full, is_writable, path_of, read_only, sqlite_url
 from ringmaster.tasks.storage.schema import METADATA, UNREADABLE, check_form, check_tables
 from ringmaster.text import storable
 
@@ -78,6 +78,7 @@ class Database:
         of a SQLite file is full, read-only or damaged. Later transactions then wait no more.
     notice: shows the first fault of a transaction, and that a later try has succeeded; by default they are logged.
     synced: False lets SQLite lose its last transactions on a power failure; for tests.
+    is_reader: whether it is only read: a SQLite file on a full disk is then read as one that this user may not write.
     """
 
     def __init__(
@@ -87,13 +88,16 @@ class Database:
         timeout_s: float = math.inf,
         synced: bool = True,
         notice: Callable[[str], None] = logger.warning,
+        is_reader: bool = False,
     ) -> None:
         self.url = url
         self._timeout_s, self._deadline_s = timeout_s, math.inf
         self._notice, self._is_full = notice, False
         self._closing = threading.Event()
         file = Path(path_of(url)) if url.startswith("sqlite:") else None
-        self._read_only_file = file if file is not None and file.is_file() and not is_writable(file) else None
+        self._read_only_file = None
+        if file is not None and file.is_file() and (not is_writable(file) or (is_reader and is_disk_full(file))):
+            self._read_only_file = file
         try:
             if self._read_only_file is not None:
                 self._engine = _sqlite_to_read(self._read_only_file)

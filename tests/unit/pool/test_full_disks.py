@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from ringmaster.tasks.storage import database as storage
+from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, jobs_of_file
 from tests.readers import small_disk
 
@@ -87,3 +88,5 @@ def test_the_records_of_a_run_that_has_ended_can_be_read(disk):
     for _ in range(2):  # the first one leaves what SQLite could not finish there
         (record,) = jobs_of_file(disk / "journal.db")
         assert (record.name, record.step) == ("a", 3)
+    with closing(Database(file_url(disk / "journal.db"), timeout_s=0.0, is_reader=True)) as database:
+        assert Journal(database, batch="").jobs()["a"].step == 3
