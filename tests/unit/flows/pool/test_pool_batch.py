@@ -23,7 +23,7 @@ from ringmaster.flows.batch.run_folder import exclusive_lock
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.pool import follower, pooled_run
-from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
+from ringmaster.flows.pool.pooled_run import PooledRun, open_pooled_run, store_weights
 from ringmaster.flows.reports.progress import View
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import mlflow_calls
@@ -270,6 +270,30 @@ def test_a_flow_run_that_died_while_it_recorded_trains_nothing_again(bench, monk
         assert executor.num_trained == {"a": 1, "b": 1}
         assert bench.train().status == "done"  # after its end was seen, a new run resumes the batch
         assert executor.num_trained == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("method", ["profile", "begin", "make_plan", "execute", "evaluate", "_close_records"])
+def test_what_was_done_before_the_process_died_is_not_repeated(bench, monkeypatch, method):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    act = getattr(PooledRun, method)
+
+    def act_and_die(run, *values):
+        act(run, *values)
+        raise Killed
+
+    with played(bench.database) as executor:
+        executor.failing = {"b": "its loss is NaN"}
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(PooledRun, method, act_and_die)
+            bench.train()
+        result = bench.train()
+        assert executor.num_trained == {"a": 1, "b": 1}
+    assert (result.status, result.num_trials, len(bench.ids())) == ("failed", 3, 1)
+    assert bench.num_measured == (2 if method == "profile" else 1)
+    assert result.makespan_s > 0 and result.plan["makespan_s"] > 0
+    assert result.jobs[0]["model_uri"] == "models:/nightly.a/1"
+    statuses = {"run of nightly": "FAILED", "run of a": "FINISHED", "run of b": "FAILED"}
+    assert bench.ledger.statuses == statuses
 
 
 def test_what_a_resume_that_died_had_left_waiting_is_trained_by_the_next(bench, monkeypatch):
