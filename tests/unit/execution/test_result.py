@@ -5,7 +5,7 @@ import time
 import pytest
 
 from ringmaster.flows.batch.artifacts import cost_markdown
-from ringmaster.flows.batch.result import collect
+from ringmaster.flows.batch.result import SINCE, STARTED, collect
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.objectives import objective_by_name
@@ -31,6 +31,12 @@ def job(name: str) -> Job:
     return Job(name=name, model=ModelSpec(factory="math:sqrt"), data=DataSpec(source="digits"), num_steps=1)
 
 
+def read(batch, journal):
+    """The result of all that is in the journal."""
+    journal.put_all({STARTED: journal.get(STARTED, 0.0), SINCE: 0.0})
+    return collect(batch, journal, journal.jobs(), lambda job: [])
+
+
 def result_of(journal, monkeypatch, *, objective: str):
     """Two jobs train from second 100 to 110 on two devices, and from 110 to 140 on one. The batch started at 90."""
     batch = Batch.of(
@@ -49,7 +55,7 @@ def result_of(journal, monkeypatch, *, objective: str):
         set_time(monkeypatch, ended_s)
         journal.end_segment(number, {"status": "done", "message": ""})
         journal.write_job(name, status=JobStatus.DONE, step=1)
-    return collect(batch, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
+    return read(batch, journal)
 
 
 @pytest.mark.parametrize(("objective", "value"), [("makespan", 40.0), ("weighted", 10 + 2 * 40), ("cost", 0.5)])
@@ -95,7 +101,7 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
         journal.end_segment(number, {"status": "done", "message": ""})
     journal.write_job("a", status=JobStatus.DONE)
     journal.write_job("b", status=JobStatus.DONE, details={LEADER: "a"})
-    result = collect(batch, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
+    result = read(batch, journal)
     hours = {each["name"]: [s["device_s"] / 3600 for s in each["segments"]] for each in result.jobs}
     assert hours == {"a": [1.0, 1.0], "b": [1.0]}
     assert result.value == pytest.approx(3.0)
@@ -118,4 +124,4 @@ def test_the_worst_end_of_a_job_is_the_batchs(journal, ends, status):
     batch = Batch.of(name="b", jobs=[job("a"), job("b")])
     for each, end in zip(batch.jobs, ends, strict=True):
         journal.write_job(each.name, status=end)
-    assert collect(batch, journal, since_s=0.0, num_trials=0, profiling_s=0.0).status == status
+    assert read(batch, journal).status == status
