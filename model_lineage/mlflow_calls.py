@@ -1,14 +1,15 @@
 """The retries and error translation around every MLflow call, and retries for as long as a server is unreachable.
 
-Every call to MLflow goes through `RetryingClient`. It retries a transient fault (a locked database, a server that
-answers 5xx) a few times. It turns any other fault into a `LedgerError` with a remedy.
+Every call to MLflow goes through `RetryingClient`, which turns faults into `LedgerError`s with a remedy, and repeats it
+by an `OutageRetry`: for a transient fault (a locked database, a server that answers 5xx) a few times, or for as long as
+MLflow is unreachable.
 """
 
 import math
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,15 @@ def _may_pass(error: BaseException) -> bool:
     return bool(getattr(error, "may_pass", False))
 
 
+def _is_busy(error: BaseException) -> bool:
+    """Whether the error of MLflow behind a LedgerError is transient. MLflow itself has waited for an absent server."""
+    return hasattr(error.__cause__, "error_code") and _is_transient(error.__cause__)
+
+
+def show_nothing(_: str) -> None:
+    """A notice that nobody sees."""
+
+
 class OutageRetry:
     """Retries calls for as long as their server is unreachable, with growing delays, until a timeout.
 
@@ -36,6 +46,7 @@ class OutageRetry:
     server: the server's name in messages.
     may_pass: returns whether an error means that the server is unreachable.
     away: the second half of the message that the server is unreachable.
+    delays_s: where retries are limited, the delay before each of them.
     gave_up: whether the timeout of `hurry` has passed; from then on failing calls raise at once.
     """
 
@@ -46,18 +57,21 @@ class OutageRetry:
         server: str = "MLflow",
         may_pass: Callable[[BaseException], bool] = _may_pass,
         away: str = "what needs it waits",
+        delays_s: Sequence[float] | None = None,
     ) -> None:
         self.is_away = self.gave_up = False
         self._notice, self._server, self._may_pass, self._away = notice, server, may_pass, away
-        self._deadline_s = math.inf
+        self._deadline_s, self._delays_s = math.inf, delays_s
         self._is_hurried, self._never = threading.Event(), threading.Event()
 
     def call(self, action: Callable[[], T]) -> T:
         """Calls `action` and returns its result. Raises its error if that is not transient, or after the timeout."""
+        delays_s = self._delays_s
+        growing = tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(self._may_pass),
-            wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
-            stop=self._gives_up,
+            wait=tenacity.wait_chain(*map(tenacity.wait_fixed, delays_s)) if delays_s else growing,
+            stop=self._gives_up if delays_s is None else tenacity.stop_after_attempt(1 + len(delays_s)),
             before_sleep=self._report_first,
             sleep=self._wait,
             reraise=True,
@@ -108,6 +122,8 @@ CONNECTION_FAILURE = re.compile(
 TENSORS_SCHEME = "tensors"  # of the URI of a folder of artifacts whose weights are in a tensor store
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
+"""The delays before each retry of a transient fault. They are short, as MLflow itself already waits on a locked sqlite
+file (20 s) and on a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`)."""
 # The beginnings of MLflow's messages about a server that does not answer.
 AWAY = ("API request to", "The following failures occurred while uploading one or more artifacts")
 
@@ -124,9 +140,7 @@ def redacted(uri: str) -> str:
 class RetryingClient:
     """An MlflowClient (or a similar object) whose methods retry transient faults and raise LedgerError for all others.
 
-    delays_s: the delay before each retry. The list is short because MLflow itself already waits on a locked sqlite file
-        (20 s) and on a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`).
-    waiting: if given, replaces `delays_s` and retries calls for as long as MLflow is unreachable.
+    waiting: retries calls; by default a transient fault, a few times.
     """
 
     def __init__(
@@ -134,14 +148,10 @@ class RetryingClient:
         target: Any,
         *,
         tracking_uri: str,
-        delays_s: tuple[float, ...] = RETRY_DELAYS_S,
-        sleep: Callable[[float], None] = time.sleep,
         waiting: OutageRetry | None = None,
     ) -> None:
-        self._target = target
-        self._uri = redacted(tracking_uri)
-        self._delays_s = delays_s if waiting is None else ()
-        self._sleep, self._waiting = sleep, waiting
+        self._target, self._uri = target, redacted(tracking_uri)
+        self._waiting = waiting or OutageRetry(show_nothing, may_pass=_is_busy, delays_s=RETRY_DELAYS_S)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._target, name)
@@ -153,23 +163,13 @@ class RetryingClient:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls `function`, with texts as databases take them, and the retries and error translation of this class."""
-        act = partial(self._call, function, *storable_values(args), **storable_values(kwargs))
-        return act() if self._waiting is None else self._waiting.call(act)
+        return self._waiting.call(partial(self._call, function, *storable_values(args), **storable_values(kwargs)))
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from mlflow.exceptions import MlflowException
 
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, MlflowException) and _is_transient(error)
-            ),
-            wait=tenacity.wait_chain(*map(tenacity.wait_fixed, self._delays_s or (0.0,))),
-            stop=tenacity.stop_after_attempt(1 + len(self._delays_s)),
-            sleep=self._sleep,
-            reraise=True,
-        )
         try:
-            return retrying(partial(function, *args, **kwargs))
+            return function(*args, **kwargs)
         except MlflowException as error:
             raise self._translated(error) from error
         except OSError as error:

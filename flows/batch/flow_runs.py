@@ -45,7 +45,7 @@ from ringmaster.flows.caller import Caller
 from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
 from ringmaster.flows.services.pool_processes import PREFECT
 from ringmaster.flows.services.serving import prefect_database
-from ringmaster.model_lineage.mlflow_calls import OutageRetry
+from ringmaster.model_lineage.mlflow_calls import OutageRetry, show_nothing
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
@@ -180,10 +180,6 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
 
 Notice = Callable[[str], None]
 """Shows a line of progress."""
-
-
-def show_nothing(_: str) -> None:
-    """The notice of a flow that no command has called: the line is in the log of the flow run alone."""
 
 
 def notices(notice: Notice) -> Notice:

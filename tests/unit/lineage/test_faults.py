@@ -34,7 +34,9 @@ def mlflow_error(message, code):
 def guarded(*faults):
     delays = []
     target = Flaky(*faults)
-    return RetryingClient(target, tracking_uri="postgresql://me:secret@db/mlflow", sleep=delays.append), target, delays
+    client = RetryingClient(target, tracking_uri="postgresql://me:secret@db/mlflow")
+    client._waiting._wait = delays.append
+    return client, target, delays
 
 
 def test_a_transient_fault_is_tried_again_after_growing_delays():
