@@ -36,6 +36,7 @@ from ringmaster.techniques.models.model_folders import (
 )
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.models.quantization import load_quantized, quantize_base
+from ringmaster.techniques.models.weight_values import check_stored_values, check_values
 
 # The methods of quantization whose tensors transformers turns into the model's own without reading values.
 OF_KNOWN_TENSORS = ("fp8", "mxfp4")
@@ -79,6 +80,8 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
             elif spec.from_pretrained is not None:
                 _check_vocabulary(Path(spec.from_pretrained), data)
             model = _from_config(spec, config, weights_from=weights_from)
+    if how is None and (folder := weights_from or _local_folder(spec.from_pretrained)) is not None:
+        check_values(model, folder)
     _begin_as_targets(model, data)
     return model.float().train()
 
@@ -119,6 +122,7 @@ def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | N
     _check_features(folder, data)
     _check_vocabulary(weights_from or Path(str(spec.from_pretrained)), data)
     tensor_shapes(folder)
+    check_stored_values(folder)
     if spec.factory is not None:
         _check_tensors(skeleton(spec, data), folder)
         return

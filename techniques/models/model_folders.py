@@ -104,6 +104,14 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files of the model's weights: the one, else those of the index, else all that are there."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    places = read_json(folder / INDEX).get("weight_map", {})
+    return [folder / name for name in sorted(set(places.values()))] or sorted(folder.glob("*.safetensors"))
+
+
 def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Returns the dtype and shape of each tensor, by name, from the file headers alone.
 

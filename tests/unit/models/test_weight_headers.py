@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ringmaster.techniques.job_specs import ModelSpec
+from ringmaster.techniques.models import weight_values
 from ringmaster.techniques.models.build import build_model, check_weights
 from ringmaster.techniques.models.export import export_model
 from tests.unit.models.conftest import FOUR, LLAMA, TOKENS
@@ -288,3 +289,29 @@ def test_weights_that_are_in_the_tensor_store_alone_are_refused_with_the_way_to_
         ValueError, match=r"are in the tensor store alone. To fix: let `ringmaster lineage restore FOLDER`"
     ):
         check_weights(LLAMA, data=TOKENS, weights_from=folder)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("-inf"), "infinity")])
+def test_weights_that_are_not_finite_are_named_with_their_file(tmp_path, monkeypatch, value, kind):
+    def lose(tensors):
+        tensors[EMBEDDING][-1, 0] = value
+
+    folder = changed(saved(tmp_path, LLAMA), lose)
+    spec = ModelSpec(from_pretrained=str(folder))
+    lost = f"model: {EMBEDDING} in {folder / 'model.safetensors'} holds {kind}. To fix: "
+    assert refusal(spec, TOKENS).startswith(lost)
+    assert refusal(LLAMA, TOKENS, folder).startswith(lost)
+    monkeypatch.setattr(weight_values, "weight_bytes", lambda _: 1 << 40)
+    assert refusal(spec, TOKENS).startswith(lost), "the ends of the tensors of large models are read"
+
+
+def test_what_the_ends_of_large_tensors_do_not_show_is_found_when_they_are_loaded(tmp_path, monkeypatch):
+    def lose(tensors):
+        tensors[EMBEDDING][len(tensors[EMBEDDING]) // 2] = float("nan")
+
+    spec = ModelSpec(from_pretrained=str(changed(saved(tmp_path, LLAMA), lose)))
+    monkeypatch.setattr(weight_values, "weight_bytes", lambda _: 1 << 40)
+    monkeypatch.setattr(weight_values, "SAMPLE_BYTES", 1)
+    check_weights(spec, data=TOKENS)
+    with pytest.raises(ValueError, match=f"{EMBEDDING} in .* holds NaN"):
+        build_model(spec, data=TOKENS, seed=0)
