@@ -23,10 +23,10 @@ class PlayedExecutor:
     held_back: names of jobs that it does not train. failing: by name, jobs that fail, and the reason.
     """
 
-    def __init__(self, database):
+    def __init__(self, database, *, held_back=()):
         self._database = database
         self._submissions, self._requests, self._told = Submissions(database), Requests(database), EventLog(database)
-        self.held_back, self.failing, self.planned = set(), {}, []
+        self.held_back, self.failing, self.planned = set(held_back), {}, []
         self.num_trained = {}
         self.loans = []  # the nodes whose devices it lent, in order
 
@@ -113,9 +113,9 @@ class PlayedExecutor:
 
 
 @contextmanager
-def played(database):
-    """Runs a played executor of the pool in a thread."""
-    executor, over = PlayedExecutor(database), threading.Event()
+def played(database, *, held_back=()):
+    """Runs a played executor of the pool in a thread; held_back: jobs that it does not train, from its first turn."""
+    executor, over = PlayedExecutor(database, held_back=held_back), threading.Event()
 
     def play():
         while not over.wait(LOOK_EVERY_S):

@@ -336,8 +336,7 @@ def test_resume_starts_what_was_killed_before_the_pool_had_it(bench, monkeypatch
 
 
 def test_resume_has_paused_jobs_go_on(bench):
-    with played(bench.database) as executor:
-        executor.held_back = {"a", "b"}
+    with played(bench.database, held_back={"a", "b"}) as executor:
         follower = threading.Thread(target=bench.train, daemon=True)
         follower.start()
         while not bench.ids():
@@ -406,8 +405,7 @@ def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypat
 
 def test_ctrl_c_cancels_the_batch(bench):
     before, is_sent = signal.getsignal(signal.SIGINT), threading.Event()  # a second signal would not wait for the batch
-    with played(bench.database) as executor:
-        executor.held_back = {"a", "b"}
+    with played(bench.database, held_back={"a", "b"}):
 
         class Impatient(View):
             def listen(self, event):
@@ -430,8 +428,7 @@ def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench
             if isinstance(event, PlanUpdate):
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with played(bench.database) as executor:
-        executor.held_back = {"a", "b"}
+    with played(bench.database, held_back={"a", "b"}) as executor:
         with pytest.raises(TerminationSignal):
             bench.train(view=Ended())
         assert set(bench.statuses().values()) == {JobStatus.WAITING}
@@ -521,8 +518,7 @@ def test_a_command_that_measures_a_batch_is_stopped_where_the_batch_is_cancelled
 
 
 def test_a_batch_of_a_command_that_trains_is_cancelled_on_its_page(bench, of_command):
-    with played(bench.database) as executor:
-        executor.held_back = {"b"}
+    with played(bench.database, held_back={"b"}):
         of_command.add("run-9")
         result = bench.train()
     assert result.status == "cancelled"

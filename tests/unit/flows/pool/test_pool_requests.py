@@ -61,8 +61,7 @@ def statuses(database, key):
 def test_all_standing_batches_of_a_name_are_meant_and_an_id_names_one(pool, kind, status):
     for key in ("nightly-1", "nightly-2"):
         submit(pool, key)
-    with played(pool) as executor:
-        executor.held_back = {"a", "b"}
+    with played(pool, held_back={"a", "b"}):
         (answer,) = ask_about(pool, kind, batch="nightly-2", jobs=["a"])
         assert statuses(pool, "nightly-1") == {"a": JobStatus.WAITING, "b": JobStatus.WAITING}
         assert statuses(pool, "nightly-2") == {"a": status, "b": JobStatus.WAITING}
@@ -108,8 +107,7 @@ def run(*arguments):
 
 def test_the_commands_ask_and_print_the_answer(pool):
     submit(pool, "nightly-1")
-    with played(pool) as executor:
-        executor.held_back = {"a", "b"}
+    with played(pool, held_back={"a", "b"}):
         assert run("jobs", "pause", "nightly", "a") == (0, "nightly-1: pause: a\n")
         assert run("jobs", "resume", "nightly") == (0, "nightly-1: resume: a, b\n")
         assert run("jobs", "set", "nightly", "b", "priority=2.5") == (0, "nightly-1: set: b\n")
