@@ -35,7 +35,7 @@ from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant, write_artifact
 from ringmaster.techniques.processes.events import EvaluationReported
-from ringmaster.text import markdown
+from ringmaster.text import markdown, markdown_table
 
 CONTROL = "control-jobs/control-jobs"
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
@@ -69,18 +69,17 @@ def control_markdown(batch: str, jobs: Sequence[str], *, form: str) -> str:
     def link(text: str, what: Mapping[str, Any]) -> str:
         return model_pages.link(text, f"{form}?parameters={quote(json.dumps({'batch': batch, 'what': what}))}")
 
-    def row(name: str, own: Sequence[str]) -> str:
+    def row(name: str, own: Sequence[str]) -> list[str]:
         links = [each for section in job_forms() for each in section.links(own).items()]
-        return f"| {' | '.join([name, *(text and link(text, fields) for text, fields in links)])} |"
+        return [name, *(text and link(text, fields) for text, fields in links)]
 
-    num_links = sum(len(section.links(())) for section in job_forms())
-    head, line = f"| job {'| ' * num_links}|", f"|---{'|---' * num_links}|"
+    whole = row("**the whole batch**", ())
+    rows = [whole, *(row(markdown(job), [job]) for job in jobs[:MAX_CONTROLLED])]
     more = [f"{len(jobs) - MAX_CONTROLLED} more jobs have no row: type their names into a form."]
     return "\n".join(
         [
             "Each link opens a form. Nothing happens before it is submitted.",
-            *("", head, line, row("**the whole batch**", ())),
-            *(row(markdown(job), [job]) for job in jobs[:MAX_CONTROLLED]),
+            *("", markdown_table(["job", *[""] * (len(whole) - 1)], rows)),
             *(["", *more] if len(jobs) > MAX_CONTROLLED else []),
         ]
     )
@@ -122,8 +121,8 @@ def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:
             page = model_pages.link(
                 f"{name} version {version}", f"{root}/{model_pages.model_version_path(name, version)}"
             )
-            models.append(f"| {markdown(job['name'])} | {page} |")
-    return "\n".join([*lines, *(["", "| job | model |", "|---|---|", *models] if models else [])]) + "\n"
+            models.append((markdown(job["name"]), page))
+    return "\n".join([*lines, *(["", markdown_table(("job", "model"), models)] if models else [])]) + "\n"
 
 
 def _address(server: str) -> str:
@@ -262,17 +261,16 @@ def plan_markdown(
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
         "",
         *([f"## {TITLE}", "", *(f"- {markdown(line)}" for line in gains), "", "## Segments", ""] if gains else []),
-        "| job | technique | config | devices | start | end |",
-        "| --- | --- | --- | --- | ---: | ---: |",
     ]
+    rows = []
     for segment in plan.segments:
         option = problem.job(segment.job).options[segment.option]
         config = " ".join(f"{key}={value}" for key, value in option.config.items())
         devices = " ".join(f"{node}:{i}" for node, ids in segment.devices for i in ids)
-        times = f"{segment.start_s:.1f} s | {segment.end_s:.1f} s"
-        names = " | ".join(map(markdown, (segment.job, option.technique, config, devices)))
-        lines.append(f"| {names} | {times} |")
-    return "\n".join(lines)
+        names = map(markdown, (segment.job, option.technique, config, devices))
+        rows.append((*names, f"{segment.start_s:.1f} s", f"{segment.end_s:.1f} s"))
+    columns = ("job", "technique", "config", "devices", "start", "end")
+    return "\n".join([*lines, markdown_table(columns, rows, num_figures=2)])
 
 
 def show_cost(batch: Batch, result: BatchResult) -> None:
@@ -295,8 +293,8 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
         if practice_s is not None:
             lines += [f"{practice_text(practice_s, planned_s=planned_s, are_measured=result.is_measured)}."]
     lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]
-    table = [f"| {markdown(name)} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
-    return "\n".join([*lines, "| job | device-hours | cost |", "|---|---:|---:|", *table]) + "\n"
+    rows = [(markdown(name), f"{spent:.4g}", f"{spent * price:.4g}") for name, spent in hours.items()]
+    return "\n".join([*lines, markdown_table(("job", "device-hours", "cost"), rows, num_figures=2)]) + "\n"
 
 
 def _write(artifact: UUID | None, rows: list[Row]) -> UUID:

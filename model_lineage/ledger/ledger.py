@@ -26,7 +26,7 @@ from ringmaster.model_lineage.ledger.models import Models
 from ringmaster.model_lineage.ledger.registry import CHILD, COMPONENT_OF, KIND, NAME, NOTE, TENSORS, record_of
 from ringmaster.model_lineage.mlflow_calls import redacted
 from ringmaster.model_lineage.records import COMPONENT, ModelRecord
-from ringmaster.text import code_span, markdown
+from ringmaster.text import code_span, markdown, markdown_table
 
 COMPARED_KINDS = ("fine-tuned", "lora", "prefix-tuned", "ia3")
 BESIDE = "\n\n**Beside its base**\n\n"  # heading of the section on a model's page
@@ -247,8 +247,7 @@ def compared_with_base(
     rows += [
         [markdown(key), f"{value:.4g}", f"{known[key]:.4g}" if key in known else ""] for key, value in metrics.items()
     ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "| --- | --- | --- |", *lines[1:]])
+    return markdown_table(rows[0], rows[1:])
 
 
 def held_out(record: ModelRecord) -> frozenset[str]:

@@ -14,7 +14,7 @@ import html
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,12 @@ def markdown(text: str, *, limit: int = MAX_CHARACTERS) -> str:
     """Returns foreign text for a paragraph, heading, link or table in Markdown, where it is neither markup nor HTML."""
     escaped = html.escape(MARKDOWN.sub(_with_backslash, printable(text, limit=limit).strip()), quote=False)
     return BARE_LINKS.sub(lambda match: f"&#{ord(match[0])};", escaped)
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, num_figures: int = 0) -> str:
+    """Returns a table of cells that are markdown. num_figures: how many of the last columns hold numbers."""
+    marks = ["---"] * (len(columns) - num_figures) + ["---:"] * num_figures
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, marks, *rows))
 
 
 def code_span(text: str, *, limit: int = MAX_CHARACTERS) -> str:

@@ -16,7 +16,7 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.job import COMPOSED, EXTRACTED
-from ringmaster.text import code_span, markdown
+from ringmaster.text import code_span, markdown, markdown_table
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {
     "lora": "lora",
@@ -192,8 +192,7 @@ def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     rows += [[markdown(key), *(_figure(entry["metrics"].get(key)) for entry in compared)] for key in own["metrics"]]
     if any(entry["sparsity"] > 0.01 for entry in compared):
         rows.append(["zeros", *(f"{entry['sparsity']:.0%}" for entry in compared)])
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]])
+    return markdown_table(rows[0], rows[1:])
 
 
 def _bytes(entry: Mapping[str, Any], own: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
 from ringmaster.techniques.processes.events import Steps
 from ringmaster.text import markdown as foreign
+from ringmaster.text import markdown_table
 
 DRAW_EVERY_S = 10.0
 MAX_JOBS = 100  # rows of the table of jobs
@@ -156,8 +157,7 @@ def markdown(run_timeline: RunTimeline) -> str:
     picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
     chart = f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{foreign(' · '.join(headline(run_timeline)))}"
     columns, rows = job_table(run_timeline, MAX_JOBS)
-    head = ["| " + " | ".join(map(foreign, row)) + " |" for row in (columns, *rows)]
-    lines = [head[0], "|" + " --- |" * len(columns), *head[1:]]
+    lines = [markdown_table([*map(foreign, columns)], [[*map(foreign, row)] for row in rows])]
     if len(run_timeline.jobs) > MAX_JOBS:
         lines.append(f"\nand {len(run_timeline.jobs) - MAX_JOBS} more jobs")
     return "\n".join([chart, "", *lines]) if rows else chart
