@@ -234,7 +234,8 @@ $(READY): pyproject.toml $(LOCKED)
 		'(on Debian and Ubuntu: apt install python3-venv)' >&2; exit 1; }
 	@echo 'Making the environment in .venv: two to five minutes, once.'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python $(INSTALL) $(FROM_TORCH_INDEX) 'ringmaster[dev]'
+	$(BIN)/python $(INSTALL) $(FROM_TORCH_INDEX) 'ringmaster-ml[dev]'
+	@$(BIN)/uv pip uninstall --quiet --python $(BIN)/python ringmaster  # the distribution's earlier name
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@echo "Compiling the planner's kernels: one to two minutes, once."
 	$(BIN)/python -m ringmaster.tasks.planning.compile_ahead

@@ -1,6 +1,6 @@
 """The bill of materials of a wheel: the tested environment of requirements.txt, in CycloneDX's format.
 
-A hook of the build backend writes it to `ringmaster-VERSION.dist-info/sboms/` (PEP 770). Its packages are those that
+A hook of the build backend writes it to `ringmaster_ml-VERSION.dist-info/sboms/` (PEP 770). Its packages are those that
 the release was tested with; an installation may have others of pyproject.toml's ranges. Their scope says what needs
 them: `required` packages come with the wheel, `optional` ones with its extras, `excluded` ones are for development.
 """

@@ -1,9 +1,10 @@
 """Installs packages of the lock, with all that they need, into the environment of the Python that runs this.
 
-    .venv/bin/python .ci/install.py 'ringmaster[dev]'
+    .venv/bin/python .ci/install.py 'ringmaster-ml[dev]'
 
-Every file has to have a hash of requirements.txt. `ringmaster` stands for its dependencies, `ringmaster[EXTRA]` for
-those of an extra too. The Makefile, the workflows and the Dockerfile install by this alone. It needs nothing but pip.
+Every file has to have a hash of requirements.txt. `ringmaster-ml` stands for the project's dependencies,
+`ringmaster-ml[EXTRA]` for those of an extra too. The Makefile, the workflows and the Dockerfile install by this alone.
+It needs nothing but pip.
 
 - torch comes first, as the build that the index of `--torch-index` offers, PyPI's by default. PyPI's is for CUDA, whose
   libraries it needs; others may not. So that its index offers no other package, it is downloaded by itself.
@@ -63,7 +64,7 @@ def needs_cuda() -> bool:
 def main() -> None:
     """Installs what the command line names."""
     parser = argparse.ArgumentParser(description="Install packages of requirements.txt with all that they need.")
-    parser.add_argument("requirements", nargs="+", metavar="PACKAGE", help="such as 'ringmaster[dev]'")
+    parser.add_argument("requirements", nargs="+", metavar="PACKAGE", help="such as 'ringmaster-ml[dev]'")
     parser.add_argument("--torch-index", metavar="URL", help="index of the build of torch, in place of PyPI")
     parser.add_argument("--no-deps", action="store_true", help="install nothing that the packages need")
     options = parser.parse_args()

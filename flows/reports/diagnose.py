@@ -24,6 +24,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from ringmaster.codec import to_json
+from ringmaster.distribution import DISTRIBUTION
 from ringmaster.flows import settings
 from ringmaster.flows.reports.bundle import (
     Bundle,
@@ -252,7 +253,7 @@ def _of_mlflow(folder: Path) -> Iterator[str]:
         yield parser["mlflow"]["admin_password"]
 
 
-NAMED = ("ringmaster", "torch", "prefect", "mlflow", "transformers", "sqlalchemy", "psycopg", "fastapi", "nvidia-ml-py")
+NAMED = (DISTRIBUTION, "torch", "prefect", "mlflow", "transformers", "sqlalchemy", "psycopg", "fastapi", "nvidia-ml-py")
 GPU_TIMEOUT_S = 30.0  # a driver with a fault may not answer
 
 

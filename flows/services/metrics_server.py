@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ringmaster.distribution import own_release
 from ringmaster.errors import InputError
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.output import ProcessRole, report_faults
@@ -34,7 +35,6 @@ from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import PLAN_REASONS, Measurement, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED
-from ringmaster.tasks.storage.schema import own_release
 from ringmaster.techniques.processes.events import OutcomeStatus
 
 CANCELLED = "cancelled"

@@ -1,6 +1,8 @@
-"""The extras of the package: what a feature needs beyond `ringmaster run`, installed as `ringmaster[EXTRA]`."""
+"""The extras of the package: what a feature needs beyond `ringmaster run`, installed as `ringmaster-ml[EXTRA]`."""
 
 from importlib.util import find_spec
+
+from ringmaster.distribution import DISTRIBUTION
 
 # The packages that an extra of pyproject.toml brings, by the names under which they are imported.
 PACKAGES = {
@@ -20,7 +22,7 @@ PACKAGES = {
 
 def install_command(extra: str) -> str:
     """Returns the command that installs an extra."""
-    return f"pip install 'ringmaster[{extra}]'"
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def missing_packages(extra: str) -> str:

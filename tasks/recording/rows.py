@@ -7,12 +7,12 @@ import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib import metadata
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.distribution import own_release
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import DatasetInput, MetricPoint
 from ringmaster.tasks.execution.events import GangReport, PlanUpdate, SegmentEnded
@@ -202,7 +202,7 @@ def code_version(folder: Path | None) -> str:
     """
     commit = None if folder is None else _git(folder, "rev-parse", "HEAD")
     if folder is None or not commit:
-        return f"ringmaster {metadata.version('ringmaster')}"
+        return f"ringmaster {own_release()}"
     changes = "+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else ""
     return f"git {commit}{changes}"
 

@@ -3,7 +3,6 @@
 Times are seconds since the epoch, for display: no decision compares clocks.
 """
 
-from importlib.metadata import version
 from typing import Any
 
 from sqlalchemy import (
@@ -28,6 +27,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
+from ringmaster.distribution import own_release
 from ringmaster.errors import ReleaseMismatch
 from ringmaster.text import storable
 
@@ -234,11 +234,6 @@ UPGRADES = {"1": ("ALTER TABLE nodes ADD COLUMN allocation TEXT NOT NULL DEFAULT
 """By version, the statements that bring its tables to the next version."""
 
 _TABLES, _RELEASE = "tables", "release"
-
-
-def own_release() -> str:
-    """Returns the release of this process."""
-    return version("ringmaster")
 
 
 def check_tables(connection: Connection) -> None:

@@ -11,11 +11,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.distribution import DISTRIBUTION
+
 if TYPE_CHECKING:
     import torch
 
-LIBRARIES = ("ringmaster", "torch", "transformers", "peft", "bitsandbytes")
-"""The distributions of which the bits of trained weights may depend."""
+LIBRARIES = {
+    "ringmaster": DISTRIBUTION,
+    "torch": "torch",
+    "transformers": "transformers",
+    "peft": "peft",
+    "bitsandbytes": "bitsandbytes",
+}
+"""The packages on which the bits of trained weights may depend, and their distributions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +63,9 @@ def present_environment(
 def versions() -> Mapping[str, str]:
     """Returns the versions of those of `LIBRARIES` that are installed."""
     result = {}
-    for name in LIBRARIES:
+    for name, distribution in LIBRARIES.items():
         with suppress(metadata.PackageNotFoundError):
-            result[name] = metadata.version(name)
+            result[name] = metadata.version(distribution)
     return result
 
 

@@ -19,9 +19,9 @@ REFUSED = 2  # the exit code of invalid requests
 @pytest.fixture
 def newer(pool, tmp_path):
     """The environment of processes that report a newer release."""
-    folder = tmp_path / "newer" / f"ringmaster-{NEWER}.dist-info"
+    folder = tmp_path / "newer" / f"ringmaster_ml-{NEWER}.dist-info"
     folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringmaster\nVersion: {NEWER}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringmaster-ml\nVersion: {NEWER}\n")
     before = pool.environment
     path = os.pathsep.join([str(folder.parent), before["PYTHONPATH"]])
     yield {**before, "PYTHONPATH": path}

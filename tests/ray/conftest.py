@@ -114,7 +114,7 @@ class RayPool(Pool):
 @pytest.fixture(scope="session")
 def session_pool(prefect, tmp_path_factory):
     """A pool on a Ray cluster of two machines with one CPU each; tests use `pool`."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster-ml[ray]'")
     with ScratchFolder() as folder:  # Ray's sockets need a short path
         machines = RayMachines(folder.path)
         pool = RayPool(tmp_path_factory.mktemp("pool"), machines=machines, prefect=prefect)

@@ -14,7 +14,7 @@ OPTIONS = ["--engine", "ray", "--max-nodes", "1", "--idle", "8", "--node-devices
 
 @pytest.fixture
 def home(tmp_path):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster-ml[ray]'")
     home = Home(tmp_path)
     port = free_port(but=[*home.ports, home.port_metrics])
     try:

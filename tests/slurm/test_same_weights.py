@@ -64,7 +64,7 @@ def pool(request, tmp_path):
         options, own = ["--engine", "slurm", "--database", postgresql.create("same-weights"), *LENT], "slurm"
     else:
         if find_spec("ray") is None:
-            pytest.skip("Ray is not installed: pip install 'ringmaster[ray]'")
+            pytest.skip("Ray is not installed: pip install 'ringmaster-ml[ray]'")
         port = free_port(but=[*home.ports, home.port_metrics])
         options, own = ["--engine", "ray", "--port-ray", str(port), *LENT], "ray"
     try:

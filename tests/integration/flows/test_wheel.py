@@ -93,7 +93,7 @@ def test_a_feature_whose_extra_is_not_installed_is_refused(python, project):
     done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert (
-        "`ringmaster up` needs flask_wtf, psycopg, not installed. To fix: pip install 'ringmaster[pool]'"
+        "`ringmaster up` needs flask_wtf, psycopg, not installed. To fix: pip install 'ringmaster-ml[pool]'"
         in " ".join(done.stderr.split())
     )
 

@@ -115,4 +115,4 @@ def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(extras.PACKAGES, "gguf", ("no_such_package",))
     with pytest.raises(ValueError, match="needs no_such_package, not installed") as error:
         converted_gguf(tmp_path / "x.gguf").__enter__()
-    assert "pip install 'ringmaster[gguf]'" in str(error.value)
+    assert "pip install 'ringmaster-ml[gguf]'" in str(error.value)

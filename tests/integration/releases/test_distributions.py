@@ -159,11 +159,11 @@ def test_the_quickstart_runs_with_the_wheel_in_an_empty_environment(wheel, sourc
     python = tmp_path / ".venv" / "bin" / "python"
     torch_index = os.environ.get("TORCH_INDEX")
     options = ["--torch-index", torch_index] if torch_index else []
-    run(python, sources / ".ci" / "install.py", *options, "ringmaster", folder=tmp_path)
+    run(python, sources / ".ci" / "install.py", *options, "ringmaster-ml", folder=tmp_path)
     run(python, "-m", "pip", "install", "--no-deps", wheel, folder=tmp_path)
     run(python, "-m", "pip", "check", folder=tmp_path)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    where = "import importlib.metadata as m, ringmaster; print(m.version('ringmaster'), ringmaster.__file__)"
+    where = "import importlib.metadata as m, ringmaster; print(m.version('ringmaster-ml'), ringmaster.__file__)"
     answer = run(python, "-c", where, folder=tmp_path).split()
     assert answer[0] == version
     installed = Path(answer[1]).parent

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ringmaster.codec import to_json
+from ringmaster.distribution import own_release
 from ringmaster.techniques.checkpoints import chain as chain_module
 from ringmaster.techniques.checkpoints.chain import FILE, ChainWriter, StateChain, read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
@@ -50,7 +51,8 @@ def test_a_link_says_what_the_state_was_and_what_trained_it(tmp_path):
     assert chain.links[1].parent == chain.links[0].digest
     assert chain.links[0].parent == chain.origin
     assert chain.links[0].environment == environment()
-    assert chain.links[0].environment.versions["torch"] == torch.__version__
+    versions = chain.links[0].environment.versions
+    assert (versions["torch"], versions["ringmaster"]) == (torch.__version__, own_release())
 
 
 def test_the_digest_of_a_tensor_does_not_depend_on_how_it_is_divided(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringmaster.codec import to_json
+from ringmaster.distribution import DISTRIBUTION, own_release
 from ringmaster.flows import cli, entry
 from ringmaster.flows.reports import diagnose
 from ringmaster.flows.reports.bundle import BundleFile, Redactor, collect
@@ -138,7 +139,7 @@ def test_what_is_in_it_of_a_pool_whose_servers_are_down(home):
     assert all(answer["error"].startswith("ConnectError") for answer in answers.values())
     settings = json.loads(texts["settings.json"])
     assert settings["pool"]["database"]["driver"] == "sqlite"
-    assert json.loads(texts["versions.json"])["ringmaster"]
+    assert json.loads(texts["versions.json"])[DISTRIBUTION] == own_release()
     assert "prefect==" in texts["packages.txt"]
     assert json.loads(texts["machine.json"])["cores"]["logical"] >= 1
     processes = json.loads(texts["processes.json"])

@@ -17,7 +17,7 @@ from ringmaster.tasks.process_identity import READY_FILE, ProcessId
 from tests import manifests
 from tests.kubernetes_api import kubernetes_api
 
-pytest.importorskip("prefect_kubernetes", reason="ringmaster[kubernetes] is not installed")
+pytest.importorskip("prefect_kubernetes", reason="ringmaster-ml[kubernetes] is not installed")
 
 from kubernetes_asyncio.config import kube_config
 from prefect.client.schemas.objects import FlowRun

@@ -1,6 +1,7 @@
 """The packages of extras: `ringmaster run` imports none of them, and a feature without its own is refused."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from ringmaster import extras
+from ringmaster.distribution import DISTRIBUTION
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows.output import LOG_FORMAT, log_format
 from ringmaster.flows.services.service_definitions import PoolOptions, databases, faults
@@ -20,7 +22,8 @@ from ringmaster.tasks.sweeping.space import Range, findings
 from ringmaster.techniques.data.images import read_image
 
 ROOT = Path(__file__).parents[3]
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 # Prefect requires some of the packages, too, and has imported what it uses of them before they are hidden.
 RUN = """
 import sys
@@ -36,7 +39,7 @@ import ringmaster.tasks.sweeping.spec, ringmaster.techniques.data.sources.image_
 
 def names_of(extra: str) -> set[str]:
     """The distributions of an extra; those of another extra that it includes are not among them."""
-    return {re.sub(r"[-_.]+", "-", Requirement(line).name).lower() for line in EXTRAS[extra]} - {"ringmaster"}
+    return {re.sub(r"[-_.]+", "-", Requirement(line).name).lower() for line in EXTRAS[extra]} - {DISTRIBUTION}
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -45,7 +48,13 @@ def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 
 def install(extra: str) -> str:
-    return re.escape(f"not installed. To fix: pip install 'ringmaster[{extra}]'")
+    return re.escape(f"not installed. To fix: pip install 'ringmaster-ml[{extra}]'")
+
+
+def test_what_a_message_says_to_install_is_this_project():
+    assert PROJECT["name"] == DISTRIBUTION
+    requirement = Requirement(shlex.split(extras.install_command("pool"))[-1])
+    assert (requirement.name, requirement.extras) == (PROJECT["name"], {"pool"})
 
 
 def test_each_package_belongs_to_a_distribution_of_its_extra():
@@ -101,6 +110,6 @@ def test_samplers_without_optuna_are_refused_except_for_grids(sampler, monkeypat
     space = (Range(key="optimizer.lr", low=0.1, high=0.2, step=0.1),)
     found = findings(space, sampler=sampler, num_trials=2)
     expected = (
-        [] if sampler == "grid" else [(f"{sampler} needs optuna, not installed", "pip install 'ringmaster[sweep]'")]
+        [] if sampler == "grid" else [(f"{sampler} needs optuna, not installed", "pip install 'ringmaster-ml[sweep]'")]
     )
     assert [(each.message, each.remedy) for each in found] == expected

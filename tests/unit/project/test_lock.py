@@ -71,6 +71,13 @@ def test_all_that_is_in_it_is_needed():
     assert lock_file.with_dependencies(names, packages=PACKAGES) == set(BY_NAME)
 
 
+def test_it_says_what_the_project_itself_needs():
+    """The bill of materials has it from there."""
+    extras = ",".join(PROJECT["optional-dependencies"])
+    needed = lock_file.package_names([f"{PROJECT['name']}[{extras}]"], project=PROJECT)
+    assert {package.name for package in PACKAGES if PROJECT["name"] in package.parents} == needed
+
+
 def test_it_has_all_that_the_installed_packages_need():
     """A dependency that the lock lacks would not be installed: nothing resolves after it."""
     missing = set()
@@ -116,7 +123,7 @@ def checkout(tmp_path):
     (tmp_path / ".ci").mkdir()
     for name in ("install.py", "lock_file.py"):
         (tmp_path / ".ci" / name).write_text((ROOT / ".ci" / name).read_text())
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "ringmaster"\ndependencies = ["tiny"]\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "ringmaster-ml"\ndependencies = ["tiny"]\n')
     return tmp_path
 
 
@@ -136,7 +143,7 @@ def install(folder, *, sha256):
     (folder / "requirements.txt").write_text(f"tiny==1.0 ; sys_platform == 'linux' \\\n    --hash=sha256:{sha256}\n")
     variables = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}
-    command = [str(folder / "venv" / "bin" / "python"), ".ci/install.py", "ringmaster"]
+    command = [str(folder / "venv" / "bin" / "python"), ".ci/install.py", "ringmaster-ml"]
     done = subprocess.run(command, cwd=folder, env=variables | offline, capture_output=True, text=True, check=False)
     installed = [path.name for path in (folder / "venv").glob("lib/python*/site-packages/tiny.py")]
     return done, installed
@@ -156,7 +163,7 @@ def test_a_file_is_installed_if_the_lock_has_its_hash(checkout):
 
 def test_a_package_that_the_lock_lacks_is_named(checkout):
     (checkout / "requirements.txt").write_text("")
-    command = [sys.executable, ".ci/install.py", "ringmaster"]
+    command = [sys.executable, ".ci/install.py", "ringmaster-ml"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "requirements.txt has no tiny. To fix: make lock" in done.stderr
