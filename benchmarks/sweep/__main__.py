@@ -14,8 +14,7 @@ turns, each with an empty home:
 
 Seconds are those of whole commands. The winners are loaded by transformers and peft, and compared by one function: the
 mean loss over all tokens of the held-out answers. Writes benchmarks/results/sweep.json, the section of
-docs/benchmarks.md, and the table of README.md if it has one, between the markers `<!-- sweep -->`, and the picture
-docs/images/sweep-of-adapters.svg.
+docs/benchmarks.md between the markers `<!-- sweep -->`, and the picture docs/images/sweep-of-adapters.svg.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ from benchmarks.sweep.picture import draw
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "examples" / "recipes" / "sweep.yaml"
 DATA = ROOT / "examples" / "recipes" / "data"
-README = ROOT / "README.md"
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results" / "sweep.json"
 PICTURE = ROOT / "docs" / "images" / "sweep-of-adapters.svg"
 RINGMASTER, PEFT, RAY = "Ringmaster", "peft, one after another", "Ray Tune, ASHA"
@@ -354,28 +352,17 @@ adapters as peft loads them.
 """
 
 
-def short_table(measured: Mapping[str, Any]) -> str:
-    """Returns the seconds and the winners' losses for the README."""
-    loads = [row["load"] for row in measured["rows"]]
-    where = f"{measured['date']}, {measured['machine']}, load {min(loads):.0f} to {max(loads):.0f} by other work"
-    lines = [f"| {where} | seconds | times as long | loss |", "|---|---:|---:|---:|"]
-    for each in summary(measured):
-        lines.append(f"| {each.who} | {each.seconds:.0f} | {each.times:.1f} | {each.loss:.3f} |")
-    return "\n".join([*lines, ""])
-
-
 def num_steps(evaluations: Sequence[Mapping[str, Any]]) -> int:
     """Returns the steps of all trials up to their last evaluations."""
     return sum({each["name"]: each["step"] for each in sorted(evaluations, key=lambda e: e["step"])}.values())
 
 
 def write(measured: Mapping[str, Any]) -> None:
-    """Writes the results, the sections of the pages, and the picture of the median round."""
+    """Writes the results, the section of the page, and the picture of the median round."""
     rows = [{key: value for key, value in row.items() if key != "model"} for row in measured["rows"]]
     RESULTS.write_text(json.dumps({**measured, "rows": rows}, indent=1) + "\n")
-    for page, text in ((PAGE, table(measured)), (README, short_table(measured))):
-        marked = r"(?s)(<!-- sweep -->\n).*?(<!-- /sweep -->)"  # the README has such a section from its first result on
-        page.write_text(re.sub(marked, lambda m, text=text: m[1] + text + m[2], page.read_text()))
+    marked = r"(?s)(<!-- sweep -->\n).*?(<!-- /sweep -->)"
+    PAGE.write_text(re.sub(marked, lambda m: m[1] + table(measured) + m[2], PAGE.read_text()))
     ours = sorted((r for r in measured["rows"] if r["who"] == RINGMASTER), key=lambda row: row["seconds"])
     number = ours[len(ours) // 2]["round"]
     PICTURE.write_text(draw([row for row in measured["rows"] if row["round"] == number]))
