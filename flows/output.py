@@ -218,12 +218,13 @@ def write_file(file: Path, text: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Makes this process write every character, and tracebacks without codes of a terminal.
+    """Makes this process write every character, tracebacks without codes of a terminal, and no faults of log handlers.
 
     A terminal or a file may have an encoding that lacks a character, as in an old locale.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python sets up stderr
+    logging.raiseExceptions = False  # a handler whose server or disk is away writes nothing to the terminal about it
     sys.excepthook = write_uncaught
     threading.excepthook = lambda args: write_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
