@@ -19,7 +19,7 @@ import torch
 
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 
@@ -95,7 +95,7 @@ def contender(job, folder, *, by_hash=True):
         cache_dir=str(folder / "cache"),
         last_step=job.total_steps,
     )
-    ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
+    ranks = RankContext(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
     find = trainers.draws_of
     if not by_hash:
         trainers.draws_of = lambda *_, **__: DrawSites()

@@ -14,7 +14,7 @@ from ringmaster.errors import BatchFailed
 from ringmaster.flows.batch import batch_input
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
+from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, typed_or
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.approval import ask_to_start
 from ringmaster.flows.train_batch import run_steps
@@ -69,7 +69,7 @@ def train_batch(
     if mode == "dry-run":
         match = dry_run(requested, profiles=profiles, seed=seed, caller=Caller())
         show(match)
-        return ended(
+        return final_state(
             match.to_json(), status="done" if match.is_good else "failed", message=match.summary(), failure=BatchFailed
         )
     if mode == "ask":
@@ -83,7 +83,7 @@ def train_batch(
             return cast(dict[str, Any], Cancelled(message=why))  # no failure
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     result = run_steps(requested, options)
-    return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
+    return final_state(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 def show(result: DryRun) -> None:

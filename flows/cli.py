@@ -34,7 +34,7 @@ GROUPS = (
     (models.datasets_app, "datasets", DATA),
 )
 
-"""The module `commands` of a feature has any of the two, too. Its commands may join a group, by the group's name."""
+# The module `commands` of a feature may define COMMANDS and GROUPS too; its commands may join a group of these by name.
 
 OWN_GROUPS = {name: group for group, name, _ in GROUPS}
 for source in (sys.modules[__name__], *modules("commands")):

@@ -45,7 +45,7 @@ def main() -> None:
         from ringmaster.flows.services import server_answers
 
         prepare_streams()
-        server_answers.timeout_s.set(server_answers.TIMEOUT_S)
+        waiting = server_answers.timeout_s.set(server_answers.TIMEOUT_S)
         report_bypass()
         try:
             keep_to_owner(settings.home())
@@ -61,6 +61,8 @@ def main() -> None:
                 raise
             report_faults([fault])
             sys.exit(1)
+        finally:
+            server_answers.timeout_s.reset(waiting)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from rich.text import Text
 from ringmaster.codec import finite
 from ringmaster.errors import InputError, RingmasterError, input_errors
 from ringmaster.extras import missing_extra
-from ringmaster.text import MAX_CHARACTERS, first_of, listed, printable, printable_lines
+from ringmaster.text import MAX_CHARACTERS, first_of, join_limited, printable, printable_lines
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 AllRows = Annotated[
@@ -361,7 +361,7 @@ def notice(text: str) -> None:
 def report_faults(faults: Sequence[object]) -> None:
     """Reports why this process ends, a line for each error: as text, or as a record of a JSON log."""
     if is_json():
-        logging.getLogger(OURS).error("%s", listed(faults))
+        logging.getLogger(OURS).error("%s", join_limited(faults))
     else:
         error_console().print(*map(message, first_of(faults)), sep="\n", soft_wrap=True)
 

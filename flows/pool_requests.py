@@ -13,7 +13,7 @@ from pydantic import Field
 from ringmaster.errors import BatchFailed
 from ringmaster.flows.batch.artifacts import show_answers
 from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named, result_of
+from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, result_of, run_name_template
 from ringmaster.flows.job_forms import JobForm, job_forms
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.train_batch import train_batch
@@ -46,7 +46,7 @@ EXAMPLE = BatchOfFile(path="examples/tiny_batch.yaml")
 
 @flow(
     name="submit-jobs",
-    flow_run_name=named("submit to {batch}"),
+    flow_run_name=run_name_template("submit to {batch}"),
     persist_result=True,
     result_serializer="json",
     on_cancellation=[cancel_batches],
@@ -66,7 +66,7 @@ def submit_jobs(
     batch_requests.pool_address()
     added = replace(jobs.batch(), name=batch)
     result = result_of(lambda: train_batch(added, name=batch, checkpoint_every_s=checkpoint_every_s))
-    return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
+    return final_state(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 if TYPE_CHECKING:
@@ -75,7 +75,12 @@ else:
     JobAction = Annotated[Union[job_forms()], titled("What to do")]  # noqa: UP007 - known at run time
 
 
-@flow(name="control-jobs", flow_run_name=named("control {batch}"), persist_result=True, result_serializer="json")
+@flow(
+    name="control-jobs",
+    flow_run_name=run_name_template("control {batch}"),
+    persist_result=True,
+    result_serializer="json",
+)
 def control_jobs(batch: BatchName, what: JobAction) -> list[str]:
     """Changes, pauses, resumes or cancels jobs of a batch that runs, wherever it was started, or adds jobs like them.
 
@@ -93,7 +98,9 @@ def control_jobs(batch: BatchName, what: JobAction) -> list[str]:
     return lines
 
 
-@flow(name="set-quota", flow_run_name=named("quota of {user}"), persist_result=True, result_serializer="json")
+@flow(
+    name="set-quota", flow_run_name=run_name_template("quota of {user}"), persist_result=True, result_serializer="json"
+)
 def set_quota(
     user: Annotated[str, titled("User", min_length=1)],
     limit: Annotated[str, titled("Limit", pattern=r"^([1-9][0-9]{0,5}|[1-9][0-9]?%|100%|none)$")],

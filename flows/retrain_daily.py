@@ -9,14 +9,21 @@ from pydantic import Field
 
 from ringmaster.errors import LedgerError, RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
-from ringmaster.flows.batch.flow_runs import LocalFlow, Notice, cancel_batches, ended, for_prefect, named
+from ringmaster.flows.batch.flow_runs import (
+    LocalFlow,
+    Notice,
+    cancel_batches,
+    final_state,
+    for_prefect,
+    run_name_template,
+)
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
 from ringmaster.flows.retraining.select_models import SelectedModels, inspect_models, select_models
 from ringmaster.flows.retraining.train_models import train_models
-from ringmaster.flows.settings import located
+from ringmaster.flows.settings import resolve_path
 from ringmaster.model_lineage import MetricPoint
 from ringmaster.tasks.alarms import retraining_failed
 from ringmaster.tasks.alarms.task import emit_alarm
@@ -32,7 +39,7 @@ from ringmaster.tasks.retraining.selection import day_text, num_missed, unit_of
 @LocalFlow.of
 @flow(
     name="retrain-daily",
-    flow_run_name=named("retrain {file}"),
+    flow_run_name=run_name_template("retrain {file}"),
     persist_result=True,
     result_serializer="json",
     on_cancellation=[cancel_batches],
@@ -53,7 +60,7 @@ def retrain_daily(
         seed: The seed of the planner. A pool's controller uses its own seed.
         caller: The `Caller` of the flow, in Python.
     """
-    production = load_production(located(file))
+    production = load_production(resolve_path(file))
     caller = caller or Caller()
     with open_run(production, run_date=night, force=force, caller=caller) as opened:
         answer = _known(opened, caller.view.notice) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
@@ -61,7 +68,7 @@ def retrain_daily(
     message = f"{answer['status']}: {', '.join(failed) or answer['report'].splitlines()[-1]}"
     if answer["status"] == RetrainingStatus.FAILED and not answer.get("was_over"):
         emit_alarm(retraining_failed(answer["name"], run_date=answer["night"], message=message))
-    return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
+    return final_state(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 
 def _perform(run: RetrainingRun, *, seed: int) -> dict[str, Any]:

@@ -521,7 +521,7 @@ def embed(folder: Path) -> None:
 EXAMPLES = Path(__file__).absolute().parents[1] / "examples"
 
 
-def located(path: str | Path) -> Path:
+def resolve_path(path: str | Path) -> Path:
     """Returns the path, or the package's own file for `examples/...` where the working directory has no such file."""
     path = Path(path)
     if path.parts[:1] == (EXAMPLES.name,) and not path.exists():

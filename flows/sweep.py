@@ -12,7 +12,7 @@ from ringmaster.flows import settings, sweep_form
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions, ledger_of
-from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, final_state, run_name_template
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.train_batch import run_steps
 from ringmaster.tasks.batch.references import Metric
@@ -27,7 +27,7 @@ RATES = [sweep_form.Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)
 @LocalFlow.of
 @flow(
     name="sweep",
-    flow_run_name=named("sweep {name}"),
+    flow_run_name=run_name_template("sweep {name}"),
     persist_result=True,
     result_serializer="json",
     on_cancellation=[cancel_batches],
@@ -114,7 +114,7 @@ def sweep(
         **_recorded(sweep_scheduler, rows, challenger_of=challenger_of, faults=result.faults, caller=caller),
         "batch": result.to_json(),
     }
-    return ended(results, status=status, message=result.summary(), failure=SweepFailed)
+    return final_state(results, status=status, message=result.summary(), failure=SweepFailed)
 
 
 def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:

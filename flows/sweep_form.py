@@ -13,7 +13,7 @@ from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import Location, as_mapping, got
 from ringmaster.flows.batch.batch_input import FormSection, titled
-from ringmaster.flows.settings import located
+from ringmaster.flows.settings import resolve_path
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Fault, document, load_batch
 from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
@@ -374,10 +374,10 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
     """Returns the job that is varied, as plain values, and the folder of its relative paths."""
     if isinstance(choice, InlineJob):
         return choice.job, Path(choice.folder)
-    if not is_file(Path(), str(located(choice.path))):
+    if not is_file(Path(), str(resolve_path(choice.path))):
         fault = f"there is no file {choice.path!r}"
         raise BatchFileError([Fault("template.path", None, fault, f"name a batch file, such as in {EXAMPLE_FILE}")])
-    path = path_in(Path(), str(located(choice.path)))
+    path = path_in(Path(), str(resolve_path(choice.path)))
     batch = load_batch(path)
     raw = document.read(batch.text).data or {}
     jobs = [*raw.get("jobs", []), *(entry["template"] for entry in raw.get("grid", []))]

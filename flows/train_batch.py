@@ -22,7 +22,7 @@ from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.batch_run import BatchRun
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.caller import Caller
@@ -41,7 +41,7 @@ T = TypeVar("T")
 @LocalFlow.of
 @flow(
     name="train-batch",
-    flow_run_name=named("train {name}"),
+    flow_run_name=run_name_template("train {name}"),
     validate_parameters=False,
     persist_result=False,
     on_cancellation=[cancel_batches],
@@ -77,7 +77,7 @@ def train_batch(
         result = run_steps(as_batch(batch), options, caller=caller)
     except BatchCancelled as error:
         return cast(BatchResult, Cancelled(message=str(error), data=error))
-    return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
+    return final_state(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 def run_steps(

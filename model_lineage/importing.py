@@ -27,7 +27,7 @@ from ringmaster.model_lineage.records import ModelRecord, Origin
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 from ringmaster.model_lineage.tensors.model_files import MAX_FAULTS, files_of, name_fault, read_layout
-from ringmaster.text import listed
+from ringmaster.text import join_limited
 
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
 MODEL_FILES = (f"*{WEIGHTS}", "*.json", "*.txt", "*.model", "*.jinja", CARD)
@@ -65,7 +65,7 @@ def inspect(folder: Path) -> ModelFiles:
     """
     files = model_files(folder)
     if faults := list(_faults(folder, files)):
-        raise ValueError(listed(faults, between="; ", most=MAX_FAULTS))
+        raise ValueError(join_limited(faults, between="; ", most=MAX_FAULTS))
     return files
 
 

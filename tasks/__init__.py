@@ -1,1 +1,1 @@
-"""The stages of a batch as plain functions, and the retriable Prefect tasks that call them."""
+"""The stages of a batch as plain functions. The Prefect tasks that call them are in `ringmaster.flows.train_batch`."""

@@ -31,7 +31,9 @@ def in_a_thread(name: str, run: Callable[[], T]) -> Future[T]:
 
 
 @contextmanager
-def running(work: Callable[[threading.Event], object], *, name: str, timeout_s: float | None = None) -> Iterator[None]:
+def background_thread(
+    work: Callable[[threading.Event], object], *, name: str, timeout_s: float | None = None
+) -> Iterator[None]:
     """Runs `work` on a thread while the context is open. `work` returns once the event that it is given is set.
 
     timeout_s: how long the end of the context waits for the thread; None for as long as it takes.

@@ -1,6 +1,6 @@
-"""Parallelism techniques: how one job trains on one gang of devices. Importing the package imports no torch.
+"""Training of one job on one gang of devices: the parallelism techniques, and the trainer, data and models they share.
 
-The package imports no transformers either.
+Importing the package imports neither torch nor transformers.
 """
 
 from ringmaster.techniques.data_source import DataSource

@@ -29,8 +29,8 @@ class BlackBox(Technique):
 
     By default, one worker process supervises the trainer.
 
-    rank: rank of this process in the gang, set by the harness before `profile` and `run`; 0 for a single process.
-    prints_itself: whether the log is the trainer's own output, to which the harness adds no lines about its events.
+    rank: rank of this process in the gang, set by the trainer before `profile` and `run`; 0 for a single process.
+    prints_itself: whether the log is the trainer's own output, to which the trainer adds no lines about its events.
     """
 
     rank: int = 0

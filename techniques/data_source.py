@@ -1,6 +1,6 @@
 """The `DataSource` interface: what a kind of data reads, and how it becomes the samples of a job.
 
-Samples are prepared once for each content, and then read in an order that the runtime chooses: the batch of a step is a
+Samples are prepared once for each content, and then read in an order that the trainer chooses: the batch of a step is a
 function of the job's seed and the step. A data source never shuffles, draws or divides.
 """
 

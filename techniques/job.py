@@ -42,8 +42,8 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
 COMPOSED, EXTRACTED = "composed", "extracted"
-REWRITE = "rewrite"  # the technique of jobs without steps
 """The kinds of adaptation of jobs that train a common component: of all of them as one job, and of each one of them."""
+REWRITE = "rewrite"  # the technique of jobs without steps
 SUM = "sum"
 UPDATE_RULES = (SUM,)
 """How the gradient of a common component is made of the jobs' gradients."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.registry import Registry, resolve
-from ringmaster.text import listed
+from ringmaster.text import join_limited
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str
         else:
             result[name] = float(value)
     if faults:
-        raise ValueError(listed(faults, between="; ", most=5))
+        raise ValueError(join_limited(faults, between="; ", most=5))
     return result
 
 

@@ -19,7 +19,7 @@ class Forecast:
     Host memory holds the part of the state that does not lie on the device, and the copy of the state from which a
     checkpoint is written while training continues (for the rank that writes most).
 
-    source: "rehearsed" where the step was run on meta tensors (`runtime.estimates.rank_memory`), else "arithmetic".
+    source: "rehearsed" where the step was run on meta tensors (`techniques.estimates.rank_memory`), else "arithmetic".
     message: why the step could not be run on meta tensors.
     """
 

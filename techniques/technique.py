@@ -1,6 +1,6 @@
 """The `Technique` interface: what a parallelism technique defines.
 
-A data-parallel technique is about fifteen lines: a name, its requirements, its configs, and `parallelize`. The harness
+A data-parallel technique is about fifteen lines: a name, its requirements, its configs, and `parallelize`. The trainer
 (`ringmaster.techniques.training`) owns the training loop, data, timing, checkpoints, signals and metrics.
 """
 
@@ -59,7 +59,7 @@ class GangShape:
 
 
 class StepWork(Protocol):
-    """One rank's share of a global step, which the harness passes to `Technique.forward_backward`."""
+    """One rank's share of a global step, which the trainer passes to `Technique.forward_backward`."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -105,7 +105,7 @@ class Technique(ABC):
     # The technique that does the same work with more memory and no more communication. Where that one fits with ample
     # memory, this one needs no trial.
     saves_memory_of: ClassVar[str | None] = None
-    # Whether `parallelize` moves the model to the device, layer by layer; else the harness moves it whole before.
+    # Whether `parallelize` moves the model to the device, layer by layer; else the trainer moves it whole before.
     moves_model: ClassVar[bool] = False
     # Whether devices hold different layers, or a device holds different ones over time. If so, the memory of a model
     # with few layers does not extrapolate to many.
@@ -134,12 +134,12 @@ class Technique(ABC):
     updates_locally: ClassVar[bool] = False
     # Whether the kernels of a job with `numerics` may be chosen: see `ringmaster.features.kernels`.
     takes_kernels: ClassVar[bool] = False
-    # The job's precisions of computation and of communication between ranks, set by the harness before `parallelize`.
+    # The job's precisions of computation and of communication between ranks, set by the trainer before `parallelize`.
     precision: str = "fp32"
     communication: str = "fp32"
     # Whether the job is exact, set likewise. Each micro-batch then is a chunk: see `training.exact_sums`.
     exact: bool = False
-    # Whether a step may skip whole layers (layer drop), set by the harness before `parallelize`.
+    # Whether a step may skip whole layers (layer drop), set by the trainer before `parallelize`.
     skips_layers: bool = False
 
     @abstractmethod

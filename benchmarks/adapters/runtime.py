@@ -17,14 +17,14 @@ from benchmarks.adapters.peft import PeftLoop
 from ringmaster.techniques import Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.single import Single
 from ringmaster.techniques.training.fused.group import FusedGroup
 from ringmaster.techniques.training.fused.member import GroupMember
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.trainer import Trainer
 
-RANKS = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
+RANKS = RankContext(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
 WARM_UP_STEPS = 2
 ORDER = 1e-3  # tolerance of weights after some steps of AdamW with another order of operations
 ENDLESS = 100_000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.execution.alone import peak_bytes
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.techniques import registry
@@ -160,7 +160,7 @@ def _executor(pool: Pool) -> Iterator[None]:
         stack.callback(database.close)
         leadership = pool_controller.Leadership(database)
         assert leadership.claim()
-        stack.enter_context(running(partial(pool_controller._beat, leadership), name="beat"))
+        stack.enter_context(background_thread(partial(pool_controller._beat, leadership), name="beat"))
         stopping = threading.Event()
         executor = stack.enter_context(pool_controller._taken_over(database, stopping, seed=0))
         thread = threading.Thread(target=executor.serve, name="executor")

@@ -12,7 +12,7 @@ from pydantic.json_schema import SkipJsonSchema
 from ringmaster.codec import digest
 from ringmaster.files import write_atomically
 from ringmaster.flows import settings
-from ringmaster.flows.settings import EXAMPLES, located
+from ringmaster.flows.settings import EXAMPLES, resolve_path
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.references import one_of
 from ringmaster.techniques.job_parts import NAME_PATTERN
@@ -33,7 +33,7 @@ def as_batch(batch: BatchInput) -> Batch:
         return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
     if "\n" in batch:
         return parse_batch(batch, folder=Path.cwd(), name="batch")
-    return _kept_batch(Path(batch)) or load_batch(located(batch))
+    return _kept_batch(Path(batch)) or load_batch(resolve_path(batch))
 
 
 def as_parameter(batch: Batch) -> BatchInput:

@@ -1,4 +1,4 @@
-"""Resources of a running batch: its folder and journal, the fork server, the ledger, and device leases."""
+"""What a run uses of its machine: the devices and their leases, the fork server, the ledger, and stored profiles."""
 
 from __future__ import annotations
 

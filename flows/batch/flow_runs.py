@@ -1,7 +1,7 @@
 """Flow runs in Prefect: names, ids, final states, cancellation, tasks of segments, and calls that wait for its server.
 
-For runs without a pool, an embedded server, with a password and a check of the Host header. Prefect would start it with
-neither, and would end it at a normal exit only. This server also ends when the run's process dies.
+Runs without a pool start a server of their own, with a password and a check of the Host header. Prefect would start one
+with neither, and would end it at a normal exit only. This server also ends when the run's process dies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|
 _DRAWN = re.compile(rf"[a-z]+-[a-z]+|({_GREEK}|phi|chi|psi|omega)\d+-[a-z-]+")
 
 
-def named(template: str) -> Callable[[], str]:
+def run_name_template(template: str) -> Callable[[], str]:
     """Returns the `flow_run_name` of a flow: the name that a person typed, else one that describes the run.
 
     template: a format string over the run's parameters.
@@ -137,7 +137,7 @@ def is_started_by_prefect() -> bool:
     return STARTED_RUN in os.environ
 
 
-def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> T:
+def final_state(result: T, *, status: str, message: str, failure: type[RunFailed]) -> T:
     """Returns what a flow returns: its result or, if it is not "done", a state for Prefect with an exception as data.
 
     A caller in Python gets `failure` raised, with the result, or RunInterrupted if the run was interrupted.

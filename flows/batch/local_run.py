@@ -21,19 +21,19 @@ from ringmaster.flows.batch.result import SINCE, STARTED, are_measured, failure_
 from ringmaster.flows.batch.run_folder import (
     FLOW_RUNS,
     IS_OVER,
-    begun,
     begun_batch,
     checkpoint_root_of,
     exclusive_lock,
     folder_of_flow_run,
     folder_to_resume,
+    mark_started,
     mark_starting,
 )
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.run_order import stamped_folder
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import emit_alarm
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
@@ -44,7 +44,7 @@ from ringmaster.tasks.execution.events import FIRST_PREDICTION, JobEnded, Listen
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import JobState, JobTable, added_jobs, variant_options
-from ringmaster.tasks.execution.known_nodes import following
+from ringmaster.tasks.execution.known_nodes import watch_nodes
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
@@ -101,7 +101,7 @@ def open_local_run(
         environment = node_context.environment
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
         journal.put_all({"batch": batch.to_json(), FLOW_RUNS: flow_runs})
-        begun(batch, home)
+        mark_started(batch, home)
         run_paths = RunPaths(
             folder=folder,
             cache_dir=environment.cache_dir,
@@ -183,8 +183,8 @@ class LocalRun(BatchRun):
 
     def _measure(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs that are left, at the load of this machine."""
-        node_context, begun = self._node_context, self.journal.jobs()
-        ended = [name for name, record in begun.items() if record.status in ENDED]
+        node_context, records = self._node_context, self.journal.jobs()
+        ended = [name for name, record in records.items() if record.status in ENDED]
         report_failure = failure_reporter(self.view, but=ended)
         # A placeholder of a sweep may take the profiles of any trial.
         alike = [from_json(EquivalentJobs, each) for each in self.journal.get(INSPECTED, [])]  # by an earlier process
@@ -192,7 +192,7 @@ class LocalRun(BatchRun):
         if self._is_due and self._scheduler is not None:
             ended = []
         inspected = {name: known[name] for name in ended if name in known}
-        given_up = {name for name in ended if begun[name].status in (JobStatus.FAILED, JobStatus.CANCELLED)}
+        given_up = {name for name in ended if records[name].status in (JobStatus.FAILED, JobStatus.CANCELLED)}
         left = [job for job in self.batch.jobs if job.name not in inspected.keys() | given_up]
         try:
             profiles = profile_jobs(
@@ -204,7 +204,7 @@ class LocalRun(BatchRun):
                 lend=node_context.lend,
                 failed=report_failure,
                 # Trials of a sweep may fail one by one; a batch whose jobs have begun goes on without its unfit jobs.
-                all_or_none=self._scheduler is None and not begun,
+                all_or_none=self._scheduler is None and not records,
                 share=self.batch.profiling_share,
             )
         except UntrainableJobs as error:
@@ -322,7 +322,7 @@ class LocalRun(BatchRun):
             # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
             stack.callback(leases.give_back, tuple(self._cluster.lease_names().values()))
             stack.callback(self._engine.close)
-            stack.enter_context(following(self._engine, executor, cluster=self._cluster))
+            stack.enter_context(watch_nodes(self._engine, executor, cluster=self._cluster))
             stack.enter_context(self._node_context.caller.interrupts.stopping(stop))
             handler = RequestHandler(
                 self.journal.database,
@@ -331,7 +331,7 @@ class LocalRun(BatchRun):
                 quarantine=Quarantine(self.journal.database),
                 on_terms=partial(self._on_terms, executor, replanner),
             )
-            stack.enter_context(running(handler.keep_answering, name="requests"))
+            stack.enter_context(background_thread(handler.keep_answering, name="requests"))
             self._listener_faults = executor.listener_faults
             executor.run()
         return self.journal.jobs()

@@ -63,14 +63,14 @@ later, that run was killed before it began.
 
 
 def mark_starting(batch: Batch, home: Path) -> None:
-    """Notes that a run of the batch is starting; `begun` deletes the note. Raises InputError on a wrong setting."""
+    """Notes that a run of the batch starts; `mark_started` deletes the note. Raises InputError on wrong settings."""
     settings.num_plain_runs()
     folder = home / "batches" / batch.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STARTING).touch()
 
 
-def begun(batch: Batch, home: Path) -> None:
+def mark_started(batch: Batch, home: Path) -> None:
     """Notes that a run of the batch has begun: from now on its journal allows to resume it."""
     (home / "batches" / batch.name / STARTING).unlink(missing_ok=True)
 
@@ -210,12 +210,12 @@ def shared_text(models: Sequence[Path]) -> str:
 def is_batch(batch: Batch, stored: Any) -> bool:
     """Returns whether a journal's `stored` batch is `batch`. Fields that a later release added have their defaults."""
     with suppress(TypeError, ValueError):  # a later release wrote it
-        begun = None if stored is None else Batch.from_json(stored)
-        if begun is not None and any(job.evaluation.max_batches is not None for job in begun.jobs):
+        noted = None if stored is None else Batch.from_json(stored)
+        if noted is not None and any(job.evaluation.max_batches is not None for job in noted.jobs):
             # Earlier releases read another limit of evaluations from the same file, also into the text of a sweep.
-            one, other = ({**each.to_json(), "text": ""} for each in (begun, batch))
+            one, other = ({**each.to_json(), "text": ""} for each in (noted, batch))
             return bool(_without_limits(one) == _without_limits(other))
-        return begun is not None and begun.to_json() == batch.to_json()
+        return noted is not None and noted.to_json() == batch.to_json()
     return False
 
 

@@ -26,7 +26,7 @@ from ringmaster.flows.output import (
     print_outcome,
     write_file,
 )
-from ringmaster.flows.settings import located
+from ringmaster.flows.settings import resolve_path
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
@@ -327,7 +327,7 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
     """
     from ringmaster.tasks.batch import load_batch
 
-    batch = load_batch(located(file))
+    batch = load_batch(resolve_path(file))
     if plan is not None:
         raise InputError(["--plan is for a problem file. To fix: give the problem.json of that plan, not the batch"])
     if batch.terms.objective != "makespan":

@@ -213,7 +213,7 @@ def submit(
     pool = pool_address()
     if not is_name(batch):
         raise InputError([f"--batch {batch!r} is not a valid name. To fix: {NAME_REMEDY}"])
-    jobs = replace(load_batch(settings.located(jobs_file)), name=batch)
+    jobs = replace(load_batch(settings.resolve_path(jobs_file)), name=batch)
     if not unchecked:
         from ringmaster.flows.reports.technique_report import check_jobs
 

@@ -36,8 +36,8 @@ from ringmaster.flows.output import (
     write_file,
 )
 from ringmaster.flows.run_order import run_order
-from ringmaster.flows.settings import located
-from ringmaster.text import listed
+from ringmaster.flows.settings import resolve_path
+from ringmaster.text import join_limited
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
@@ -92,7 +92,7 @@ def run(
     with working(f"reading {batch_file}"):
         from ringmaster.tasks.batch import load_batch
 
-        batch = load_batch(located(batch_file), data=data)
+        batch = load_batch(resolve_path(batch_file), data=data)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
     if dry_run or ask:
         exit_code = _plan_only(
@@ -271,7 +271,7 @@ def profile(
     """Measure the jobs of a batch file, and write what is to be planned: `ringmaster plan` reads it."""
     from ringmaster.tasks.batch import load_batch
 
-    batch = load_batch(located(batch_file))
+    batch = load_batch(resolve_path(batch_file))
     settings.embed(settings.home())
     from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.caller import opened_caller
@@ -303,7 +303,7 @@ def sweep(
     with working(f"reading {sweep_file}"):
         from ringmaster.flows.sweep_form import check_name, load_sweep, spec_of
 
-        form = load_sweep(located(sweep_file))
+        form = load_sweep(resolve_path(sweep_file))
         batch = spec_of(form).batch()
     interrupts = context.ensure_object(Interrupts)
     if dry_run:
@@ -546,7 +546,7 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
             why = f": {row['message']}" if row["message"] else ""
             idle.append(f"{job} of {run.batch} has no log here, as no gang has trained it; it is {row['status']}{why}")
     if faults := faults_of(runs):
-        raise RingmasterError(listed(faults))
+        raise RingmasterError(join_limited(faults))
     fault = settings.pool_fault()
     unseen = [fault] if fault else settings.pool_lacks()
     raise InputError(

@@ -48,7 +48,7 @@ from ringmaster.flows.retraining.approval import silence_to_start
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
 from ringmaster.tasks.alarms.task import emit_alarm
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import EngineContext
@@ -139,7 +139,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
         _lead(leadership, database, notice)
         with ExitStack() as stack:
             stack.callback(_resign, leadership, address)
-            stack.enter_context(running(partial(_beat, leadership), name="beat", timeout_s=FAREWELL_S))
+            stack.enter_context(background_thread(partial(_beat, leadership), name="beat", timeout_s=FAREWELL_S))
             stopping = threading.Event()
             led = BatchingDatabase(leadership.guarded(database, on_deposed=_end_at_once))
             with suppress(DatabaseClosed):  # the database was away when the end was requested

@@ -19,7 +19,7 @@ from ringmaster.flows.output import ProcessRole, log_to_stderr, logs_to
 from ringmaster.flows.pool import own_node
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import ALLOCATION
@@ -141,7 +141,7 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
                     stop()
                     return
 
-    with running(watch, name="release", timeout_s=0.0):
+    with background_thread(watch, name="release", timeout_s=0.0):
         yield
     if result:
         raise result[0]

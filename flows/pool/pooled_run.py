@@ -50,7 +50,7 @@ from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
@@ -150,7 +150,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
     if is_started_by_prefect() or not flow_run:
         yield
         return
-    with running(poll, name="cancellation", timeout_s=0.0):
+    with background_thread(poll, name="cancellation", timeout_s=0.0):
         try:
             yield
         except SystemExit:
@@ -245,7 +245,7 @@ class PooledRun(BatchRun):
             submission = self._submit(profiles)
             self.view.notice(f"{run.id} waits for its place in the pool's plan")
         self._kept_node.close()
-        run_folder.begun(self.batch, settings.home())
+        run_folder.mark_started(self.batch, settings.home())
         nodes = NodeRegistry(run.database).all()
         run.journal.put(FLOW_RUN_PAGE, flow_run_page())
         self._begin_records(profiles, [f"{node.name}:{n}" for node in nodes for n in range(len(node.devices))])

@@ -14,10 +14,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from ringmaster.flows.output import fitting_columns, print_lines, styled
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.execution import events
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
-from ringmaster.tasks.execution.starter import called
+from ringmaster.tasks.execution.starter import label_of
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import metrics_text, why_undefined
@@ -241,7 +241,7 @@ class LinesView(ConsoleView):
 
     def _open(self) -> AbstractContextManager[object]:
         self._printed_s = self._clock()  # when there was a line for each running job
-        return running(self._tick_on, name="progress lines")
+        return background_thread(self._tick_on, name="progress lines")
 
     def _tick_on(self, over: threading.Event) -> None:
         while not over.wait(LINES_EVERY_S / 10):
@@ -335,7 +335,7 @@ def _described(event: events.ExecutionEvent) -> tuple[str, str]:
             return f"{text}{gap}", ""
         case events.SegmentStarted(segment=segment, first_step=first, attempt=attempt, members=members):
             again = f" (attempt {attempt})" if attempt > 1 else ""
-            who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
+            who = f"{label_of(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
         case events.GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows)):
             return f"{job} at step {step}: {_metrics(metrics, num_rows)}", ""

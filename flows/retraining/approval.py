@@ -22,7 +22,7 @@ from pydantic import Field
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import current_flow_run, has_lasting_server
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 
 POLL_S = 5
 SLACK_S = 600  # added to Prefect's timeout, which would fail the run, so that our own comes first
@@ -138,7 +138,7 @@ def _paused(run_id: UUID, form: Any, *, timeout_s: float, silence: dict[str, Any
     """Returns the form as a person has filled it in or, after `timeout_s`, with the values of `silence`."""
     # In a copy of the context, which has the current settings of Prefect.
     answers = partial(copy_context().run, partial(_answer_late, run_id, silence, timeout_s))
-    with running(answers, name="answer"):  # its end is awaited: it could answer the next question
+    with background_thread(answers, name="answer"):  # its end is awaited: it could answer the next question
         return pause_flow_run(wait_for_input=form, timeout=int(timeout_s) + SLACK_S, poll_interval=poll_s)
 
 

@@ -59,7 +59,7 @@ def batch_experiment(experiment: str, batch: str) -> str:
 
 
 def paged(search: Callable[..., Any], *arguments: Any, max_results: int = _PAGE, **options: Any) -> Iterator[Any]:
-    """Yields the results of one of MLflow's searches, page by page. asked, options: the search's arguments."""
+    """Yields the results of one of MLflow's searches, page by page. arguments, options: the search's."""
     token = None
     while True:
         page = search(*arguments, max_results=max_results, page_token=token, **options)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError, safe_open
 
 from ringmaster.codec import from_json
-from ringmaster.text import listed
+from ringmaster.text import join_limited
 
 MAX_FILES = 10_000
 MAX_FAULTS = 20
@@ -52,7 +52,7 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
         if len(result) + len(faults) > MAX_FILES:
             raise ValueError(f"{folder} has more than {MAX_FILES:,} files. To fix: {REMEDY}")
     if faults:
-        raise ValueError(listed(faults, between="; ", most=MAX_FAULTS))
+        raise ValueError(join_limited(faults, between="; ", most=MAX_FAULTS))
     return sorted(result, key=lambda each: Path(each[0]))
 
 

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.text import listed
+from ringmaster.text import join_limited
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
@@ -56,7 +56,7 @@ class InputError(RingmasterError, ValueError):
 
     def __init__(self, faults: Iterable[Any]) -> None:
         self.faults = tuple(faults)
-        super().__init__(listed(self.faults, between=self.separator))
+        super().__init__(join_limited(self.faults, between=self.separator))
 
 
 class BatchFileError(InputError):

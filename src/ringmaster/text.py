@@ -165,7 +165,7 @@ def first_of(faults: Sequence[object], *, most: int = MAX_FAULTS) -> list[str]:
     return [*lines, f"and {num_more:,} more"] if num_more else lines
 
 
-def listed(faults: Sequence[object], *, between: str = "\n", most: int = MAX_FAULTS) -> str:
+def join_limited(faults: Sequence[object], *, between: str = "\n", most: int = MAX_FAULTS) -> str:
     """Joins what `first_of` returns."""
     return between.join(first_of(faults, most=most))
 

@@ -315,7 +315,7 @@ def job_faults(values: Mapping[str, Any]) -> list[Fault]:
 
 
 def _combinations(entries: list[Any], *, findings: list[Finding]) -> Iterator[grid.Combination]:
-    """Yields the jobs of the grid entries; adds the faults that prevent an expansion to `found`."""
+    """Yields the jobs of the grid entries; adds the faults that prevent an expansion to `findings`."""
     for i, value in enumerate(entries):
         try:
             entry = GridEntry.model_validate(value)

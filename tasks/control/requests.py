@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_once
 from ringmaster.tasks.storage.schema import REQUESTS
 
@@ -171,7 +171,9 @@ class Requests:
                     if number is not None and not self.renew(number):
                         return
 
-        with running(renew, name="renew", timeout_s=LAST_RENEWAL_S):  # limited, as the database may be unreachable
+        with background_thread(
+            renew, name="renew", timeout_s=LAST_RENEWAL_S
+        ):  # limited, as the database may be unreachable
             yield
 
     def wait(self, number: int, *, until: Callable[[], bool] = lambda: False) -> Request:

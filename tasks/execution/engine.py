@@ -1,6 +1,6 @@
-"""The interface of an engine, which provides machines and runs the gangs of segments on them, and the one of a machine.
+"""`Engine`, which provides nodes and runs the gangs of segments on them, and `LocalEngine`, that of this machine.
 
-`LocalEngine` runs gangs as processes of this machine. `FileLeases` is a ledger of the machine's devices on disk, so
+`FileLeases` is a ledger of the machine's devices on disk, so
 that processes that share the machine never share a device. A lease identifies its holder's process by pid and start
 time. The leases of a process that has ended are void. The processes that a holder started cannot outlive it (the fork
 server ensures that), so the devices of a void lease are free.
@@ -231,7 +231,7 @@ class EngineContext:
     folder: where the engine may write files of its own: the folder of the run, or the home of the pool's controller.
     cluster: the devices of this machine that the run may use; empty in the executor of a pool.
     launcher: starts processes on this machine; None in the executor of a pool.
-    database: the pool's database, with the leader's guarded write access; None outside of a pool.
+    database: the pool's database, with the guarded write access of the active controller; None outside of a pool.
     spawn: runs what waits for a gang.
     telemetry: adds device metrics to the events of segments on this machine; None where there is nothing to measure.
     node_runs: starts and ends the flow runs that serve nodes; None outside of a pool.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from ringmaster.tasks.background_worker import keep_calling, running
+from ringmaster.tasks.background_worker import background_thread, keep_calling
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import Engine, EngineNode
@@ -129,7 +129,7 @@ class KnownNodes:
 
 
 @contextmanager
-def following(engine: Engine, executor: Executor, *, cluster: Cluster) -> Iterator[None]:
+def watch_nodes(engine: Engine, executor: Executor, *, cluster: Cluster) -> Iterator[None]:
     """Inside the context, passes the changes of an engine's nodes on to an executor whose cluster they are."""
     known_nodes = KnownNodes(engine, executor, cluster=cluster)
 
@@ -137,7 +137,7 @@ def following(engine: Engine, executor: Executor, *, cluster: Cluster) -> Iterat
         known_nodes.poll()
         known_nodes.release_empty()
 
-    with running(partial(keep_calling, poll, call=executor.call, every_s=LOOK_EVERY_S), name="nodes"):
+    with background_thread(partial(keep_calling, poll, call=executor.call, every_s=LOOK_EVERY_S), name="nodes"):
         yield
 
 

@@ -265,7 +265,7 @@ class Starter:
             )
         )
         return SegmentCall(
-            label=f"{called(job, members)} [{profile.technique} x{profile.num_devices}]"
+            label=f"{label_of(job, members)} [{profile.technique} x{profile.num_devices}]"
             f" steps {first_step}-{segment.last_step}",
             order=self._order(segment, profile, cluster=cluster, number=number, members=members),
             num_ranks=profile.num_ranks,
@@ -443,7 +443,7 @@ def gang_order(
     )
 
 
-def called(job: str, members: Collection[str]) -> str:
+def label_of(job: str, members: Collection[str]) -> str:
     """Returns a short name for a job and the members that are trained with it."""
     return f"{job} and {len(members)} more" if members else job
 

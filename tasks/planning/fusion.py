@@ -184,7 +184,7 @@ def _amount_text(plan: Plan) -> str:
     return f"a {plan.objective} of {plan.value:.4g}"
 
 
-def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
+def reuse_plan(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
     """Returns the plan with the best times for this problem, and with the problem's bound.
 
     Returns None where the plan is invalid for the problem, misses a deadline, or is worse by more than `SAME` than
@@ -226,7 +226,7 @@ def checked_plan(
 
     start: a plan of a slightly different problem, which is reused if it is as good for this one.
     """
-    plan = None if start is None else taken_over(start, problem, objective=objective)
+    plan = None if start is None else reuse_plan(start, problem, objective=objective)
     if plan is None:
         plan = solve(problem, work_s=work_s, seed=seed, objective=objective)
     return _checked(plan, problem)

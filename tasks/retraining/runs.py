@@ -25,7 +25,7 @@ from sqlalchemy.exc import IntegrityError
 from ringmaster.codec import digest, from_json, stored_as, to_json
 from ringmaster.errors import RetrainingInProgress
 from ringmaster.files import sha256_of
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.selection import Clock
 from ringmaster.tasks.storage.database import Database
@@ -154,7 +154,7 @@ class RetrainingRuns:
         """
         token = self._take(name, run_date, silence_s=silence_s)
         try:
-            with running(partial(self._beat, token, beat_s), name="night"):
+            with background_thread(partial(self._beat, token, beat_s), name="night"):
                 yield
         finally:
             self._drop(HOLDERS.c.token == token)

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from ringmaster.compat.torch import stored_layout
 from ringmaster.compat.torch_distributed import dcp_metadata_classes
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
-from ringmaster.text import listed
+from ringmaster.text import join_limited
 
 METADATA = ".metadata"
 SAVE_AGAIN = "To fix: copy the whole folder again, or save the checkpoint again"
@@ -113,7 +113,7 @@ class DcpFolder:
         except UNREADABLE as error:
             raise ValueError(f"{file} cannot be read: {error!s:.300}. {SAVE_AGAIN}") from error
         if faults:
-            raise ValueError(f"{listed([*faults], between='; ', most=MAX_LISTED)}. {SAVE_AGAIN}")
+            raise ValueError(f"{join_limited([*faults], between='; ', most=MAX_LISTED)}. {SAVE_AGAIN}")
 
     def value(self, name: str, default: Any = None) -> Any:
         """Returns what is stored under a name and is no tensor. Raises ValueError where it holds more than weights."""

@@ -30,7 +30,7 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, RankPi
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.checkpoints.storage import Block
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import BEAT_EVERY_S, Reporter
 
 THREAD_NAME = "checkpoint"
@@ -70,7 +70,7 @@ def takes_nothing(fault: OSError | None) -> bool:
 class WriteRetries:
     """What all ranks of a gang do between two tries to write: they report the cause and wait, for a limited time."""
 
-    def __init__(self, ranks: Ranks, reporter: Reporter, *, gives_up: Callable[[], bool]) -> None:
+    def __init__(self, ranks: RankContext, reporter: Reporter, *, gives_up: Callable[[], bool]) -> None:
         self._ranks, self._reporter, self._gives_up = ranks, reporter, gives_up
         self._timeout_s = write_patience_s()
         self._since_s, self._wait_s = time.monotonic(), FIRST_RETRY_S
@@ -111,7 +111,9 @@ class Saver:
     has_failed: whether the last save failed, so that the state since then is in memory alone.
     """
 
-    def __init__(self, saved: CheckpointedState, store: CheckpointStore, reporter: Reporter, *, ranks: Ranks) -> None:
+    def __init__(
+        self, saved: CheckpointedState, store: CheckpointStore, reporter: Reporter, *, ranks: RankContext
+    ) -> None:
         self._saved, self._store, self._reporter, self._ranks = saved, store, reporter, ranks
         self._copies = HostCopies(is_pinned=ranks.device.type == "cuda")
         self._save: _Save | None = None

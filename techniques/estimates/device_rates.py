@@ -39,7 +39,7 @@ from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ReferenceTimed, event_to_json
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.processes.ranks import BACKENDS, Ranks, show_gpus, take_device
+from ringmaster.techniques.processes.ranks import BACKENDS, RankContext, show_gpus, take_device
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.recomputation import recompute_layers
 
@@ -173,7 +173,7 @@ def time_reference(device: torch.device, *, least_s: float | None = None) -> Ref
     )
 
 
-def time_on_ranks(ranks: Ranks) -> ReferenceTimed:
+def time_on_ranks(ranks: RankContext) -> ReferenceTimed:
     """Times the reference kernel on the devices of a gang at once. Its slowest rank counts: the others wait for it."""
     timed = time_reference(ranks.device)
     return ReferenceTimed(

@@ -51,7 +51,7 @@ from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing import known_draws
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape, Technique
 from ringmaster.techniques.training import job_state
 from ringmaster.techniques.training import trainer as trainers
@@ -332,14 +332,14 @@ class _MetaOperators(LiveBytes):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class _Ranks(Ranks):
+class _Ranks(RankContext):
     """Ranks whose peers send nothing; sums are never zero, since counts are used as divisors."""
 
     def sum(self, values: list[float]) -> list[float]:
         return [value or 1.0 for value in values]
 
 
-def _ranks(rank: int, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
+def _ranks(rank: int, num_ranks: int, axes: Mapping[str, int]) -> RankContext:
     device = torch.device("cpu")
     if num_ranks == 1:
         return _Ranks(rank=0, num_ranks=1, device=device, mesh=None)

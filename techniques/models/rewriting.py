@@ -33,7 +33,7 @@ from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.models.structured_pruning import narrow
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
-from ringmaster.techniques.processes.ranks import Ranks, join
+from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import WAITING_TIMEOUT_S, Reporter, wait_for_stop
 from ringmaster.techniques.technique import Config, GangShape, Technique
 from ringmaster.techniques.training.job_state import prepared_data
@@ -60,7 +60,7 @@ class EvaluationOrder:
     cache_dir: str
 
 
-def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
+def evaluator(order: EvaluationOrder, *, ranks: RankContext, beat: Callable[[], None]) -> Trainer:
     """Returns a trainer whose `evaluate` computes a model's metrics as a job's evaluation at its end does.
 
     ranks: a single process.
@@ -250,7 +250,7 @@ class ModelMeasurements:
     metrics: Mapping[str, float]
 
 
-def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path) -> tuple[ModelMeasurements, ...]:
+def compare(order: GangOrder, ranks: RankContext, reporter: Reporter, *, folder: Path) -> tuple[ModelMeasurements, ...]:
     """Measures the model that was exported to `folder`, then those parents whose folders the order contains.
 
     Only rank 0 measures, on its device, one model after another.
@@ -280,7 +280,7 @@ def _model(job: Job, name: str, folder: Path) -> ModelSpec:
 
 
 def _measure(
-    order: GangOrder, ranks: Ranks, reporter: Reporter, *, name: str, folder: Path, model: ModelSpec
+    order: GangOrder, ranks: RankContext, reporter: Reporter, *, name: str, folder: Path, model: ModelSpec
 ) -> ModelMeasurements:
     data = order.data or to_json(prepare(order.data_spec, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(

@@ -72,8 +72,8 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
-    """One process among those of its gang.
+class RankContext:
+    """One rank of a gang: its device, the device mesh, and collective calls over all ranks.
 
     device: where its tensors are.
     mesh: the gang's devices; None for a single process.
@@ -139,9 +139,9 @@ def _held_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def alone(device: torch.device) -> Ranks:
-    """Returns the `Ranks` of a process without peers."""
-    return Ranks(rank=0, num_ranks=1, device=device, mesh=None, first_bytes=_held_bytes())
+def alone(device: torch.device) -> RankContext:
+    """Returns the `RankContext` of a process without peers."""
+    return RankContext(rank=0, num_ranks=1, device=device, mesh=None, first_bytes=_held_bytes())
 
 
 def show_gpus(slots: tuple[Slot, ...]) -> None:
@@ -169,7 +169,7 @@ def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.
     return torch.device("cpu")
 
 
-def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
+def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]) -> RankContext:
     """Connects to the other ranks and builds the device mesh over them.
 
     The ranks meet through a file in the gang's folder, or at an address where they are on several machines.
@@ -191,4 +191,4 @@ def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]
         timeout=timeout,
     )
     mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    return Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh, first_bytes=_held_bytes())
+    return RankContext(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh, first_bytes=_held_bytes())

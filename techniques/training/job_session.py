@@ -17,7 +17,7 @@ from ringmaster.techniques.processes.events import (
     OutcomeStatus,
     Steps,
 )
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.training.job_state import Root
 from ringmaster.techniques.training.parts import TrainerPart, TrainingState
@@ -56,7 +56,7 @@ class SessionState(CheckpointedState, TrainingState, Protocol):
 class StepProgress:
     """Collects steps and sends them a few times a second, so that reporting does not slow down quick steps."""
 
-    def __init__(self, reporter: Reporter, ranks: Ranks) -> None:
+    def __init__(self, reporter: Reporter, ranks: RankContext) -> None:
         self._reporter, self._ranks = reporter, ranks
         self._steps: list[StepReport] = []
         self._sent_s = time.monotonic()

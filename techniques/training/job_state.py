@@ -20,7 +20,7 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_parts import Effect, FirstCheckpoint
 from ringmaster.techniques.processes.events import CheckpointFailed, JobEvent
 from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import Technique
 from ringmaster.techniques.training.batch_loader import BatchLoader
 from ringmaster.techniques.training.parts import parts_of
@@ -62,7 +62,7 @@ class JobTrainingState:
     parts: what optional features add.
     """
 
-    def __init__(self, order: GangOrder, ranks: Ranks, *, technique: Technique | None = None) -> None:
+    def __init__(self, order: GangOrder, ranks: RankContext, *, technique: Technique | None = None) -> None:
         self.order, self.ranks, self.technique = order, ranks, technique
         self.job = order.job if technique is None else technique.trained_job(order.job)
         self.prepared = prepared_data(order)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques.job_specs import Adapter
     from ringmaster.techniques.processes.events import JobEvent
     from ringmaster.techniques.processes.order import GangOrder
-    from ringmaster.techniques.processes.ranks import Ranks
+    from ringmaster.techniques.processes.ranks import RankContext
     from ringmaster.techniques.processes.reporter import Reporter
     from ringmaster.techniques.technique import Config, Technique
     from ringmaster.techniques.training.losses import Loss
@@ -54,7 +54,7 @@ class TrainingState(Protocol):
 
     order: GangOrder
     job: Job
-    ranks: Ranks
+    ranks: RankContext
     prepared: PreparedData
     technique: Technique | None
     next_step: int

@@ -27,7 +27,7 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.processes.events import JobOfGroupEnded, OutcomeStatus
 from ringmaster.techniques.processes.failures import failure_kind
 from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.training.job_session import JobSession, SessionState
 from ringmaster.techniques.training.trainer import StepReport
@@ -47,7 +47,7 @@ class Stepper(Protocol):
     isolates: whether a job that fails leaves the others unaffected. If not, its error ends the gang.
     """
 
-    ranks: Ranks
+    ranks: RankContext
     isolates: bool
 
     def open(self, order: GangOrder) -> SessionState:
@@ -60,7 +60,7 @@ class Stepper(Protocol):
         """Trains a job no longer."""
 
     def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
-        """Takes the next step of jobs; returns their reports by name. asks: summed over the ranks, if given."""
+        """Takes the next step of jobs; returns their reports by name. votes: summed over the ranks, if given."""
 
     def evaluate(self, states: Sequence[SessionState]) -> Mapping[str, Mapping[str, float]]:
         """Returns the metrics of jobs over their held-out data, by name."""

@@ -27,7 +27,7 @@ from ringmaster.techniques.models.peft_format import initial_adapter
 from ringmaster.techniques.models.quantization import check_trainable
 from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
@@ -96,7 +96,7 @@ class Trainer(JobTrainingState):
         self,
         order: GangOrder,
         technique: Technique,
-        ranks: Ranks,
+        ranks: RankContext,
         *,
         beat: Beat,
         model: nn.Module | None = None,
@@ -202,8 +202,8 @@ class Trainer(JobTrainingState):
             part.before_training(self)
         beat()
 
-    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
-        """Trains the next global step; `asks` are summed over the ranks with the loss, so that all ranks act alike.
+    def step(self, votes: tuple[float, ...] = ()) -> StepReport:
+        """Trains the next global step; `votes` are summed over the ranks with the loss, so that all ranks act alike.
 
         Raises ValueError, on every rank, where no sample has a label.
         """
@@ -214,7 +214,7 @@ class Trainer(JobTrainingState):
         num_samples = self.job.phase(self.next_step).global_batch_size
         share, reward = self.rule.compute(self)
         of_parts = [part.summed_values() for part in self.parts]
-        sums = iter(self.ranks.sum([*share, *chain.from_iterable(of_parts), *asks]))
+        sums = iter(self.ranks.sum([*share, *chain.from_iterable(of_parts), *votes]))
         loss_sum, count, num_tokens = islice(sums, len(share))
         sums_of_parts = [list(islice(sums, len(values))) for values in of_parts]
         if not count:

@@ -13,7 +13,7 @@ from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.job_state import Root
 from ringmaster.techniques.training.trainer import (
@@ -33,7 +33,7 @@ EVALUATED_BATCHES = 2
 class TrialSubject(Protocol):
     """What a trial measures: a trainer, or a group of jobs that are trained together."""
 
-    ranks: Ranks
+    ranks: RankContext
 
     def step(self, votes: tuple[float, ...] = ()) -> StepReport:
         """Trains the next global step."""

@@ -23,4 +23,4 @@ def join_group_of_one(order, rank, *, num_ranks, axes):
     device = ranks.take_device(order.slots, rank, num_ranks=1)
     dist.init_process_group(backend=ranks.BACKENDS[device.type], store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    return ranks.Ranks(rank=0, num_ranks=1, device=device, mesh=mesh)
+    return ranks.RankContext(rank=0, num_ranks=1, device=device, mesh=mesh)

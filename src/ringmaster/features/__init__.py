@@ -1,4 +1,4 @@
-"""Optional features, a package each, which the core does not name.
+"""Optional features, a package each, which the core reaches through registries and hooks alone.
 
 A feature's package has any of these modules, and the core imports those of the kind that it needs:
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from ringmaster.tasks.planning.problems.problem_parts import shown
-from ringmaster.text import listed
+from ringmaster.text import join_limited
 
 LARGEST = 10**18
 """Limit of the integers in a plan."""
@@ -314,7 +314,7 @@ class Plan:
                 raise ValueError(f"its makespan is {claimed_s}, but its last segment ends at {plan.makespan_s}")
         except ValueError as error:
             faults = map(_fault, error.errors()) if isinstance(error, ValidationError) else [error]
-            what = listed(list(faults), between="; ")
+            what = join_limited(list(faults), between="; ")
             raise ValueError(f"not a plan: {what}. To fix: give what `ringmaster plan -o` wrote") from error
         return plan
 

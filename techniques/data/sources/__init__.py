@@ -1,1 +1,1 @@
-"""Kinds of data: the implementations of `DataSource`, found by `interface.data_source.data_source_named`."""
+"""Kinds of data: the implementations of `DataSource`, found by `techniques.data_source.data_source_named`."""

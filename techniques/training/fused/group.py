@@ -25,7 +25,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.processes.ranks import Ranks, join
+from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.adapter_batches import in_order
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle, mesh_shape
@@ -48,7 +48,7 @@ class FusedGroup:
     ranks: the ranks that divide each job's batch. All have the same members and take the same steps.
     """
 
-    def __init__(self, stem: MultiAdapterBase, *, ranks: Ranks | None = None) -> None:
+    def __init__(self, stem: MultiAdapterBase, *, ranks: RankContext | None = None) -> None:
         self.stem = stem
         self._ranks = ranks if ranks is not None and ranks.num_ranks > 1 else None
         self.members: list[GroupMember] = []
@@ -181,13 +181,13 @@ def orders_of(order: GangOrder) -> list[GangOrder]:
     ]
 
 
-def join_group(order: GangOrder, rank: int) -> Ranks:
+def join_group(order: GangOrder, rank: int) -> RankContext:
     """Joins the other ranks of a group's gang, if there are any."""
     num_ranks = order.num_devices  # one a device
     return join(order, rank, num_ranks=num_ranks, axes=mesh_shape(num_ranks, order.config))
 
 
-def open_group(order: GangOrder, ranks: Ranks) -> FusedGroup:
+def open_group(order: GangOrder, ranks: RankContext) -> FusedGroup:
     """The group of an order: the base of its job on the ranks' devices, without members yet.
 
     Raises ValueError if the order's jobs cannot be trained together.
@@ -235,18 +235,18 @@ def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str,
 class GroupTrial:
     """The jobs of a group with the interface of one trainer. They start from fresh weights and ignore last steps."""
 
-    def __init__(self, order: GangOrder, ranks: Ranks, reporter: Reporter) -> None:
+    def __init__(self, order: GangOrder, ranks: RankContext, reporter: Reporter) -> None:
         self.ranks, self._reporter, self._num_steps = ranks, reporter, 0
         self._group = open_group(order, ranks)
         for each in orders_of(order):
             self._group.join(GroupMember(each, self._group.stem.model, device=ranks.device, ranks=ranks))
             reporter.beat()
 
-    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+    def step(self, votes: tuple[float, ...] = ()) -> StepReport:
         """One step of every job; reports the loss of the first job."""
         started_s = time.perf_counter()
         first = next(iter(self._group.step().values()))
-        requested = tuple(self.ranks.sum(list(asks)))
+        requested = tuple(self.ranks.sum(list(votes)))
         seconds = time.perf_counter() - started_s
         self._num_steps += 1
         self._reporter.beat()

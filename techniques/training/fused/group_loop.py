@@ -55,7 +55,7 @@ class FusedStepper:
         """Removes a job before the next step."""
         self._group.leave(self._opened.pop(state.job.name))
 
-    def step(self, states: Sequence[SessionState], asks: tuple[float, ...]) -> dict[str, StepReport]:
+    def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
         """Takes the next step of some jobs, or of all."""
         if len(states) == len(self._group.members):
             return self._group.step()

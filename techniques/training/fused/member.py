@@ -23,7 +23,7 @@ from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, ow
 from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.processes.ranks import Ranks, alone
+from ringmaster.techniques.processes.ranks import RankContext, alone
 from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
@@ -77,7 +77,7 @@ class ParameterRow:
         return {segment: places[0].name for segment, places in zip(self.segments, self._cuts, strict=True)}
 
     def states(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """The optimizer's state tensors, named as `runtime.checkpoints.state.named_optimizer_state` names them."""
+        """The optimizer's state tensors, named as `techniques.checkpoints.state.named_optimizer_state` names them."""
         named = {}
         for segment, places in zip(self.segments, self._cuts, strict=True):
             state = {key: value for key, value in optimizer.state.get(segment, {}).items() if isinstance(value, Tensor)}
@@ -174,7 +174,9 @@ class GroupMember(JobTrainingState):
     ranks: the ranks of the gang. Each has an equal share of every batch and a full copy of the adapter.
     """
 
-    def __init__(self, order: GangOrder, model: nn.Module, *, device: torch.device, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, order: GangOrder, model: nn.Module, *, device: torch.device, ranks: RankContext | None = None
+    ) -> None:
         assert order.job.adapter is not None
         super().__init__(order, ranks or alone(device))
         self._model = model

@@ -1,6 +1,7 @@
 """The command `ringmaster monitor`: assertions on logged predictions."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +19,8 @@ assertions:
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "own_monitor_rules", raising=False)  # of another test's folder
     (tmp_path / "own_monitor_rules.py").write_text("def whole(row): return row['price'] == int(row['price'])\n")
     (tmp_path / "assertions.yaml").write_text(ASSERTIONS)
     return tmp_path

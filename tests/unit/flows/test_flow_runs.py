@@ -17,14 +17,14 @@ from ringmaster.errors import (
     SweepFailed,
     TensorStoreError,
 )
-from ringmaster.flows.batch.flow_runs import ended
+from ringmaster.flows.batch.flow_runs import final_state
 from ringmaster.flows.sweep import sweep_status
 
 MESSAGE = "1 of 2 jobs are done; failed: a (its loss is NaN)"
 
 
 def end(status, failure=BatchFailed):
-    return ended({"status": status}, status=status, message=MESSAGE, failure=failure)
+    return final_state({"status": status}, status=status, message=MESSAGE, failure=failure)
 
 
 def test_a_batch_that_is_done_is_returned():

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
 from ringmaster.flows.batch.run_folder import (
-    begun,
     begun_batch,
     exclusive_lock,
     folder_to_resume,
+    mark_started,
     mark_starting,
     plain_models,
     share_models,
@@ -42,7 +42,7 @@ def run(home, *, status, batch=BATCH):
     journal.put_all({"batch": batch.to_json(), "status": status})
     journal.write_job("a", details={"model_uri": "models:/nightly.a/1"} if status == "done" else {})
     journal.close()
-    begun(batch, home)
+    mark_started(batch, home)
     return folder
 
 

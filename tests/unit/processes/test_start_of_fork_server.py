@@ -23,7 +23,7 @@ def test_a_server_that_fails_names_the_end_of_its_log(monkeypatch):
 
 
 def test_a_command_whose_server_is_late_ends_with_a_sentence_and_no_traceback(monkeypatch, capsys, tmp_path):
-    def app():
+    def app(obj):
         with closing(fork_server_for([])) as server:
             server.start()
 

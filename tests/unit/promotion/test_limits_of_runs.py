@@ -39,8 +39,12 @@ def test_a_run_measures_the_metrics_that_its_policy_limits(monkeypatch):
     )
     node_context = SimpleNamespace(environment=TrialEnvironment(server=None, devices=(), cache_dir=Path()))
 
+    caller = SimpleNamespace(view=SimpleNamespace(notice=lambda _: None))
+
     def decide(policy):
-        run = SimpleNamespace(production=SimpleNamespace(policy=policy), node_context=node_context, ledger=None)
+        run = SimpleNamespace(
+            production=SimpleNamespace(policy=policy), node_context=node_context, ledger=None, caller=caller
+        )
         return judge(run, [candidate], device=None)["prices"].decision
 
     decision = decide(POLICY)

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import StateType
 
 from ringmaster.errors import InputError, RetrainingFailed
 from ringmaster.flows import retrain_daily
-from ringmaster.flows.batch.flow_runs import ended
+from ringmaster.flows.batch.flow_runs import final_state
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.retraining import retraining_run
@@ -202,7 +202,9 @@ def test_another_file_of_the_same_name_is_refused(runs, tmp_path, path, text, is
 
 
 def test_a_run_that_is_skipped_is_not_complete_in_prefect():
-    state = ended({"status": "skipped"}, status="skipped", message="skipped: a later one", failure=RetrainingFailed)
+    state = final_state(
+        {"status": "skipped"}, status="skipped", message="skipped: a later one", failure=RetrainingFailed
+    )
     assert (state.name, state.type) == ("Skipped", StateType.CANCELLED)
     assert state.data.result == {"status": "skipped"}
 

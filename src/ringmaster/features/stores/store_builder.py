@@ -33,7 +33,7 @@ from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.techniques.models.sentence_embeddings import local_folder
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
-from ringmaster.techniques.processes.ranks import Ranks, join
+from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.job_state import JobTrainingState, Root, prepared_data
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, train_segment
@@ -47,7 +47,7 @@ VECTORS = "vectors"
 class StoreBuilder(JobTrainingState):
     """The state of a store's job on one rank: the vectors of the steps so far, which all ranks have."""
 
-    def __init__(self, order: GangOrder, ranks: Ranks, *, encoder: Path, beat: Callable[[], None]) -> None:
+    def __init__(self, order: GangOrder, ranks: RankContext, *, encoder: Path, beat: Callable[[], None]) -> None:
         super().__init__(order, ranks)
         settings = self.job.part(StoreSettings)
         assert settings is not None
@@ -69,8 +69,8 @@ class StoreBuilder(JobTrainingState):
         batches = [batch for step in steps for batch in self._batches[step % self._num_steps :: self._num_steps]]
         return np.concatenate([*batches, np.empty(0, np.int64)])
 
-    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
-        """Encodes the passages of the next step; `asks` are summed over the ranks."""
+    def step(self, votes: tuple[float, ...] = ()) -> StepReport:
+        """Encodes the passages of the next step; `votes` are summed over the ranks."""
         started_s, num_ranks = time.perf_counter(), self.ranks.num_ranks
         batches = self._batches[self.next_step % self._num_steps :: self._num_steps]
         own = [torch.empty(0)]
@@ -86,7 +86,7 @@ class StoreBuilder(JobTrainingState):
             step=self.next_step,
             loss=0.0,
             seconds=time.perf_counter() - started_s,
-            requests=tuple(self.ranks.sum(list(asks))),
+            requests=tuple(self.ranks.sum(list(votes))),
             num_samples=sum(map(len, batches)),
             num_tokens=sum(len(self._tokens[row]) for batch in batches for row in batch),
         )

@@ -5,7 +5,7 @@ import threading
 
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution import known_nodes
-from ringmaster.tasks.execution.known_nodes import following
+from ringmaster.tasks.execution.known_nodes import watch_nodes
 from tests.fake_engine import FakeEngine
 
 WAIT_S = 120.0  # the longest wait for another thread
@@ -41,7 +41,7 @@ def test_an_executor_hears_of_changes_alone(monkeypatch):
         executor.actions.get(timeout=WAIT_S)()
         return executor.moves
 
-    with following(engine, executor, cluster=cluster):
+    with watch_nodes(engine, executor, cluster=cluster):
         assert poll() == poll() == []
         engine.add("n2")
         assert poll() == [("node n2 came", [("n1", 0), ("n2", 0)])]

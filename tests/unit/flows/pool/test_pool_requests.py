@@ -14,7 +14,7 @@ from ringmaster.flows.batch.batch_input import EXAMPLES, MAX_PARAMETER_BYTES, as
 from ringmaster.flows.batch.run_folder import exclusive_lock
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch
 from ringmaster.tasks.control.request_handler import RequestHandler
@@ -180,7 +180,11 @@ def run_here(tmp_path, monkeypatch):
                 inbox.get(timeout=0.05)[1]()
 
     bench.standing = standing
-    with exclusive_lock(folder), running(handler.keep_answering, name="requests"), running(work, name="executor"):
+    with (
+        exclusive_lock(folder),
+        background_thread(handler.keep_answering, name="requests"),
+        background_thread(work, name="executor"),
+    ):
         yield bench
 
 

@@ -27,7 +27,7 @@ from ringmaster.tasks.planning.fusion import (
     choose_groups,
     contracted,
     groups_of,
-    taken_over,
+    reuse_plan,
     without_groups,
 )
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
@@ -222,7 +222,7 @@ def test_the_plan_that_groups_were_chosen_by_is_followed_as_it_is(problem, objec
     fusion = choose_groups(problem, objective=objective)
     left, start = as_executed(problem, fusion.fused_plan)
     left = replace(left, switch_cost_s=left.switch_cost_s * cheaper)
-    found = taken_over(start, left, objective=objective)
+    found = reuse_plan(start, left, objective=objective)
     assert found is not None
     assert verify(found, left) == []
     now, before = (objective_by_name(objective).value(plan, left) for plan in (found, start))
@@ -243,7 +243,7 @@ def test_a_plan_of_another_problem_is_not_followed():
         replace(left, nodes=(PlanningNode("elsewhere", 2),)),
         without_groups(problem),
     ]
-    assert [taken_over(start, other, objective="makespan") for other in others] == [None] * 5
+    assert [reuse_plan(start, other, objective="makespan") for other in others] == [None] * 5
     assert checked_plan(others[1], work_s=5.0, seed=0, start=start).makespan_s == pytest.approx(12.0)
 
 

@@ -148,14 +148,14 @@ def test_a_batch_is_planned_as_by_a_dry_run(tmp_path, monkeypatch):
         batch="pages", made_s=0.0, num_trials=0, price_per_device_hour=1.0, folder=tmp_path, faults={},
         problem=problem, plan=solve(problem, work_s=0.2),
     )  # fmt: skip
-    monkeypatch.setattr(dry_run, "dry_run", lambda batch, *, profiles, seed, caller: found)
+    monkeypatch.setattr(dry_run, "dry_run", lambda batch, **_: found)
     batch = tmp_path / "batch.yaml"
     batch.write_text(BATCH.replace("OBJECTIVE", "makespan"))
     done = run("whatif", batch, "--add-devices", 1, "--at-once", "--profiles", "predict")
     assert done.exit_code == 0, done.output
     assert "With one more device on n0" in done.stdout
     assert (len(done.stdout.splitlines()), done.stdout.count(", by these predicted runtimes.")) == (2, 2)
-    monkeypatch.setattr(dry_run, "dry_run", lambda batch, *, profiles, seed, caller: replace(found, are_measured=True))
+    monkeypatch.setattr(dry_run, "dry_run", lambda batch, **_: replace(found, are_measured=True))
     done = run("whatif", batch, "--add-devices", 1, "--at-once")
     assert (len(done.stdout.splitlines()), done.stdout.count(", by these measured runtimes.")) == (2, 2)
     refused = run("whatif", batch, "--explain", "--plan", tmp_path / "plan.json").exception
