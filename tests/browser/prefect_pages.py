@@ -157,6 +157,7 @@ def open_answer(page, url, *, state="Suspended"):
 
 def open_artifact(page, key):
     """Opens one of a flow run's artifacts from the run's page."""
+    page.reload()  # a page that was loaded before a task run was recorded does not show what that has made
     page.get_by_role("tablist").get_by_text("Artifacts", exact=True).click()
     kinds = rf"^\s*(markdown|table|progress)\s+{re.escape(key)}\b"
     page.get_by_role("link", name=re.compile(kinds, re.IGNORECASE)).first.click()
