@@ -45,7 +45,7 @@ def install_torch(torch: LockedPackage, *, index: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", *(["--index-url", index] if index else []), "--dest", folder]
         subprocess.run([*PIP, "download", *options, f"torch=={torch.version}"], check=True)
-        install([torch], "--no-index", "--find-links", folder)
+        install([torch], "--no-index", "-f", folder)
 
 
 def is_installed(package: LockedPackage) -> bool:

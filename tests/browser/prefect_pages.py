@@ -157,8 +157,9 @@ def open_answer(page, url, *, state="Suspended"):
 
 def open_artifact(page, key):
     """Opens one of a flow run's artifacts from the run's page."""
-    page.reload()  # a page that was loaded before a task run was recorded does not show what that has made
     page.get_by_role("tablist").get_by_text("Artifacts", exact=True).click()
+    of_tasks = page.get_by_text("Task runs", exact=True).last  # listed once a person scrolls there
+    of_tasks.evaluate("heading => heading.scrollIntoView({block: 'start'})")
     kinds = rf"^\s*(markdown|table|progress)\s+{re.escape(key)}\b"
     page.get_by_role("link", name=re.compile(kinds, re.IGNORECASE)).first.click()
     page.wait_for_url("**/artifacts/artifact/**")
