@@ -50,7 +50,7 @@ def rank_main(rank, *, folder, num_steps):
         num_steps=8 * num_steps,
         evaluation=EvaluationSpec(max_batches=8),
     )
-    local = plain.with_parts(LocalUpdates(workers=2, sync_every=SYNC_EVERY))
+    local = plain.with_features(LocalUpdates(workers=2, sync_every=SYNC_EVERY))
     cores = sorted(os.sched_getaffinity(0))
     slots = tuple(Slot(kind="cpu", index=i, cores=(cores[i % len(cores)],)) for i in range(2))
 

@@ -207,7 +207,7 @@ def measure(task: str, seed: int, folder: Path) -> dict[str, Any]:
     """Returns the figures of a task and a seed."""
     own = job_of(task, seed)
     step_s = dict(zip(SIZES, step_costs(task, folder), strict=True))
-    varying = own.with_parts(Variables(global_batch_size=SIZES), Target(metric="loss", at_most=0.0))
+    varying = own.with_features(Variables(global_batch_size=SIZES), Target(metric="loss", at_most=0.0))
     first, probe = probe_steps(own.total_steps), Run(varying, folder / "probe")
     early = dict(probe.losses(first))
     probe.trainer.save(folder / "probe" / "checkpoints")
@@ -261,7 +261,7 @@ def changed_gain(
     """Returns by what factor the target is reached sooner by a run that changes its batch size after the probe."""
     if not phases or any(loss <= target for loss in early.values()):
         return 1.0
-    changed = replace(job, num_steps=phases[-1].num_steps).with_parts(Phases(phases=phases))
+    changed = replace(job, num_steps=phases[-1].num_steps).with_features(Phases(phases=phases))
     first, size = phases[-1].first_step, phases[-1].global_batch_size
     last = reached(Run(changed, folder / "probe").losses(changed.total_steps), target, default=0)
     # A job that has not reached its target is begun again with its own batch size.

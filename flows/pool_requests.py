@@ -21,7 +21,7 @@ from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.job_parts import NAME_PATTERN
+from ringmaster.techniques.job_features import NAME_PATTERN
 from ringmaster.text import printable
 
 BatchName = Annotated[str, titled("Batch", min_length=1)]

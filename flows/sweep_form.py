@@ -25,7 +25,7 @@ from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.job_parts import NAME_PATTERN
+from ringmaster.techniques.job_features import NAME_PATTERN
 
 SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]

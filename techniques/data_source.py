@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.registry import Registry, find
-from ringmaster.techniques.job_parts import Description
+from ringmaster.techniques.job_features import Description
 from ringmaster.techniques.job_specs import DataSpec
 
 if TYPE_CHECKING:

@@ -1,27 +1,27 @@
-"""Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
+"""Job and its values: everything that determines the trained weights, and nothing about parallelism."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Annotated, Any
 
-from ringmaster.codec import SINCE_LATER, set_fields, stored_parts
+from ringmaster.codec import SINCE_LATER, set_fields, stored_features
 from ringmaster.findings import Raw, as_mapping
-from ringmaster.techniques.job_parts import (
+from ringmaster.techniques.job_features import (
     MAX_AT_ONCE,
     Choices,
     Description,
     Distinct,
     Effect,
+    FeatureT,
     FirstCheckpoint,
     Format,
-    JobPart,
+    JobFeature,
     Limits,
-    PartT,
     Positive,
     Whole,
-    part_in,
-    part_kind,
+    feature_in,
+    feature_kind,
 )
 from ringmaster.techniques.job_specs import Adapter, DataSpec, EvaluationSpec, ModelSpec, OptimizerSpec, ScheduleSpec
 
@@ -67,8 +67,8 @@ _SAME_MODEL = _SAME_TIME | {
     *("adapter", "freeze", "evaluation.max_batches", "evaluation.max_rows"),
 }
 SAME: Mapping[Effect, frozenset[str]] = {Effect.STEP: _SAME_STEP, Effect.TIME: _SAME_TIME, Effect.MODEL: _SAME_MODEL}
-"""The fields of a job, but those of its parts, that have no such effect; every other field is counted, also one that is
-added later."""
+"""The fields of a job, but those of its features, that have no such effect; every other field is counted, also one that
+is added later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Composition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptationSpec(JobPart):
+class AdaptationSpec(JobFeature):
     """How a model is derived from others, if not by plain training alone.
 
     Other models are named as a base is: a job of the batch, "models:/NAME@ALIAS", or a folder.
@@ -172,7 +172,7 @@ class TrainingPhase:
         global_batch_size, precision: of its steps.
         lr_factor: the factor of the learning rate.
         num_steps: the number of the job's steps if this phase is the last one.
-        parts: those that only its steps have, such as exchanges every few steps, which begin a round.
+        features: those that only its steps have, such as exchanges every few steps, which begin a round.
     """
 
     first_step: int
@@ -180,20 +180,20 @@ class TrainingPhase:
     precision: str
     lr_factor: float
     num_steps: int
-    parts: tuple[JobPart, ...] = stored_parts(part_kind)
+    features: tuple[JobFeature, ...] = stored_features(feature_kind)
 
     @property
     def variant(self) -> Variant:
         """Batch size, precision, and the steps between two exchanges."""
-        every = max((part.exchange_every for part in self.parts), default=1)
+        every = max((feature.exchange_every for feature in self.features), default=1)
         return self.global_batch_size, self.precision, every
 
 
-def exchanging(every: int, *, workers: int | None, **settings: Any) -> tuple[JobPart, ...]:
-    """Returns the part of a job in which workers exchange weights every few steps; none for an exchange a step."""
+def exchanging(every: int, *, workers: int | None, **settings: Any) -> tuple[JobFeature, ...]:
+    """Returns the feature of a job in which workers exchange weights every few steps; none for an exchange a step."""
     if every == 1:
         return ()
-    kind = part_kind("local_updates")
+    kind = feature_kind("local_updates")
     assert kind is not None, "a built-in feature has the key"
     return (kind(**{"workers": workers or 1, "sync_every": every, **settings}),)
 
@@ -233,7 +233,7 @@ class Job:
             a power of two of them. None until it is chosen in the preflight.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
-        parts: those of optional features (`ringmaster.features`), one of each kind, in the order of their keys.
+        features: the values of optional features (`ringmaster.features`), one of each kind, in the order of their keys.
     """
 
     name: Annotated[
@@ -299,29 +299,29 @@ class Job:
         Whole | None,
         Description("the samples of one forward and backward of an exact job, such as 4"),
     ] = field(default=None, metadata=SINCE_LATER)
-    parts: tuple[JobPart, ...] = stored_parts(part_kind)
+    features: tuple[JobFeature, ...] = stored_features(feature_kind)
 
     def __post_init__(self) -> None:
-        parts = sorted((part for part in self.parts if not part.is_empty), key=lambda part: part.job_keys())
-        object.__setattr__(self, "parts", tuple(parts))
-        assert len({type(part) for part in parts}) == len(parts), f"job {self.name} has two parts of one kind"
+        features = sorted((each for each in self.features if not each.is_empty), key=lambda each: each.job_keys())
+        object.__setattr__(self, "features", tuple(features))
+        assert len({*map(type, features)}) == len(features), f"job {self.name} has two features of one kind"
 
-    def part(self, kind: type[PartT]) -> PartT | None:
-        """Returns the job's part of a kind; None where it has none, or one that is not active."""
-        return part_in(self.parts, kind)
+    def feature(self, kind: type[FeatureT]) -> FeatureT | None:
+        """Returns the job's feature of a kind; None where it has none, or one that is not active."""
+        return feature_in(self.features, kind)
 
-    def with_parts(self, *parts: JobPart) -> "Job":
-        """Returns the job with these parts, in place of its own of the same kinds."""
-        others = self.without(*map(type, parts)).parts
-        return replace(self, parts=(*others, *parts))
+    def with_features(self, *features: JobFeature) -> "Job":
+        """Returns the job with these features, in place of its own of the same kinds."""
+        others = self.without(*map(type, features)).features
+        return replace(self, features=(*others, *features))
 
-    def without(self, *kinds: type[JobPart]) -> "Job":
-        """Returns the job without its parts of these kinds."""
-        return replace(self, parts=tuple(part for part in self.parts if type(part) not in kinds))
+    def without(self, *kinds: type[JobFeature]) -> "Job":
+        """Returns the job without its features of these kinds."""
+        return replace(self, features=tuple(feature for feature in self.features if type(feature) not in kinds))
 
     def unaffected(self, effect: Effect) -> frozenset[str]:
-        """Returns the keys of its parts that have no such effect."""
-        return frozenset(key for part in self.parts if effect not in part.effects for key in part.job_keys())
+        """Returns the keys of its features that have no such effect."""
+        return frozenset(key for each in self.features if effect not in each.effects for key in each.job_keys())
 
     def fields_with(self, effect: Effect, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
         """Returns the JSON form of the fields that have an effect, but those with their defaults and those in `but`."""
@@ -330,7 +330,7 @@ class Job:
     @property
     def made_by(self) -> str:
         """The technique that makes the job's model instead of training; "" where it trains."""
-        return next((part.made_by for part in self.parts if part.made_by), "" if self.trains else REWRITE)
+        return next((feature.made_by for feature in self.features if feature.made_by), "" if self.trains else REWRITE)
 
     @property
     def is_black_box(self) -> bool:
@@ -340,72 +340,72 @@ class Job:
     @property
     def base_format(self) -> str | None:
         """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
-        return next((name for part in self.parts if (name := part.base_format) is not None), None)
+        return next((name for feature in self.features if (name := feature.base_format) is not None), None)
 
     def with_base_format(self, base_format: str | None) -> "Job":
         """Returns the job with the frozen weights below its adapter in a format; None for the weights as they are."""
-        others = replace(self, parts=tuple(part for part in self.parts if part.base_format is None))
+        others = replace(self, features=tuple(feature for feature in self.features if feature.base_format is None))
         if base_format is None:
             return others
-        kind = part_kind("quantize_base")
+        kind = feature_kind("quantize_base")
         assert kind is not None, "a built-in feature has the key"
         values: Mapping[str, Any] = {"quantize_base": base_format}
-        return others.with_parts(kind(**values))
+        return others.with_features(kind(**values))
 
     @property
     def adaptation(self) -> AdaptationSpec | None:
         """How the model is derived from other models besides training; None for plain training."""
-        return self.part(AdaptationSpec)
+        return self.feature(AdaptationSpec)
 
     @property
     def is_exact(self) -> bool:
         """Whether the job's result has the same bits on any number of devices."""
-        return self.exact or any(part.is_exact for part in self.parts)
+        return self.exact or any(feature.is_exact for feature in self.features)
 
     @property
     def synchronous(self) -> "Job":
         """The job with one optimizer for all devices."""
         if self.num_workers is None:
             return self
-        return replace(self, parts=tuple(part for part in self.parts if part.num_workers is None), exact=True)
+        return replace(self, features=tuple(each for each in self.features if each.num_workers is None), exact=True)
 
     @property
     def num_workers(self) -> int | None:
         """The workers that have an optimizer each; None where all devices have one together."""
-        return next((number for part in self.parts if (number := part.num_workers) is not None), None)
+        return next((number for feature in self.features if (number := feature.num_workers) is not None), None)
 
     @property
     def components(self) -> Mapping[str, str]:
         """The prefixes of parameters by the names of components of the model."""
-        return {name: prefix for part in self.parts for name, prefix in part.named_components.items()}
+        return {name: prefix for feature in self.features for name, prefix in feature.named_components.items()}
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The names of all that the job reads: its `models`, what its parts read, and the store."""
-        named = (*self.models, *(name for part in self.parts for name in part.parents), self.data.store)
+        """The names of all that the job reads: its `models`, what its features read, and the store."""
+        named = (*self.models, *(name for feature in self.features for name in feature.parents), self.data.store)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
     def started_from(self) -> FirstCheckpoint | None:
         """The checkpoint of another job with which the job begins, also where its own steps were set since."""
-        return next((start for part in self.parts if (start := part.started_from) is not None), None)
+        return next((start for feature in self.features if (start := feature.started_from) is not None), None)
 
     def with_start(self, start: FirstCheckpoint | None, *, own: str = "") -> "Job":
         """Returns the job that begins with a checkpoint of another job, or at its own first step.
 
         own: the folder or URL of the job's own checkpoints, with which it goes on since its steps were set.
         """
-        kind = part_kind("warm_start")
+        kind = feature_kind("warm_start")
         assert kind is not None, "a built-in feature has the key"
-        make: Callable[..., JobPart] = kind
+        make: Callable[..., JobFeature] = kind
         first = None if start is None else make(checkpoints=start.checkpoints, step=start.step)
-        part = make(checkpoints=own, step=0, first=first) if own else first
-        return self.without(kind) if part is None else self.with_parts(part)
+        feature = make(checkpoints=own, step=0, first=first) if own else first
+        return self.without(kind) if feature is None else self.with_features(feature)
 
     @property
     def checkpoint_roots(self) -> tuple[str, ...]:
         """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""
-        return tuple(root for part in self.parts for root in part.checkpoint_roots)
+        return tuple(root for feature in self.features for root in feature.checkpoint_roots)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -429,8 +429,8 @@ class Job:
         base = self.base and rename(self.base)
         store = self.data.store
         data = self.data if store is None else self.data.reading(store=rename(store))
-        parts = tuple(part.renamed(rename) for part in self.parts)
-        return replace(self, name=name, base=base, data=data, parts=parts)
+        features = tuple(feature.renamed(rename) for feature in self.features)
+        return replace(self, name=name, base=base, data=data, features=features)
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
@@ -439,11 +439,11 @@ class Job:
 
     def searches(self) -> list["Job"]:
         """Returns the short runs that are compared before the job is trained."""
-        return [search for part in self.parts for search in part.searches(self)]
+        return [search for feature in self.features for search in feature.searches(self)]
 
     def variants(self) -> dict[Variant, "Job"]:
         """Returns its variants other than its own, as jobs to be profiled."""
-        return {variant: job for part in self.parts for variant, job in part.variants(self).items()}
+        return {variant: job for feature in self.features for variant, job in feature.variants(self).items()}
 
     def with_variants(self) -> tuple["Job", ...]:
         """Returns the job and its variants."""
@@ -452,18 +452,18 @@ class Job:
     @property
     def varies(self) -> bool:
         """Whether its batch size, precision or exchanges are still to be chosen."""
-        return any(part.varies(self) for part in self.parts)
+        return any(feature.varies(self) for feature in self.features)
 
     @property
     def phases(self) -> tuple[TrainingPhase, ...]:
         """The phases of a job that has changed its batch size, precision or exchanges on the way; none of others."""
-        return tuple(phase for part in self.parts for phase in part.phases)
+        return tuple(phase for feature in self.features for phase in feature.phases)
 
     def with_phases(self, phases: Sequence[TrainingPhase]) -> "Job":
         """Returns the job, as it was written, with phases."""
-        kind, values = part_kind("phases"), {"phases": tuple(phases)}
+        kind, values = feature_kind("phases"), {"phases": tuple(phases)}
         assert kind is not None, "a built-in feature has the key"
-        return replace(self, num_steps=phases[-1].num_steps).with_parts(kind(**values))
+        return replace(self, num_steps=phases[-1].num_steps).with_features(kind(**values))
 
     def phase(self, step: int) -> TrainingPhase:
         """Returns the phase of a step (0-based)."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from ringmaster.codec import SINCE_LATER, stored_flat
-from ringmaster.techniques.job_parts import (
+from ringmaster.techniques.job_features import (
     MAX_AT_ONCE,
     Choices,
     Description,

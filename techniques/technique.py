@@ -394,7 +394,7 @@ def why_not_exact(technique: Technique, job: Job, gang: GangShape, facts: ModelF
     """Returns why an exact job would not have the bits of `single` under a technique on a gang, or None."""
     if not job.is_exact or not job.trains or job.is_black_box:
         return None
-    what = "exact: true" if job.exact else next(part.key for part in job.parts if part.is_exact)
+    what = "exact: true" if job.exact else next(each.key for each in job.features if each.is_exact)
     if technique.takes_chunks is None:
         return f"{what}, and its sums within a sample depend on the number of devices"
     num_ranks = technique.num_ranks(gang)

@@ -15,7 +15,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.settings import EXAMPLES, resolve_path
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.references import one_of
-from ringmaster.techniques.job_parts import NAME_PATTERN
+from ringmaster.techniques.job_features import NAME_PATTERN
 
 MAX_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 

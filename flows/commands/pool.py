@@ -208,7 +208,7 @@ def submit(
     from ringmaster.flows.pool.batch_requests import ANSWER_TIMEOUT_S, open_database, pool_address, timeout
     from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.batch.references import NAME_REMEDY
-    from ringmaster.techniques.job_parts import is_name
+    from ringmaster.techniques.job_features import is_name
 
     pool = pool_address()
     if not is_name(batch):

@@ -44,7 +44,7 @@ from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import FirstCheckpoint
+from ringmaster.techniques.job_features import FirstCheckpoint
 from ringmaster.techniques.job_specs import DataSpec
 
 PROBED_TOKENS = 256  # that must be equal after a gap

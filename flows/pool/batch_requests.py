@@ -21,7 +21,7 @@ from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, unsubmit
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS
-from ringmaster.techniques.job_parts import is_name
+from ringmaster.techniques.job_features import is_name
 
 DATABASE_TIMEOUT_S = 15.0  # for a person who waits at a command
 ANSWER_TIMEOUT_S = 20.0  # longer than the replacement of a controller takes

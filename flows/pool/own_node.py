@@ -22,7 +22,7 @@ from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Ti
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.storage.database import Database
 from ringmaster.techniques.checkpoints.environment import versions
-from ringmaster.techniques.job_parts import is_name
+from ringmaster.techniques.job_features import is_name
 from ringmaster.techniques.profiles import UNTRUSTED
 from ringmaster.techniques.training.calibration import calibrated_bits
 

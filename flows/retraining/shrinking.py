@@ -216,7 +216,7 @@ def _pruned(job: Job, folder: Path, key: str, size: int, *, base: str) -> Job:
     model = ModelSpec(architecture=config["architectures"][0], config={**own, key: size}, attention=job.model.attention)
     how = AdaptationSpec(kind=PRUNED, method=STRUCTURED)
     name = f"{job.name}-{size}-{'layers' if key in LAYERS else 'wide'}-pruned"
-    return replace(job, name=name, model=model, base=base, num_steps=0, num_epochs=None).with_parts(how)
+    return replace(job, name=name, model=model, base=base, num_steps=0, num_epochs=None).with_features(how)
 
 
 def _recovered(pruned: Job, *, teacher: str, teacher_model: ModelSpec, of: Job) -> Job:
@@ -226,7 +226,7 @@ def _recovered(pruned: Job, *, teacher: str, teacher_model: ModelSpec, of: Job) 
     """
     how = AdaptationSpec(kind=DISTILLED, teacher=teacher, teacher_model=teacher_model)
     name = pruned.name.removesuffix("-pruned")
-    return replace(of, name=name, model=pruned.model, base=pruned.name).with_parts(how)
+    return replace(of, name=name, model=pruned.model, base=pruned.name).with_features(how)
 
 
 def _quantized(job: Job, of: Job | None) -> Job:
@@ -234,7 +234,7 @@ def _quantized(job: Job, of: Job | None) -> Job:
     base, model = (job.base, job.model) if of is None else (of.name, of.model)
     how = AdaptationSpec(kind=QUANTIZED, method="dynamic-int8")
     name = f"{job.name if of is None else of.name}-int8"
-    return replace(job, name=name, base=base, model=model, num_steps=0, num_epochs=None).with_parts(how)
+    return replace(job, name=name, base=base, model=model, num_steps=0, num_epochs=None).with_features(how)
 
 
 def _shapes(job: Job, folder: Path, *, share: float) -> list[tuple[str, int]]:

@@ -22,7 +22,7 @@ SINCE_LATER = {"since_later": True}
 it has its default, so that the form and the digest of stored values do not change."""
 
 
-BESIDE = ("flat", "parts")
+BESIDE = ("flat", "features")
 """The keys in the metadata of fields whose items are stored among the other fields in the JSON form."""
 
 
@@ -44,21 +44,21 @@ def stored_flat(always: Mapping[str, Any]) -> Any:
     return dataclasses.field(default_factory=dict, metadata={"flat": always})
 
 
-def stored_parts(kind_of: Callable[[str], Any]) -> Any:
-    """Returns a dataclass field of a tuple of parts, dataclasses whose JSON forms are stored among the other fields.
+def stored_features(kind_of: Callable[[str], Any]) -> Any:
+    """Returns a dataclass field of a tuple of features, dataclasses whose JSON forms are stored among the other fields.
 
-    A part lies under the `key` of its class. Where that is empty, its own fields do, but those with their defaults.
+    A feature lies under the `key` of its class. Where that is empty, its own fields do, but those with their defaults.
 
-    kind_of: returns the class of the part that has a key in the JSON form; None for other keys.
+    kind_of: returns the class of the feature that has a key in the JSON form; None for other keys.
     """
-    return dataclasses.field(default=(), metadata={"parts": kind_of})
+    return dataclasses.field(default=(), metadata={"features": kind_of})
 
 
-def part_items(part: Any) -> dict[str, Any]:
-    """Returns the keys of a part in the JSON form, and what they have."""
-    if part.key:
-        return {part.key: part}
-    values = ((each, getattr(part, each.name)) for each in dataclasses.fields(part))
+def feature_items(feature: Any) -> dict[str, Any]:
+    """Returns the keys of a feature in the JSON form, and what they have."""
+    if feature.key:
+        return {feature.key: feature}
+    values = ((each, getattr(feature, each.name)) for each in dataclasses.fields(feature))
     return {each.name: value for each, value in values if not _has_default(each, value)}
 
 
@@ -103,12 +103,12 @@ def set_fields(value: Any, *, but: Collection[str] = (), prefix: str = "") -> di
         name, item = f"{prefix}{each.name}", getattr(value, each.name)
         if name in but or _has_default(each, item):
             continue
-        if "parts" in each.metadata:
-            for part in item:
-                if part.key and f"{prefix}{part.key}" not in but:
-                    result[part.key] = set_fields(part, but=but, prefix=f"{prefix}{part.key}.")
-                elif not part.key:
-                    result |= set_fields(part, but=but, prefix=prefix)
+        if "features" in each.metadata:
+            for feature in item:
+                if feature.key and f"{prefix}{feature.key}" not in but:
+                    result[feature.key] = set_fields(feature, but=but, prefix=f"{prefix}{feature.key}.")
+                elif not feature.key:
+                    result |= set_fields(feature, but=but, prefix=prefix)
         elif "flat" in each.metadata:
             result |= {key: to_json(own) for key, own in item.items() if f"{prefix}{key}" not in but}
         elif dataclasses.is_dataclass(item) and not isinstance(item, type):
@@ -132,8 +132,8 @@ def _has_default(field: dataclasses.Field[Any], item: Any) -> bool:
 
 def _items(field: dataclasses.Field[Any], item: Any) -> Iterable[tuple[str, Any]]:
     """The keys of a field in the JSON form, and what they have."""
-    if "parts" in field.metadata:
-        return (pair for part in item for pair in part_items(part).items())
+    if "features" in field.metadata:
+        return (pair for feature in item for pair in feature_items(feature).items())
     return {**field.metadata["flat"], **item}.items() if "flat" in field.metadata else ((_key(field), item),)
 
 
@@ -212,11 +212,11 @@ def _field_with(cls: type, key: str) -> dataclasses.Field[Any] | None:
     return next((f for f in dataclasses.fields(cls) if key in f.metadata), None)
 
 
-def _take_parts(field: dataclasses.Field[Any], data: Mapping[str, Any], unknown: set[str]) -> tuple[Any, ...]:
-    """Returns the parts in the JSON form of a class, and removes their keys from the unknown ones."""
+def _take_features(field: dataclasses.Field[Any], data: Mapping[str, Any], unknown: set[str]) -> tuple[Any, ...]:
+    """Returns the features in the JSON form of a class, and removes their keys from the unknown ones."""
     values: dict[Any, dict[str, Any]] = {}
     for key in sorted(unknown):
-        if (kind := field.metadata["parts"](key)) is not None:
+        if (kind := field.metadata["features"](key)) is not None:
             unknown.remove(key)
             if data[key] is not None:
                 values.setdefault(kind, {})[key] = data[key]
@@ -226,11 +226,11 @@ def _take_parts(field: dataclasses.Field[Any], data: Mapping[str, Any], unknown:
 def _dataclass(cls: type, data: Any) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__}: an object is wanted, not {data!r:.100}")
-    fields, flat, parts = _fields(cls), _field_with(cls, "flat"), _field_with(cls, "parts")
+    fields, flat, features = _fields(cls), _field_with(cls, "flat"), _field_with(cls, "features")
     result: dict[str, Any] = {}
     unknown = set(data) - fields.keys()
-    if unknown and parts is not None:
-        result[parts.name] = _take_parts(parts, data, unknown)
+    if unknown and features is not None:
+        result[features.name] = _take_features(features, data, unknown)
     if unknown:
         if flat is None:
             known = sorted(name for name, _ in fields.values())

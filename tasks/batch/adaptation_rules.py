@@ -22,7 +22,7 @@ from ringmaster.techniques.job import (
     Job,
     is_rewriting,
 )
-from ringmaster.techniques.job_parts import JobPart, is_black_box, part_kinds, product_of
+from ringmaster.techniques.job_features import JobFeature, feature_kinds, is_black_box, product_of
 from ringmaster.techniques.job_specs import CONTINUE, MERGE, Adapter
 from ringmaster.techniques.models.architectures import with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
@@ -136,21 +136,21 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Parent:
-    """What a job reads, as it names it. place: in the job. kind: of the part that names it; None for models."""
+    """What a job reads, as it names it. place: in the job. kind: of the feature that names it; None for models."""
 
     place: Location
     name: str
-    kind: type[JobPart] | None = None
+    kind: type[JobFeature] | None = None
 
 
 def parents_of(job: Raw) -> list[Parent]:
     """Returns the parents of a job."""
     adaptation = as_mapping(job.get("adaptation"))
-    named: list[tuple[Location, object, type[JobPart] | None]] = [
+    named: list[tuple[Location, object, type[JobFeature] | None]] = [
         (("base",), job.get("base"), None),
         (("adaptation", "teacher"), adaptation.get("teacher"), None),
     ]
-    named += [(*pair, kind) for kind in dict.fromkeys(part_kinds().values()) for pair in kind.parents_in(job)]
+    named += [(*pair, kind) for kind in dict.fromkeys(feature_kinds().values()) for pair in kind.parents_in(job)]
     named += [(("adaptation", "parents", i), each, None) for i, each in enumerate(as_list(adaptation.get("parents")))]
     return [Parent(place, name, kind) for place, name, kind in named if isinstance(name, str)]
 
@@ -224,7 +224,7 @@ def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
         if how is not None and (how.kind in REWRITING or how.method == STRUCTURED):
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
-            job = job.with_parts(replace(how, teacher_model=models[how.teacher]))
+            job = job.with_features(replace(how, teacher_model=models[how.teacher]))
         if (maker := named.get(job.data.store or "")) is not None:
             job = replace(job, data=job.data.reading(passages=to_json(maker.data)))
         completed.append(job)
@@ -382,7 +382,7 @@ def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job
         folder = None if how is None or how.teacher is None else _folder(job, how.teacher, folders)
         if how is None or how.teacher_model is not None or folder is None:
             return job
-        return job.with_parts(replace(how, teacher_model=model_of_folder(folder)))
+        return job.with_features(replace(how, teacher_model=model_of_folder(folder)))
 
     return tuple(map(completed, jobs))
 

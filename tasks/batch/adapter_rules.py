@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.findings import Finding, Raw, as_list, as_mapping, findings_where
-from ringmaster.techniques.job_parts import Effect, is_black_box, part_kinds
+from ringmaster.techniques.job_features import Effect, feature_kinds, is_black_box
 from ringmaster.techniques.job_specs import ADAPTERS, CONTINUE, MERGE, VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.models.architectures import architecture_in
 
@@ -78,7 +78,7 @@ def _continued_findings(job: Raw, of_base: Raw, jobs: Mapping[str, Raw]) -> Iter
         (model != model_of_base and is_same_class, ("model",), problem, f"take the model of {base}"),
         *(
             (job.get(key) != of_base.get(key), (key,), problem, f"take that of {base}")
-            for key, kind in part_kinds().items()
+            for key, kind in feature_kinds().items()
             if Effect.MODEL in kind.effects
         ),
     )

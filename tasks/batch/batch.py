@@ -17,15 +17,15 @@ from ringmaster.findings import Finding, Location, as_list, findings_where, got
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, place_text
-from ringmaster.tasks.batch.file_parts import PlacedJob, file_parts, job_of
-from ringmaster.tasks.batch.references import NAME_REMEDY, loss_parts
+from ringmaster.tasks.batch.file_hooks import PlacedJob, file_hooks, job_of
+from ringmaster.tasks.batch.references import NAME_REMEDY, split_loss
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data import inference
 from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import is_name
+from ringmaster.techniques.job_features import is_name
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved
@@ -152,9 +152,9 @@ class Batch:
         parts = {job.name: _parts(job) for job in planned}
         jobs: Sequence[Job] = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
         made_for: dict[str, str] = {}
-        for part in file_parts():
-            jobs = part.completed(jobs, entry)
-            made_for |= part.made_for(entry)
+        for hook in file_hooks():
+            jobs = hook.completed(jobs, entry)
+            made_for |= hook.made_for(entry)
         users = {part.name: job.user for job in planned if job.user is not None for part in parts[job.name]}
         made_for |= {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
@@ -210,7 +210,7 @@ def load_batch(path: Path, *, data: Path | None = None) -> Batch:
 
 def _batch_of_one(text: str, path: Path, *, data: Path) -> Batch:
     """The batch of the one job that a whole file describes."""
-    key = next(part.file_key for part in file_parts() if part.file_key)
+    key = next(hook.file_key for hook in file_hooks() if hook.file_key)
     read, place = document.read(text), ("jobs", 0, key)
     name = path.stem if is_name(path.stem) else key
     raw = {"name": name, "jobs": [{"name": name, key: read.data, "data": {"path": str(data.absolute())}}]}
@@ -268,12 +268,12 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     for origin, job in placed:
         findings += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     findings += rules.batch_findings(placed)
-    findings += chain.from_iterable(part.batch_findings(raw, placed) for part in file_parts())
+    findings += chain.from_iterable(hook.batch_findings(raw, placed) for hook in file_hooks())
     findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
         findings.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
     if entry is not None and not findings:
-        others = [name for part in file_parts() for name in part.made_for(entry)]
+        others = [name for hook in file_hooks() for name in hook.made_for(entry)]
         findings += _made_findings(jobs, [place for place, _ in placed], others=others)
     return entry, jobs, findings
 
@@ -332,8 +332,8 @@ def _at(position: int, place: Location) -> Location:
 
 def _expanded(entry: Any, folder: Path, findings: list[Finding], origin: Callable[[Location], Location]) -> Any:
     """Returns the entry of a job with what features' keys stand for; adds faults to `findings`."""
-    for part in file_parts():
-        entry, faults = part.expanded(entry, folder=folder)
+    for hook in file_hooks():
+        entry, faults = hook.expanded(entry, folder=folder)
         findings += [replace(fault, place=origin(fault.place)) for fault in faults]
     return entry
 
@@ -341,8 +341,8 @@ def _expanded(entry: Any, folder: Path, findings: list[Finding], origin: Callabl
 def _parts(entry: JobEntry) -> list[Job]:
     """Returns the jobs by which the job of an entry is trained, in order; the last one has its name."""
     jobs = [_job(entry)]
-    for part in file_parts():
-        jobs = [each for job in jobs for each in part.divided(job, entry)]
+    for hook in file_hooks():
+        jobs = [each for job in jobs for each in hook.divided(job, entry)]
     return jobs
 
 
@@ -359,7 +359,7 @@ def _loss_fields(entry: dict[str, Any]) -> dict[str, Any]:
     """Returns a job's values with its loss as the fields `loss` and `loss_options` of `Job`."""
     if not isinstance(entry.get("loss"), Mapping):
         return entry
-    name, options = loss_parts(entry["loss"])
+    name, options = split_loss(entry["loss"])
     return {**entry, "loss": name, "loss_options": options}
 
 

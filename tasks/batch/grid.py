@@ -12,7 +12,7 @@ from typing import Any
 from ringmaster.findings import Finding, Location, as_mapping, got
 from ringmaster.tasks.batch.schema import section_at
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_parts import MAX_WHOLE
+from ringmaster.techniques.job_features import MAX_WHOLE
 
 MAX_JOBS = 10_000
 """The most jobs of a batch, including those of its grids; more are a mistake that would fill the memory."""

@@ -34,7 +34,7 @@ from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
-from ringmaster.techniques.job_parts import MAX_WHOLE, NAME_PATTERN
+from ringmaster.techniques.job_features import MAX_WHOLE, NAME_PATTERN
 from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
@@ -139,7 +139,7 @@ def loss(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-def loss_parts(loss: Any) -> tuple[Any, dict[str, Any]]:
+def split_loss(loss: Any) -> tuple[Any, dict[str, Any]]:
     """Returns the name of a loss and its options, as batch files have them."""
     if not isinstance(loss, dict):
         return loss, {}

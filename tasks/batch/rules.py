@@ -12,13 +12,13 @@ from typing import Any
 
 from ringmaster.findings import Finding, Location, Raw, are_counts, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch import adaptation_rules, adapter_rules
-from ringmaster.tasks.batch.file_parts import PlacedJob, file_parts
-from ringmaster.tasks.batch.references import closest, loss_parts
+from ringmaster.tasks.batch.file_hooks import PlacedJob, file_hooks
+from ringmaster.tasks.batch.references import closest, split_loss
 from ringmaster.tasks.batch.schema import Data, JobEntry, misspelt
 from ringmaster.tasks.batch.sections import Section, section_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import PRUNED, Job, is_rewriting
-from ringmaster.techniques.job_parts import is_black_box, part_kinds, product_of
+from ringmaster.techniques.job_features import feature_kinds, is_black_box, product_of
 from ringmaster.techniques.job_specs import (
     ATTENTIONS,
     DECAY_RATIO,
@@ -267,16 +267,16 @@ def _exact(job: Raw) -> Iterator[Finding]:
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
 
 
-def _parts(job: Raw) -> Iterator[Finding]:
+def _features(job: Raw) -> Iterator[Finding]:
     """Yields the faults that optional features find; places are relative to the job."""
-    for kind in dict.fromkeys(part_kinds().values()):
+    for kind in dict.fromkeys(feature_kinds().values()):
         yield from kind.findings(job)
 
 
-def _file_parts(job: Raw) -> Iterator[Finding]:
+def _file_hooks(job: Raw) -> Iterator[Finding]:
     """Yields the faults that optional features find between keys of files; places are relative to the job."""
-    for part in file_parts():
-        yield from part.job_findings(job)
+    for hook in file_hooks():
+        yield from hook.job_findings(job)
 
 
 def _text(job: Raw) -> Iterator[Finding]:
@@ -291,7 +291,7 @@ def _text(job: Raw) -> Iterator[Finding]:
 def _loss(job: Raw) -> Iterator[Finding]:
     """Yields the faults of a loss's options, and of what it does not go with; places are relative to the job."""
     loss, reads_prompts = job.get("loss"), as_mapping(job.get("data")).get("kind") == "prompt"
-    name, options = loss_parts(loss)
+    name, options = split_loss(loss)
     if loss is None and reads_prompts:
         remedy = "set loss: {name: grpo, rewards: [...]}, or give data with answers"
         yield Finding(("data", "kind"), "prompt has no answers to learn", remedy)
@@ -442,12 +442,12 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _evaluation,
     _config_sizes,
     _exact,
-    _parts,
+    _features,
     _text,
     training_findings,
     _loss,
     adaptation_rules.adaptation_findings,
     adapter_rules.adapter_findings,
-    _file_parts,
+    _file_hooks,
 )
 """Of several faults at one place, the first is reported."""

@@ -28,7 +28,7 @@ from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data.row_kind import Retriever
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import file_keys, part_kinds
+from ringmaster.techniques.job_features import feature_kinds, file_keys
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -126,7 +126,7 @@ class JobEntry(JobKeys):
 
 
 if not TYPE_CHECKING:
-    keys = keys_of((*dict.fromkeys(part_kinds().values()), *file_keys("ENTRY_KEYS")))
+    keys = keys_of((*dict.fromkeys(feature_kinds().values()), *file_keys("ENTRY_KEYS")))
     JobEntry = create_model("JobEntry", __base__=JobEntry, __doc__=JobEntry.__doc__, **keys)
 
 

@@ -12,7 +12,7 @@ from ringmaster.codec import from_json
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.references import OneOf
 from ringmaster.techniques.data import SOURCES
-from ringmaster.techniques.job_parts import (
+from ringmaster.techniques.job_features import (
     MAX_WHOLE,
     Choices,
     Description,
@@ -21,7 +21,7 @@ from ringmaster.techniques.job_parts import (
     Format,
     KeysOf,
     Limits,
-    part_kinds,
+    feature_kinds,
 )
 from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.loss import loss_names
@@ -147,7 +147,7 @@ def _checked(hint: Any, annotations: tuple[Any, ...]) -> Any:
         others = tuple(each for each in get_args(hint) if each is not type(None))
         return _checked(Union[others], annotations) | None  # noqa: UP007
     own = [TYPES[item.name] for item in annotations if isinstance(item, Format)]
-    own += [section_of(part_kinds()[item.key]) for item in annotations if isinstance(item, KeysOf)]  # type: ignore[arg-type]
+    own += [section_of(feature_kinds()[item.key]) for item in annotations if isinstance(item, KeysOf)]  # type: ignore[arg-type]
     whole = next((each for each in own if not isinstance(each, (AfterValidator, StringConstraints, OneOf))), None)
     checks = (check for item in annotations for check in _checks(item))
     return reduce(lambda checked, check: Annotated[checked, check], checks, whole or _type_of(hint))

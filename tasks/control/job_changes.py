@@ -34,8 +34,8 @@ def step_jump(before: Job, after: Job, *, step: int) -> str:
 
 def with_steps(job: Job, num_steps: int) -> Job:
     """Returns a job with another number of steps."""
-    parts = tuple(part.with_steps(num_steps) for part in job.parts)
-    return replace(job, num_steps=num_steps, num_epochs=None, parts=parts)
+    features = tuple(feature.with_steps(num_steps) for feature in job.features)
+    return replace(job, num_steps=num_steps, num_epochs=None, features=features)
 
 
 def change_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:

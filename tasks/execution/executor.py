@@ -18,10 +18,10 @@ from itertools import count
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.batch_parts import ExecutionState, batch_parts
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.executor_hooks import ExecutionState, executor_hooks
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
@@ -103,7 +103,7 @@ class Executor:
             expel=self._expel,
             is_out=lambda device: device in self._plan_manager.out,
         )
-        self.parts = batch_parts(execution)
+        self.hooks = executor_hooks(execution)
         self._starter = Starter(
             self.job_table,
             self._plan_progress,
@@ -397,8 +397,8 @@ class Executor:
 
     def _outcome_of(self, number: int, outcome: Future[Outcome]) -> Future[Outcome]:
         running = self._plan_progress.running[number]
-        for part in self.parts:
-            outcome = part.outcome_of(running, outcome)
+        for hook in self.hooks:
+            outcome = hook.outcome_of(running, outcome)
         return outcome
 
     def _expel(self, node: str, why: str) -> None:
@@ -551,7 +551,7 @@ class Executor:
     def _decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Returns what follows an outcome. One that lacks what it must have fails its jobs alone."""
         try:
-            decisions = (part.decide(running, outcome) for part in self.parts)
+            decisions = (hook.decide(running, outcome) for hook in self.hooks)
             return next(filter(None, decisions), None) or self._outcome_policy.decide(running, outcome)
         except SQLAlchemyError:
             raise

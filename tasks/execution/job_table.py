@@ -118,7 +118,7 @@ class GroupTable:
         self._members[lead] = tuple(name for name in self._members[lead] if name != member)
         self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
 
-    def must_part(self, lead: str) -> bool:
+    def must_split(self, lead: str) -> bool:
         """Whether the lead job has nothing to train, for good or for now, while other members have."""
         has_ended = self._job_table.records[lead].status in (*ENDED, JobStatus.PAUSED)
         return (has_ended or self._job_table.rests(lead)) and not all(map(self._job_table.rests, self.members(lead)))
@@ -133,13 +133,13 @@ class GroupTable:
         if sum(steps > 0 for steps in left.values()) < 2:
             return None
         kept, new = table.profiles[lead], max(left, key=left.__getitem__)
-        self.part(lead)
+        self.split(lead)
         table.write(new, details={LEADS_AFTER: table.entries[lead].local_job.name})
         self.restore(new)
         table.profiles[new] = [p for p in table.profiles[new] if any(p.is_like(k) for k in kept)]
         return new
 
-    def part(self, lead: str) -> None:
+    def split(self, lead: str) -> None:
         """Dissolves a group: each of its jobs continues alone."""
         self._job_table.write(lead, details={PARTED: True})
         for member in self._members.pop(lead):

@@ -98,19 +98,19 @@ class OutcomePolicy:
 
     def split_group_if_needed(self, lead: str) -> None:
         """Lets the members of a lead job go on without it if it has nothing to train, for good or for now."""
-        if lead in self._plan_progress.active_jobs or not self._job_table.groups.must_part(lead):
+        if lead in self._plan_progress.active_jobs or not self._job_table.groups.must_split(lead):
             return
         if (new := self._job_table.groups.hand_over(lead)) is None:
-            self.part(lead, why=f"{lead} trains no further")
+            self.split(lead, why=f"{lead} trains no further")
             return
         self._plan_progress.drop(lead)
         for job in (lead, new):
             self._forget_speed(job)  # its options are renumbered
         self._want(f"{lead} trains no further: {new} leads its group")
 
-    def part(self, lead: str, *, why: str) -> None:
+    def split(self, lead: str, *, why: str) -> None:
         """Dissolves a group and requests a plan in which each of its jobs continues alone."""
-        self._job_table.groups.part(lead)
+        self._job_table.groups.split(lead)
         self._plan_progress.drop(lead)
         self._forget_speed(lead)
         self._want(f"{why}: the other jobs of its group continue alone")
@@ -176,7 +176,7 @@ class OutcomePolicy:
         entry, step = self._job_table.entries[job], result["step"]
         details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
         details |= {key: result[key] for key in ("compared", ENDED_EARLY, NUM_ROWS) if result.get(key) is not None}
-        message = "; ".join(filter(None, (part.final_message(result) for part in entry.job.parts)))
+        message = "; ".join(filter(None, (feature.final_message(result) for feature in entry.job.features)))
         record = self._job_table.write(job, status=JobStatus.DONE, step=step, message=message, details=details)
         self._job_table.groups.leave(job)
         self._notify(
@@ -204,7 +204,7 @@ class OutcomePolicy:
         if is_last and self._job_table.groups.members(job):
             self._job_table.attempts.pop(job)
             self._job_table.write(job, status=JobStatus.WAITING)
-            self.part(job, why=f"the gang of {job} crashed {attempts} times, the last time: {outcome.message}")
+            self.split(job, why=f"the gang of {job} crashed {attempts} times, the last time: {outcome.message}")
             return "each of its jobs continues alone"
         if is_last:
             return self.fail(job, f"{outcome.message} (crashed {attempts} times)")  # the cause first
@@ -226,7 +226,7 @@ class OutcomePolicy:
         if may_go_on and not is_dismissed:  # first: after a failover no group is found where it has parted
             self._job_table.write(job, status=JobStatus.WAITING)
         if parts:
-            self.part(job, why=f"the gang of {job} ran out of memory")
+            self.split(job, why=f"the gang of {job} ran out of memory")
         if self._is_over(job) or (may_go_on and is_dismissed):
             return self._dismissed(job, self._job_table.records[job].step)
         if not may_go_on:

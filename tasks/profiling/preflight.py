@@ -13,7 +13,7 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
-from ringmaster.techniques.job_parts import Effect
+from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
@@ -292,8 +292,8 @@ def _few(names: Sequence[str]) -> str:
 
 def with_chunk(job: Job, preflight: Preflight) -> Job:
     """Returns a job with the chunk and the workers that its preflight has chosen; these stay on any devices."""
-    parts = tuple(part.settled(num_workers=preflight.workers) for part in job.parts)
-    return replace(job, parts=parts, exact_chunk=job.exact_chunk or preflight.exact_chunk)
+    features = tuple(feature.settled(num_workers=preflight.workers) for feature in job.features)
+    return replace(job, features=features, exact_chunk=job.exact_chunk or preflight.exact_chunk)
 
 
 def resolve_steps(job: Job, preflight: Preflight) -> Job:

@@ -16,7 +16,7 @@ from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, FailedTrial, Result
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import Effect
+from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.loss import reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.profiles import ProfileKey

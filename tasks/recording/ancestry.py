@@ -30,7 +30,7 @@ def kind_of(job: Job, *, has_parents: bool) -> str:
     """Returns how a job's model is made: one of `ADAPTATION_KINDS`."""
     if job.adaptation is not None:
         return job.adaptation.kind
-    if kinds := [part.model_kind for part in job.parts if part.model_kind]:
+    if kinds := [feature.model_kind for feature in job.features if feature.model_kind]:
         return kinds[0]
     if job.adapter is not None:
         return KINDS_OF_ADAPTERS[job.adapter.kind]

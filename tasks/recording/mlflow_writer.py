@@ -29,7 +29,7 @@ from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
-from ringmaster.tasks.recording.report_parts import report_parts
+from ringmaster.tasks.recording.record_hooks import record_hooks
 from ringmaster.tasks.recording.rows import (
     ROWS,
     EnergyMeter,
@@ -304,8 +304,8 @@ class MlflowWriter:
             preflight = self._known.preflights.get(self._like(name))
             params = job_params(job, columns=dict(preflight.data.get("columns", ())) if preflight else {})
             tags = {"ringmaster.job": name}
-            for part in report_parts():
-                tags |= part.tags(self._details(name))
+            for hook in record_hooks():
+                tags |= hook.tags(self._details(name))
             run_id = self.ledger.start_job(batch_run, name, params=params, tags=tags)
             rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
@@ -392,8 +392,8 @@ class MlflowWriter:
             self.ledger.write_text(run_id, ROWS, rows)
         chain = self._write_training(event, job, run_id, parents=ancestry.named_parents(job))
         num_parameters = preflight.facts["num_parameters"]
-        details, parts = event.details, [*report_parts()]
-        paragraphs = [text for part in parts for text in part.paragraphs(job, details)]
+        details, hooks = event.details, [*record_hooks()]
+        paragraphs = [text for hook in hooks for text in hook.paragraphs(job, details)]
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
             run_id=run_id,
@@ -406,7 +406,7 @@ class MlflowWriter:
                 **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
                 "num_steps": event.details["step"],
                 **({NUM_ROWS: details[NUM_ROWS]} if details.get(NUM_ROWS) is not None else {}),
-                **{key: value for part in parts for key, value in part.params(details).items()},
+                **{key: value for hook in hooks for key, value in hook.params(details).items()},
             },
             metrics=event.details["metrics"],
             description="\n\n".join(filter(None, (*paragraphs, compared_with_parents(details.get("compared") or ())))),

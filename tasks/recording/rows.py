@@ -16,7 +16,7 @@ from ringmaster.distribution import own_release
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import DatasetInput, MetricPoint
 from ringmaster.tasks.execution.events import GangReport, PlanUpdate, SegmentEnded
-from ringmaster.tasks.recording.report_parts import report_parts
+from ringmaster.tasks.recording.record_hooks import record_hooks
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.data.arrow_files import fingerprint
@@ -73,7 +73,7 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             rewards = enumerate(event.rewards, start=event.first_step + 1)
             losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
             losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-            of_features = [each for part in report_parts() for each in part.metrics(event).items()]
+            of_features = [each for hook in record_hooks() for each in hook.metrics(event).items()]
             others = [*of_features, *_speed(event).items()]
             return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in others]
         case EvaluationReported():

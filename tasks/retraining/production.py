@@ -34,7 +34,7 @@ from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_nam
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueEntry
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_parts import is_name
+from ringmaster.techniques.job_features import is_name
 
 MAX_DAYS = 36_500  # the largest window; dates have a limited range
 

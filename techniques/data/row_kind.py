@@ -20,7 +20,7 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data.text_encoder import VISIBLE
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row, shown
-from ringmaster.techniques.job_parts import Description, Format, Whole
+from ringmaster.techniques.job_features import Description, Format, Whole
 from ringmaster.techniques.job_specs import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 

@@ -25,7 +25,7 @@ from ringmaster.techniques.data.stored_source import StoredSource, TextProgress,
 from ringmaster.techniques.data.text_encoder import Ids, in_pieces
 from ringmaster.techniques.data.tokenizer_folders import save_tokenizer
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row, data_source_named
-from ringmaster.techniques.job_parts import Description
+from ringmaster.techniques.job_features import Description
 from ringmaster.techniques.job_specs import DataSpec
 
 # What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.

@@ -26,7 +26,7 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import in_children, measured_once
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import Effect
+from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import layer_names

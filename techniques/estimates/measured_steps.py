@@ -40,7 +40,7 @@ from ringmaster.techniques.estimates.device_rates import in_children, measured_o
 from ringmaster.techniques.estimates.layer_times import fill_at_random, kind_of
 from ringmaster.techniques.estimates.rank_memory import on_gradient
 from ringmaster.techniques.job import AdaptationSpec, Job
-from ringmaster.techniques.job_parts import Effect
+from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.architectures import instantiate
@@ -52,9 +52,9 @@ from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
 from ringmaster.techniques.training.batch_loader import RowsRequest
+from ringmaster.techniques.training.callbacks import Share, TrainedModel, TrainerCallback
 from ringmaster.techniques.training.generation import num_expected
 from ringmaster.techniques.training.job_state import LONGEST, WIDTH_MULTIPLE
-from ringmaster.techniques.training.parts import Share, TrainedModel, TrainerPart
 from ringmaster.techniques.training.rank_batches import RankBatches
 from ringmaster.techniques.training.trainer import Trainer
 
@@ -184,7 +184,7 @@ def _measurable(job: Job) -> Job:
     """The job without the weights of other models, which need not be there yet and do not matter to times."""
     adapter = None if job.adapter is None else replace(resolved(job.adapter), from_pretrained=None)
     job = replace(job.synchronous.without(AdaptationSpec), base=None, compile=False, adapter=adapter)
-    return replace(job, parts=tuple(part for part in job.parts if Effect.TIME in part.effects))
+    return replace(job, features=tuple(each for each in job.features if Effect.TIME in each.effects))
 
 
 def _measured(
@@ -275,7 +275,7 @@ class _MicroBatch:
         return replace(self, total_s=self.total_s + self.load_s, host_s=self.host_s + self.load_s, load_s=0.0)
 
 
-class _StepTimer(TrainerPart):
+class _StepTimer(TrainerCallback):
     """Notes when the parts of a trainer's step begin and end."""
 
     def __init__(self, device: torch.device) -> None:
@@ -368,7 +368,7 @@ class _TimedSteps:
     def __init__(self, order: GangOrder, *, model: nn.Module, width: float | None, device: torch.device) -> None:
         self._timer = _StepTimer(device)
         technique = registry.load(order.technique)
-        self.trainer = Trainer(order, technique, alone(device), beat=lambda: None, model=model, parts=[self._timer])
+        self.trainer = Trainer(order, technique, alone(device), beat=lambda: None, model=model, callbacks=[self._timer])
         self._job, training = order.job, self.trainer.batches.training
         own = training.width if isinstance(training, PaddedDataset) else None
         multiple = WIDTH_MULTIPLE

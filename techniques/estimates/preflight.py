@@ -42,8 +42,8 @@ from ringmaster.techniques.technique import (
     why_no_optimizer,
     why_not_exact,
 )
+from ringmaster.techniques.training.callbacks import further_configs
 from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
-from ringmaster.techniques.training.parts import further_configs
 from ringmaster.text import message_of
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
@@ -257,7 +257,7 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         return f"the job trains no step: {job.made_by} is for it"
     if copies_reference(job) and DISTILLED not in technique.adaptations:
         return f"the loss {job.loss} needs a copy of the initial weights, which {technique.name} has not"
-    if reasons := [reason for part in job.parts if (reason := part.why_not(technique)) is not None]:
+    if reasons := [reason for each in job.features if (reason := each.why_not(technique)) is not None]:
         return reasons[0]
     if job.adapter is not None and job.adapter.dora and not technique.whole_layers:
         return f"a DoRA needs the lengths of whole weights, which {technique.name} divides"

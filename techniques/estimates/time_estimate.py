@@ -36,7 +36,7 @@ from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, Pre
 from ringmaster.techniques.probing.probe import code_of_steps
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
-from ringmaster.techniques.training.parts import further_configs
+from ringmaster.techniques.training.callbacks import further_configs
 
 FORWARD_SHARE = 1 / 3  # of a micro-batch, where it was not measured: backward has twice as many operations
 RECOMPUTED = 0.03  # the part of a micro-batch that selective recomputation computes again
@@ -185,7 +185,8 @@ def _sent(
         shards, own_bytes = size, own_bytes - facts.expert_bytes
     every, copies = 1.0, 1.0  # exchanges of gradients a step, and what is sent in one, in sums of all ranks
     if (num_workers := workload.job.num_workers) is not None:
-        every = math.prod(part.exchanges_a_step(num_steps=workload.job.num_steps or 1) for part in workload.job.parts)
+        num_steps = workload.job.num_steps or 1
+        every = math.prod(each.exchanges_a_step(num_steps=num_steps) for each in workload.job.features)
         # A rank sends the summand of each of its workers.
         copies = (num_workers / axes.get("dp_replicate", 1) + 1) / 2
     for size in (axes.get("dp_replicate", 1), axes.get("cp", 1) if not config.get("sharded") else 1):

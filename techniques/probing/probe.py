@@ -21,7 +21,7 @@ from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.job import DISTILLED, Job
-from ringmaster.techniques.job_parts import Effect
+from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
 from ringmaster.techniques.metric import (

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ringmaster.codec import digest, stored_as, to_json
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import FirstCheckpoint
+from ringmaster.techniques.job_features import FirstCheckpoint
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel

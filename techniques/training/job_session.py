@@ -19,8 +19,8 @@ from ringmaster.techniques.processes.events import (
 )
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import STOP, Reporter
+from ringmaster.techniques.training.callbacks import TrainerCallback, TrainingState
 from ringmaster.techniques.training.job_state import Root
-from ringmaster.techniques.training.parts import TrainerPart, TrainingState
 from ringmaster.techniques.training.trainer import StepReport
 
 REPORT_EVERY_S = 0.2
@@ -29,10 +29,10 @@ REPORT_EVERY_S = 0.2
 class SessionState(CheckpointedState, TrainingState, Protocol):
     """What a session brings to its last step: a trainer, a member of a group, or something else that a feature makes.
 
-    parts: as of `JobTrainingState`.
+    callbacks: as of `JobTrainingState`.
     """
 
-    parts: tuple[TrainerPart, ...]
+    callbacks: tuple[TrainerCallback, ...]
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps."""
@@ -127,7 +127,7 @@ class JobSession:
     @property
     def may_end_now(self) -> bool:
         """Whether an evaluation that the gang before may not have reported can end the job."""
-        return self.is_done or (self.is_evaluated and any(part.may_end_job for part in self.state.parts))
+        return self.is_done or (self.is_evaluated and any(callback.may_end_job for callback in self.state.callbacks))
 
     def prolong(self, num_steps: int) -> None:
         """Extends `last_step` to `num_steps` beyond the ordered last step, at most to the job's last."""
@@ -137,7 +137,7 @@ class JobSession:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def ready(self, *, startup_s: float) -> None:
-        """Reports that the job is about to take its first step, and what its parts report."""
+        """Reports that the job is about to take its first step, and what its callbacks report."""
         self._result["startup_s"] = startup_s
         self.state.begin_segment(self._root)
         self._sender.send(JobReady(step=self.first_step, startup_s=startup_s))
@@ -156,7 +156,7 @@ class JobSession:
         self._progress.flush()
         step, num_rows = self.state.next_step, self.state.num_evaluated_rows()
         self._sender.send(EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows))
-        if any(part.ends_job(metrics) for part in self.state.parts):
+        if any(callback.ends_job(metrics) for callback in self.state.callbacks):
             self._metrics, self._result["evaluate_s"] = metrics, 0.0
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ class JobSession:
             if not retries.wait(OSError(f"the model cannot be written: {what}"), step=self.state.next_step):
                 return
         self._result["export_s"] = time.perf_counter() - started_s
-        for part in self.state.parts:
-            self._result |= part.after_export(self.state, self._reporter)
+        for callback in self.state.callbacks:
+            self._result |= callback.after_export(self.state, self._reporter)
         self.is_exported = True
 
     def end(self, status: OutcomeStatus, *, message: str = "") -> dict[str, Any]:
@@ -240,8 +240,8 @@ class JobSession:
         outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": step, **self._result}
         if status == OutcomeStatus.DONE and self._metrics is not None:
             outcome |= {"metrics": dict(self._metrics), NUM_ROWS: self.state.num_evaluated_rows()}
-            for part in self.state.parts:
-                outcome |= part.final_values(self._metrics)
+            for callback in self.state.callbacks:
+                outcome |= callback.final_values(self._metrics)
         return {**outcome, "message": message} if message else outcome
 
     def _is_dismissed(self) -> bool:

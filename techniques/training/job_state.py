@@ -17,13 +17,13 @@ from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointS
 from ringmaster.techniques.checkpoints.state import read_whole
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import Effect, FirstCheckpoint
+from ringmaster.techniques.job_features import Effect, FirstCheckpoint
 from ringmaster.techniques.processes.events import CheckpointFailed, JobEvent
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import Technique
 from ringmaster.techniques.training.batch_loader import BatchLoader
-from ringmaster.techniques.training.parts import parts_of
+from ringmaster.techniques.training.callbacks import callbacks_of
 
 Root = str | Path
 """A folder of checkpoints, or an fsspec URL."""
@@ -59,7 +59,7 @@ class JobTrainingState:
     next_step: the number of completed steps.
     passed_over: newer checkpoints that were skipped as damaged.
     technique: of a job that is trained alone; None otherwise.
-    parts: what optional features add.
+    callbacks: those of the job's features.
     """
 
     def __init__(self, order: GangOrder, ranks: RankContext, *, technique: Technique | None = None) -> None:
@@ -72,7 +72,7 @@ class JobTrainingState:
         self._loader = BatchLoader(self._training, pins=ranks.device.type == "cuda")
         self.next_step = 0
         self.passed_over: tuple[str, ...] = ()
-        self.parts = parts_of(self)
+        self.callbacks = callbacks_of(self)
 
     def num_evaluated_rows(self, *, max_batches: int | None = None) -> int:
         """Returns the number of held-out rows of one evaluation, of at most `max_batches` global batches."""
@@ -133,21 +133,21 @@ class JobTrainingState:
 
     def begin_segment(self, root: Root) -> None:
         """Begins a segment after the checkpoint under `root` that was restored, if any."""
-        for part in self.parts:
-            part.begin_segment(self, root)
+        for callback in self.callbacks:
+            callback.begin_segment(self, root)
 
     def first_events(self) -> Iterator[JobEvent]:
         """Yields the events that a segment reports at its beginning, such as damaged checkpoints that were skipped."""
         for folder in self.passed_over:
             message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self.next_step}"
             yield CheckpointFailed(step=self.next_step, message=message)
-        for part in self.parts:
-            yield from part.events()
+        for callback in self.callbacks:
+            yield from callback.events()
 
     def after_publish(self, step: int, *, is_last: bool) -> None:
         """Follows the publication of the checkpoint of `step`. Called on rank 0."""
-        for part in self.parts:
-            part.after_publish(step, is_last=is_last)
+        for callback in self.callbacks:
+            callback.after_publish(step, is_last=is_last)
 
     def trained_weights(self, root: Root) -> dict[str, Tensor]:
         """Returns the whole tensors of the model in the newest checkpoint under `root`, which is of this step."""

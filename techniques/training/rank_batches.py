@@ -11,8 +11,8 @@ from ringmaster.techniques.data import Dataset, Indices
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
+from ringmaster.techniques.training.callbacks import Share, TrainerCallback
 from ringmaster.techniques.training.job_state import batch_width
-from ringmaster.techniques.training.parts import Share, TrainerPart
 
 
 @dataclass(kw_only=True)
@@ -22,7 +22,7 @@ class RankBatches:
     micro_batch: the rows of a forward pass, at most.
     width_divisor: what the width of padded samples must be divisible by.
     in_turn: whether a share has every n-th micro-batch of the global batch, and not consecutive samples.
-    parts: of the job, which may need the first micro-batches by themselves.
+    callbacks: of the job, which may need the first micro-batches by themselves.
     """
 
     job: Job
@@ -32,7 +32,7 @@ class RankBatches:
     micro_batch: int
     width_divisor: int
     in_turn: bool
-    parts: Sequence[TrainerPart]
+    callbacks: Sequence[TrainerCallback]
 
     def samples(self, step: int) -> tuple[Indices, int | None]:
         """Returns the samples of a step, and the width to which they are padded."""
@@ -57,7 +57,7 @@ class RankBatches:
 
     def splits_first(self, step: int) -> bool:
         """Returns whether a step has two micro-batches at least, and the first ones are exchanged by themselves."""
-        return any(part.splits_first(step) for part in self.parts)
+        return any(callback.splits_first(step) for callback in self.callbacks)
 
     def begin_step(self, steps: range, shares: Sequence[Share]) -> None:
         """Begins the first one of `steps`; the following micro-batches of `shares` may be loaded ahead."""

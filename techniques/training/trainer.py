@@ -30,6 +30,7 @@ from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.batch_loader import RowsRequest
+from ringmaster.techniques.training.callbacks import Share, ShareSums, TrainerCallback, change_base, rule_of
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
@@ -44,7 +45,6 @@ from ringmaster.techniques.training.optimizers import (
     parameter_settings,
     update_,
 )
-from ringmaster.techniques.training.parts import Share, ShareSums, TrainerPart, change_base, rule_of
 from ringmaster.techniques.training.rank_batches import RankBatches
 from ringmaster.techniques.training.recomputation import compile_layers
 from ringmaster.techniques.training.reference_model import reference_of
@@ -70,7 +70,7 @@ class StepReport:
 
     reward: the mean reward of the completions, of losses that generate them.
     num_samples, num_tokens: of the global batch; tokens by `num_tokens_of`.
-    measurements: what parts have read from the gradients.
+    measurements: what callbacks have read from the gradients.
     count: of labels, or rows, over which the loss is a mean.
     """
 
@@ -89,7 +89,7 @@ class Trainer(JobTrainingState):
     """The training state of a job on one rank.
 
     model: the model to train, as it was built; by default it is built from the job.
-    parts: further ones than those of the job's features.
+    callbacks: further ones than those of the job's features.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Trainer(JobTrainingState):
         *,
         beat: Beat,
         model: nn.Module | None = None,
-        parts: Sequence[TrainerPart] = (),
+        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
         super().__init__(order, ranks, technique=technique)
-        self.parts += tuple(parts)
+        self.callbacks += tuple(callbacks)
         self._technique, self.beat = technique, beat
         if self.job.is_exact:
             use_exact_kernels(ranks.device)
@@ -142,8 +142,8 @@ class Trainer(JobTrainingState):
         if order.purpose in (TRAIN, TRIAL):
             check_trainable(model)
         self._training_loss = self._loss
-        for part in self.parts:
-            self._training_loss = part.change_model(self, model, self._training_loss)
+        for callback in self.callbacks:
+            self._training_loss = callback.change_model(self, model, self._training_loss)
         self._rollout = rollout_of(
             self._loss.function,
             model=model,
@@ -174,8 +174,8 @@ class Trainer(JobTrainingState):
             compute_in_half(technique.unwrap(self.model))
         if self.job.compile:
             compile_layers(technique.unwrap(self.model), device_type=ranks.device.type)
-        for part in self.parts:
-            part.after_layout(self.unwrapped)
+        for callback in self.callbacks:
+            callback.after_layout(self.unwrapped)
         names = technique.parameter_names(self.model)
         self.build_optimizer: Callable[..., torch.optim.Optimizer] = partial(
             build_optimizer,
@@ -195,11 +195,11 @@ class Trainer(JobTrainingState):
             micro_batch=self.micro_batch,
             width_divisor=technique.width_divisor(ranks.mesh),
             in_turn=self.job.is_exact and technique.takes_chunks == TURN,
-            parts=self.parts,
+            callbacks=self.callbacks,
         )
         self.rule = rule_of(self)
-        for part in self.parts:
-            part.before_training(self)
+        for callback in self.callbacks:
+            callback.before_training(self)
         beat()
 
     def step(self, votes: tuple[float, ...] = ()) -> StepReport:
@@ -213,10 +213,10 @@ class Trainer(JobTrainingState):
             self.batches.begin_step(range(self.next_step, last_step), self.rule.shares)
         num_samples = self.job.phase(self.next_step).global_batch_size
         share, reward = self.rule.compute(self)
-        of_parts = [part.summed_values() for part in self.parts]
-        sums = iter(self.ranks.sum([*share, *chain.from_iterable(of_parts), *votes]))
+        of_callbacks = [callback.summed_values() for callback in self.callbacks]
+        sums = iter(self.ranks.sum([*share, *chain.from_iterable(of_callbacks), *votes]))
         loss_sum, count, num_tokens = islice(sums, len(share))
-        sums_of_parts = [list(islice(sums, len(values))) for values in of_parts]
+        sums_of_callbacks = [list(islice(sums, len(values))) for values in of_callbacks]
         if not count:
             raise ValueError(
                 f"step {self.next_step}: none of its {num_samples} samples has a label. To fix: raise "
@@ -227,8 +227,8 @@ class Trainer(JobTrainingState):
             count_of_gradient = count / self._technique.loss_replicas(self.ranks.mesh)
             to_mean = self._to_mean(count_of_gradient)
             measurements = [
-                part.observe_gradients(values, step=self.next_step, count=count, to_mean=to_mean)
-                for part, values in zip(self.parts, sums_of_parts, strict=True)
+                callback.observe_gradients(values, step=self.next_step, count=count, to_mean=to_mean)
+                for callback, values in zip(self.callbacks, sums_of_callbacks, strict=True)
             ]
             self.update(self.optimizer, count_of_gradient)
         self.next_step += 1
@@ -244,8 +244,8 @@ class Trainer(JobTrainingState):
             measurements=tuple(each for each in measurements if each is not None),
             count=count,
         )
-        for part in self.parts:
-            part.after_step(self)
+        for callback in self.callbacks:
+            callback.after_step(self)
         self.beat()
         return report
 
@@ -313,8 +313,8 @@ class Trainer(JobTrainingState):
         With g the exchanged gradient, d the exchange's divisor, n the global count and c the clipping norm, the
         optimizer sees g * d/n * min(1, c / |g * d/n|).
         """
-        for part in self.parts:
-            part.change_gradients()
+        for callback in self.callbacks:
+            callback.change_gradients()
         norm = self._technique.grad_norm(self.parameters) if self.job.clip_grad_norm is not None else None
         update_(self.job, optimizer, self.parameters, step=self.next_step, to_mean=self._to_mean(count), norm=norm)
         self._technique.after_step(self.model)
@@ -533,8 +533,8 @@ class _TrainerWork:
         return torch.zeros((), device=self._trainer.ranks.device, dtype=dtype)
 
     def measure_part(self, count: float) -> None:
-        for part in self._trainer.parts:
-            part.observe_first(count=count, num_samples=len(self.places[0]) * self._trainer.own_share[1])
+        for callback in self._trainer.callbacks:
+            callback.observe_first(count=count, num_samples=len(self.places[0]) * self._trainer.own_share[1])
 
     def beat(self) -> None:
         self._trainer.beat()

@@ -13,7 +13,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.catalogue import catalogue_of
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.job_parts import is_name
+from ringmaster.techniques.job_features import is_name
 from ringmaster.text import MAX_IN_NAME, is_printable_name
 
 NO_NAMES = (

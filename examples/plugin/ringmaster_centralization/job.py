@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job_parts import Description, JobPart, is_black_box
+from ringmaster.techniques.job_features import Description, JobFeature, is_black_box
 
 
 @dataclass(frozen=True, kw_only=True)
-class Centralization(JobPart):
+class Centralization(JobFeature):
     """Whether the gradients of matrices are centralized."""
 
     centralize_gradients: Annotated[bool, Description("true to centralize the gradients of matrices, else false")] = (
@@ -31,4 +31,4 @@ class Centralization(JobPart):
         )
 
 
-PARTS = (Centralization,)
+JOB_FEATURES = (Centralization,)

@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ringmaster.tasks.recording.report_parts import ReportPart
+from ringmaster.tasks.recording.record_hooks import RecordHook
 from ringmaster.techniques import Job
 from ringmaster_centralization.job import Centralization
 
 
-class CentralizationReport(ReportPart):
+class CentralizationReport(RecordHook):
     """Adds a paragraph to the page of a model whose gradients were centralized."""
 
     def paragraphs(self, job: Job, details: Mapping[str, Any]) -> Iterator[str]:
         """Yields the source of the method."""
-        if job.part(Centralization) is not None:
+        if job.feature(Centralization) is not None:
             yield "Its gradients were centralized (Yong et al., arXiv:2004.01461)."
 
 
-REPORT_PARTS = (CentralizationReport(),)
+RECORD_HOOKS = (CentralizationReport(),)

@@ -2,11 +2,11 @@
 
 from torch import nn
 
-from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
+from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster_centralization.job import Centralization
 
 
-class CentralizationPart(TrainerPart):
+class CentralizationCallback(TrainerCallback):
     """Subtracts from the gradient of each output of a matrix its mean over the inputs."""
 
     parameters: list[nn.Parameter]
@@ -14,7 +14,7 @@ class CentralizationPart(TrainerPart):
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
         """Returns whether the job requests it."""
-        return state.job.part(Centralization) is not None
+        return state.job.feature(Centralization) is not None
 
     def before_training(self, trainer: TrainedModel) -> None:
         """Keeps the parameters."""
@@ -27,4 +27,4 @@ class CentralizationPart(TrainerPart):
                 parameter.grad -= parameter.grad.mean(dim=tuple(range(1, parameter.ndim)), keepdim=True)
 
 
-PARTS = (CentralizationPart,)
+TRAINER_CALLBACKS = (CentralizationCallback,)

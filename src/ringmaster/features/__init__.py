@@ -2,15 +2,16 @@
 
 A feature's package has any of these modules, and the core imports those of the kind that it needs:
 
-    job         its part of a job: keys, rules, parents (`ringmaster.techniques.job_parts.JobPart`)
-    trainer     its parts in training (`ringmaster.techniques.training.parts`)
+    job         its values in a job: keys, rules, parents (`ringmaster.techniques.job_features.JobFeature`)
+    trainer     its callbacks in training (`ringmaster.techniques.training.callbacks`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
-                (`ringmaster.tasks.batch.file_parts`)
-    execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), parts of an executor
-                (`ringmaster.tasks.execution.batch_parts`), what steers a batch (`ringmaster.tasks.execution.steering`),
-                and requests about running jobs (`ringmaster.tasks.control.request_handler`)
+                (`ringmaster.tasks.batch.file_hooks`)
+    execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), hooks of the executor
+                (`ringmaster.tasks.execution.executor_hooks`), policies that steer a batch
+                (`ringmaster.tasks.execution.steering`), and requests about running jobs
+                (`ringmaster.tasks.control.request_handler`)
     commands    its commands, which join the command line (`ringmaster.flows.cli`)
-    pages       what it adds to the records of jobs and models (`ringmaster.tasks.recording.report_parts`)
+    pages       what it adds to the records of jobs and models (`ringmaster.tasks.recording.record_hooks`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No

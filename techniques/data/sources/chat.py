@@ -13,7 +13,7 @@ from ringmaster.techniques.data.row_files import format_of
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import DataOptions, Row, column, shown
-from ringmaster.techniques.job_parts import Description
+from ringmaster.techniques.job_features import Description
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 

@@ -16,7 +16,7 @@ from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data_source import DataOptions, column
-from ringmaster.techniques.job_parts import Description, Format
+from ringmaster.techniques.job_features import Description, Format
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import PASSAGE_SCORES
 from ringmaster.techniques.metric import IGNORED

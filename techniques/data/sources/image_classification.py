@@ -33,7 +33,7 @@ from ringmaster.techniques.data.images import HAS_FRAMES, converted, is_image, i
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column, shown
-from ringmaster.techniques.job_parts import Description
+from ringmaster.techniques.job_features import Description
 from ringmaster.techniques.job_specs import DataSpec
 
 IN_FOLDERS = ("image", "label")

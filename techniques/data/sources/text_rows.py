@@ -14,7 +14,7 @@ from ringmaster.techniques.data.class_labels import are_samples_equal, as_list, 
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column, shown
-from ringmaster.techniques.job_parts import Description, Distinct
+from ringmaster.techniques.job_features import Description, Distinct
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 

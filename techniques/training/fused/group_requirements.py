@@ -108,7 +108,7 @@ def _why_not(job: Job) -> str | None:
         return "has a DoRA, dropout, another start or a prompt, which is not computed for several adapters at once"
     if job.adapter.continues_base:
         return "goes on from the adapter of its base, which is trained in the same batch"
-    if obstacles := [part.group_obstacle for part in job.parts if part.group_obstacle]:
+    if obstacles := [each.group_obstacle for each in job.features if each.group_obstacle]:
         return obstacles[0]
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
         return "is exact: true, and what is trained together with it may change its last digits"

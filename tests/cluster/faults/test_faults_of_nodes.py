@@ -155,5 +155,5 @@ def test_warm_clones_of_a_sweep_whose_node_is_lost(pool, bench, tmp_path, recove
     assert_nothing_twice(pool, batch)
     assert_devices_held_once(pool)
     for clone, (job, step) in clones.items():
-        offline = job.with_parts(WarmStart(checkpoints=str(kept / clone), step=step))
+        offline = job.with_features(WarmStart(checkpoints=str(kept / clone), step=step))
         assert_same_weights(bench, offline, pool.model_dir(batch, clone))

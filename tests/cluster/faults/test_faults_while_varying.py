@@ -66,7 +66,9 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
     assert_devices_held_once(pool)
     may_vary = Variables(global_batch_size=(2, 32))  # as it decides in which parts gradients are measured
     kwargs, target = {**job.model.kwargs, "trace": ""}, Target(metric="loss", at_most=1e-9)
-    whole = with_phases(replace(job, model=replace(job.model, kwargs=kwargs), parts=(may_vary, target)), aimed.details)
+    whole = with_phases(
+        replace(job, model=replace(job.model, kwargs=kwargs), features=(may_vary, target)), aimed.details
+    )
     for last_step in (PROBE, whole.total_steps):
         (config,) = {
             json.dumps(segment.what["config"]) for segment in all_segments

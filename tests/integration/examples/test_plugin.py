@@ -1,4 +1,4 @@
-"""The feature in `examples/plugin`, installed as a distribution: its key, rules, parts in training and records."""
+"""The feature in `examples/plugin`, installed as a distribution: its key, rules, callbacks in training and records."""
 
 import json
 import os
@@ -19,21 +19,21 @@ import pytest
 from ringmaster.codec import from_json, set_fields, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import json_schema, load_batch, parse_batch
-from ringmaster.tasks.recording.report_parts import report_parts
+from ringmaster.tasks.recording.record_hooks import record_hooks
 from ringmaster.techniques import Job, registry
-from ringmaster.techniques.training.parts import part_classes
+from ringmaster.techniques.training.callbacks import callback_classes
 
 file = Path(sys.argv[1])
 (job,) = load_batch(file).jobs
-(part,) = job.parts
+(feature,) = job.features
 stored = to_json(job)
 assert stored["centralize_gradients"] is True and from_json(Job, stored) == job
 assert set_fields(job)["centralize_gradients"] is True  # counts for profiles, as any other field
 assert "centralize_gradients" in json_schema()["$defs"]["JobEntry"]["properties"]
-assert part.why_not(registry.load(registry.BUILTIN["single"])) is None
-assert "whole matrices" in part.why_not(registry.load(registry.BUILTIN["zero2"]))
-assert [each.__name__ for each in part_classes()][-1] == "CentralizationPart"
-assert [type(each).__name__ for each in report_parts()][-1] == "CentralizationReport"
+assert feature.why_not(registry.load(registry.BUILTIN["single"])) is None
+assert "whole matrices" in feature.why_not(registry.load(registry.BUILTIN["zero2"]))
+assert [each.__name__ for each in callback_classes()][-1] == "CentralizationCallback"
+assert [type(each).__name__ for each in record_hooks()][-1] == "CentralizationReport"
 with pytest.raises(BatchFileError, match=r"centralize_gradients: must be true or false"):
     parse_batch(file.read_text().replace("gradients: true", "gradients: 3"), folder=file.parent, name="batch.yaml")
 """
@@ -68,4 +68,4 @@ def test_an_installed_feature_is_part_of_jobs_files_training_and_records(tmp_pat
     line = "Its gradients were centralized"
     assert line in pages["centralized"] and line not in pages["plain"]
     weights = {Path(job["model_dir"], "model.safetensors").read_bytes() for job in result.values()}
-    assert len(weights) == 2, "the part has changed the training"
+    assert len(weights) == 2, "the feature has changed the training"

@@ -150,7 +150,7 @@ def test_peft_loads_further_kinds_on_the_base_as_it_was(bench, tmp_path, name):
 @pytest.mark.parametrize("layout", matrix([*EVERYWHERE, *CUT], quick=[EVERYWHERE[6]]))
 def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_path, layout):
     pytest.importorskip("bitsandbytes")
-    job = bench.job(adapter=LORA, parts=(IN_4_BITS,), techniques=(layout.technique,))
+    job = bench.job(adapter=LORA, features=(IN_4_BITS,), techniques=(layout.technique,))
     technique = registry.load(layout.path)
     if why_no_adaptation(technique, job) or technique.supports(job, bench.shape(layout.num_devices), bench.facts(job)):
         assert not technique.takes_packed_weights or version("torch") < "2.13"
@@ -161,7 +161,7 @@ def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_p
 
 def test_the_bytes_of_a_base_in_4_bits_are_those_that_torch_allocates(bench):
     wide = replace(LLAMA, config={**LLAMA.config, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4})
-    job = bench.job(wide, adapter=LORA, parts=(IN_4_BITS,))
+    job = bench.job(wide, adapter=LORA, features=(IN_4_BITS,))
     data = prepare(job.data, cache_dir=bench.cache_dir)
     model = attach(quantize_base(build_model(wide, data=data, seed=0), LORA), LORA, seed=0)
     storages = [each.untyped_storage() for each in (*model.parameters(), *model.buffers())]
@@ -174,7 +174,7 @@ def test_the_bytes_of_a_base_in_4_bits_are_those_that_torch_allocates(bench):
 def test_a_base_in_4_bits_is_what_is_evaluated_scored_and_merged(bench, tmp_path):
     pytest.importorskip("bitsandbytes")
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
-    job = bench.job(adapter=LORA, parts=(IN_4_BITS,), optimizer=replace(ADAMW, lr=0.02), base="base")
+    job = bench.job(adapter=LORA, features=(IN_4_BITS,), optimizer=replace(ADAMW, lr=0.02), base="base")
     trained = bench.train(job, SINGLE, tmp_path, weights_from=base)
     data, folder = prepare(job.data, cache_dir=bench.cache_dir), Path(trained.order.model_dir)
     order = EvaluationOrder(

@@ -11,7 +11,7 @@ FSDP = Layout("fsdp", 2, {"reshard": True})
 
 @pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
 def test_a_part_that_the_model_does_not_have_ends_the_job_before_its_first_step(bench, tmp_path, layout):
-    ended = bench.train(bench.job(parts=(Components(components={"tower": "vision_model"}),)), layout, tmp_path)
+    ended = bench.train(bench.job(features=(Components(components={"tower": "vision_model"}),)), layout, tmp_path)
     assert ended.outcome.status == "invalid", "another try would end the same way"
     assert "tower is 'vision_model', and no parameter of the model is within it" in ended.outcome.message
     assert "To fix: begin with one of lm_head, model" in ended.outcome.message
@@ -20,6 +20,6 @@ def test_a_part_that_the_model_does_not_have_ends_the_job_before_its_first_step(
 
 
 def test_a_part_that_it_has_changes_nothing_of_its_training(bench, tmp_path):
-    named = bench.train(bench.job(parts=(Components(components={"stem": "model.layers"}),)), SINGLE, tmp_path)
+    named = bench.train(bench.job(features=(Components(components={"stem": "model.layers"}),)), SINGLE, tmp_path)
     assert named.outcome.status == "done"
     assert is_bit_equal(named.weights, bench.reference(bench.job()).weights)

@@ -84,9 +84,9 @@ def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
 def test_a_job_that_went_on_with_local_updates_is_made_again(bench, home, tmp_path):
     job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
     local = LocalUpdates(workers=2, sync_every=2, warmup_steps=3)
-    changed = replace(job.phase(0), first_step=3, parts=(local,))
+    changed = replace(job.phase(0), first_step=3, features=(local,))
     layouts = (Layout("ddp", 2), *(Layout("local", num, {"micro_batch": 4}) for num in (2, 1)))
-    made = train(bench, home, job.with_parts(Phases(phases=(job.phase(0), changed))), layouts=layouts)
+    made = train(bench, home, job.with_features(Phases(phases=(job.phase(0), changed))), layouts=layouts)
 
     report = made.reproduced()
 
@@ -104,7 +104,7 @@ def test_a_job_whose_steps_were_set_while_it_ran_is_made_again_from_the_checkpoi
         "preempted",
     )
     own = WarmStart(checkpoints=str(folder / "checkpoints"), step=0)
-    made = train(bench, home, job.with_parts(own), layouts=(SINGLE, SINGLE))
+    made = train(bench, home, job.with_features(own), layouts=(SINGLE, SINGLE))
 
     report = made.reproduced()
     assert report.is_equal, report.sentences()

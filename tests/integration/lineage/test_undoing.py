@@ -180,7 +180,7 @@ def test_a_family_is_trained_again_in_order_and_strangers_are_left_alone(bench, 
     assert by_name["child"].base == by_name["base"].name
     assert by_name["grandchild"].base == by_name["child"].name
     assert by_name["child"].data == jobs["child"].data  # it never read the row
-    assert by_name["grandchild"].part(WarmStart) is None  # it came from a model that changes
+    assert by_name["grandchild"].feature(WarmStart) is None  # it came from a model that changes
     batch = plan.batch(deadline_s=600.0)
     assert batch.deadlines_s == dict.fromkeys(batch.deadlines_s, 600.0)
     assert "3 models to train again" in [*plan.sentences()][-1]
@@ -213,7 +213,7 @@ def test_a_data_set_takes_out_the_models_that_were_trained_on_it(relatives):
 def going_on(bench, home, first, rows, *, root, step):
     """A recorded model of the job `first` on other rows, that went on from a checkpoint."""
     data = replace(first.data, path=str(rows), name=rows.stem, tokenizer=tokenizer_of(bench, first))
-    job = replace(first, name="second", data=data, parts=(WarmStart(checkpoints=str(root), step=step),))
+    job = replace(first, name="second", data=data, features=(WarmStart(checkpoints=str(root), step=step),))
     train(bench, home, job, layouts=(SINGLE,))
     return job
 
@@ -228,7 +228,7 @@ def test_a_job_goes_back_to_the_checkpoint_of_a_folder_that_it_went_on_from(benc
 
     (model,) = planned(home, row=training_rows(bench, job)[0]).models
 
-    assert model.job.part(WarmStart) == job.part(WarmStart)
+    assert model.job.feature(WarmStart) == job.feature(WarmStart)
     assert model.first_step == 6
 
 
@@ -244,7 +244,7 @@ def test_a_job_that_went_on_from_a_changed_checkpoint_is_trained_from_its_beginn
     for row in training_rows(bench, first)[:20]:
         models = {each.node.record.registered_name: each for each in planned(home, row=row).models}
         has_read = models["first"].first_step < 3
-        assert models["second"].job.part(WarmStart) == (None if has_read else job.part(WarmStart))
+        assert models["second"].job.feature(WarmStart) == (None if has_read else job.feature(WarmStart))
         assert (", and what it came from is trained again" in models["second"].why) == has_read
         starts.add(models["second"].first_step)
     assert starts == {0, 3}
@@ -386,4 +386,4 @@ def test_an_adapter_goes_back_to_a_checkpoint_of_its_own(bench, home, tmp_path):
     (model,) = planned(home, row=own[0]).models
 
     assert (model.node.label, model.job.base) == ("tuned/1", "models:/base/1")
-    assert model.first_step == 0 or model.job.part(WarmStart).checkpoints == str(folder / "checkpoints")
+    assert model.first_step == 0 or model.job.feature(WarmStart).checkpoints == str(folder / "checkpoints")

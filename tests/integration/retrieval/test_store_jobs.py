@@ -41,7 +41,7 @@ def job(encoder, passages, tmp_path_factory):
         data=DataSpec(kind="passages", path=str(file), held_out=0.0, seq_len=64, tokenizer=str(encoder)),
         num_steps=7,
         global_batch_size=32,
-        parts=(SETTINGS,),
+        features=(SETTINGS,),
     )
 
 

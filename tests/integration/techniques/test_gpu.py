@@ -126,7 +126,7 @@ def test_attention_of_ones_choice(gpu_bench, tmp_path, attention, precision):
 )
 def test_verified_kernels(gpu_bench, tmp_path, kernels):
     model = replace(LLAMA, config={**LLAMA.config, "hidden_size": 64})
-    job = gpu_bench.job(model, optimizer=ADAMW, parts=(Numerics(tolerance=1e-3),))
+    job = gpu_bench.job(model, optimizer=ADAMW, features=(Numerics(tolerance=1e-3),))
     trained = train(gpu_bench, job, Layout("single", 1, {KERNELS: kernels}), tmp_path / "within")
     assert not trained.said("kernels_refused")
     plain = train(gpu_bench, job.without(Numerics), SINGLE, tmp_path / "plain")

@@ -56,7 +56,7 @@ def local_job(bench, spec=AVERAGING, *, model="llama", optimizer="adamw", other=
         "evaluation": EvaluationSpec(max_batches=2),
         **OTHERS[other],
     }
-    return bench.job(MODELS[model], parts=(spec,), **{**plain, **changes})
+    return bench.job(MODELS[model], features=(spec,), **{**plain, **changes})
 
 
 def assert_same_bits(trained, expected):
@@ -153,11 +153,11 @@ def test_a_plain_checkpoint_goes_on_locally_and_not_the_other_way_round(bench, t
     plain = job.without(LocalUpdates)
     bench.train(plain, Layout("single"), tmp_path / "plain", last_step=3)
     start = WarmStart(checkpoints=str(tmp_path / "plain" / "checkpoints"), step=3)
-    clone = replace(job, name="clone").with_parts(start)
+    clone = replace(job, name="clone").with_features(start)
     once = bench.train(clone, layout(1, job), tmp_path / "one")
     assert_same_bits(bench.train(clone, layout(2, job), tmp_path / "two"), once)
     start = WarmStart(checkpoints=str(tmp_path / "one" / "checkpoints"), step=NUM_STEPS)
-    back = replace(plain, name="back", num_steps=10, parts=(start,))
+    back = replace(plain, name="back", num_steps=10, features=(start,))
     outcome = bench.train(back, Layout("single"), tmp_path / "back").outcome
     assert "has a state for each worker of local updates. To fix: give job back the local_updates" in outcome.message
 

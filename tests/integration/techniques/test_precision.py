@@ -116,13 +116,13 @@ KERNELS_OF = [
 @pytest.mark.parametrize("layout", matrix(KERNELS_OF, quick=KERNELS_OF[:1]))
 def test_permitted_kernels_train_almost_the_same(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW)
-    trained = bench.train(job.with_parts(Numerics(tolerance=1e-5)), layout, tmp_path)
+    trained = bench.train(job.with_features(Numerics(tolerance=1e-5)), layout, tmp_path)
     assert not trained.said("kernels_refused")
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-4
 
 
 def test_kernels_beyond_the_tolerance_are_left_out_with_the_reason(bench, tmp_path):
-    job = bench.job(parts=(Numerics(tolerance=1e-12),))
+    job = bench.job(features=(Numerics(tolerance=1e-12),))
     trained = bench.train(job, KERNELS_OF[0], tmp_path / "segment")
     (refused,) = trained.said("kernels_refused")
     assert "attention:eager are left out: its step differs from the plain one by" in refused.message

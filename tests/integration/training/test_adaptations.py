@@ -61,10 +61,10 @@ class Family:
         return self.bench.train(job, layout, folder, **self.order(job) | changes)
 
     def distilled(self, **changes) -> Job:
-        return self.bench.job(**{"parts": (DISTILLED,), **changes})
+        return self.bench.job(**{"features": (DISTILLED,), **changes})
 
     def pruned(self, said: AdaptationSpec, **changes) -> Job:
-        return self.bench.job(self.parent.order.job.model, base="parent", parts=(said,), **changes)
+        return self.bench.job(self.parent.order.job.model, base="parent", features=(said,), **changes)
 
 
 @pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[ADAMW], ids=["sgd", "adamw"]))
@@ -131,7 +131,7 @@ def test_a_student_is_scored_by_the_labels_alone_and_measured_beside_its_teacher
 
 
 def rewritten(family: Family, said: AdaptationSpec, folder, **changes) -> Trained:
-    job = family.bench.job(family.parent.order.job.model, num_steps=0, parts=(said,), **changes)
+    job = family.bench.job(family.parent.order.job.model, num_steps=0, features=(said,), **changes)
     trained = family.train(job, Layout("rewrite"), folder)
     assert trained.outcome.status == "done", trained.outcome
     assert trained.outcome.result["step"] == trained.outcome.result["first_step"] == 0
@@ -156,7 +156,7 @@ def test_a_quantized_model_is_smaller_nearly_as_good_and_not_trained_further(ben
     again = bench.train(bench.job(model, base="q"), SINGLE, tmp_path / "again", weights_from=folder)
     assert again.outcome.status == "invalid"
     assert "quantize the result" in again.outcome.message
-    twice = bench.job(model, num_steps=0, base="q", parts=(said,))
+    twice = bench.job(model, num_steps=0, base="q", features=(said,))
     refused = bench.train(twice, Layout("rewrite"), tmp_path / "twice", weights_from=folder)
     assert refused.outcome.status == "invalid"
     assert "not rewritten further" in refused.outcome.message
@@ -185,7 +185,7 @@ def test_a_model_is_narrowed_and_what_is_left_learns_from_it(bench, tmp_path, mo
     family = Family(bench, model)
     small = replace(model, config={**model.config, **size})
     said = AdaptationSpec(kind="pruned", method="structured")
-    job = bench.job(small, num_steps=0, base="parent", parts=(said,))
+    job = bench.job(small, num_steps=0, base="parent", features=(said,))
     made = family.train(job, Layout("rewrite"), tmp_path / "pruned")
     own, parent = made.outcome.result["compared"]
     assert own["weight_bytes"] < parent["weight_bytes"]
@@ -194,12 +194,12 @@ def test_a_model_is_narrowed_and_what_is_left_learns_from_it(bench, tmp_path, mo
         theirs = family.parent.weights[name]
         assert torch.isin(weight, theirs).all(), "each number is one of the larger model's"
     teaches = AdaptationSpec(kind="distilled", teacher="parent", teacher_model=model)
-    taught = bench.job(small, base="pruned", parts=(teaches,))
+    taught = bench.job(small, base="pruned", features=(teaches,))
     folders = {"pruned": made.order.model_dir, "parent": family.parent.order.model_dir}
     student = bench.train(taught, SINGLE, tmp_path / "s", parents=folders, weights_from=folders["pruned"])
     assert student.outcome.status == "done", student.outcome
     assert student.outcome.result["metrics"]["loss"] < own["metrics"]["loss"]
-    refused = bench.job(replace(model, config={**model.config, "hidden_size": 16}), num_steps=0, parts=(said,))
+    refused = bench.job(replace(model, config={**model.config, "hidden_size": 16}), num_steps=0, features=(said,))
     outcome = family.train(replace(refused, base="parent"), Layout("rewrite"), tmp_path / "refused").outcome
     assert outcome.status == "invalid" and "hidden_size differs" in outcome.message
 
@@ -209,7 +209,7 @@ def test_models_are_merged_and_measured_beside_each(bench, tmp_path):
     other = bench.reference(bench.job(seed=1))
     folders = {"one": family.parent.order.model_dir, "two": other.order.model_dir}
     said = AdaptationSpec(kind="merged", method="average", parents=tuple(folders), weights=(3.0, 1.0))
-    job = bench.job(num_steps=0, parts=(said,))
+    job = bench.job(num_steps=0, features=(said,))
     made = bench.train(job, Layout("rewrite"), tmp_path, parents=folders)
     assert [each["model"] for each in made.outcome.result["compared"]] == ["tiny", "one", "two"]
     for name, weight in made.weights.items():
@@ -220,7 +220,7 @@ def test_models_are_merged_and_measured_beside_each(bench, tmp_path):
 def test_parents_that_do_not_fit_are_told(bench, tmp_path):
     folders = {name: bench.reference(bench.job(model)).order.model_dir for name, model in (("a", LLAMA), ("b", WIDE))}
     said = AdaptationSpec(kind="merged", method="average", parents=("a", "b"))
-    made = bench.train(bench.job(num_steps=0, parts=(said,)), Layout("rewrite"), tmp_path, parents=folders)
+    made = bench.train(bench.job(num_steps=0, features=(said,)), Layout("rewrite"), tmp_path, parents=folders)
     assert made.outcome.status == "invalid"
     assert "does not fit" in made.outcome.message
 
@@ -228,7 +228,7 @@ def test_parents_that_do_not_fit_are_told(bench, tmp_path):
 def test_fresh_weights_never_stand_for_a_parent_that_is_missing(bench, tmp_path):
     folder = bench.reference(bench.job()).order.model_dir
     said = AdaptationSpec(kind="merged", method="average", parents=("a", "b"))
-    made = bench.train(bench.job(num_steps=0, parts=(said,)), Layout("rewrite"), tmp_path, parents={"a": folder})
+    made = bench.train(bench.job(num_steps=0, features=(said,)), Layout("rewrite"), tmp_path, parents={"a": folder})
     assert made.outcome.status == "invalid"  # which no other try mends
     assert "was not ordered" in made.outcome.message
 
@@ -241,7 +241,7 @@ def test_a_job_without_steps_is_tried_before_its_parents_are_there(bench, tmp_pa
             gang.send("stop")
 
     tried = bench.train(
-        bench.job(num_steps=0, parts=(said,)), Layout("rewrite"), tmp_path, purpose="trial", on_event=steer
+        bench.job(num_steps=0, features=(said,)), Layout("rewrite"), tmp_path, purpose="trial", on_event=steer
     )
     assert tried.outcome.status == "done", tried.outcome
     (measured,) = tried.said("measured")
@@ -252,7 +252,7 @@ def test_techniques_say_what_they_cannot_adapt(bench):
     def why(technique, job):
         return why_no_adaptation(registry.load(registry.dotted_path(technique)), job)
 
-    student, pruned = bench.job(parts=(DISTILLED,)), bench.job(parts=(MAGNITUDE,), base="a")
+    student, pruned = bench.job(features=(DISTILLED,)), bench.job(features=(MAGNITUDE,), base="a")
     for technique in ("single", "ddp", "zero1", "fsdp", "fsdp_static", "offload", "pipeline", "tensor", "mesh"):
         assert why(technique, student) is why(technique, pruned) is why(technique, bench.job()) is None
     assert "teacher" in why("context", student)

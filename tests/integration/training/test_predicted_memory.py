@@ -125,7 +125,7 @@ def test_the_peak_is_foretold(bench, tmp_path, case):
 
 @pytest.mark.parametrize("layout", matrix([REST[1][1], Layout("single"), QUICK[2][1]], quick=[]))
 def test_the_peak_of_a_base_in_4_bits_is_foretold(bench, tmp_path, layout):
-    changes = {"adapter": Adapter(rank=4), "parts": (QuantizedBase(quantize_base="nf4"),)}
+    changes = {"adapter": Adapter(rank=4), "features": (QuantizedBase(quantize_base="nf4"),)}
     assert_foretold(layout.technique, *predicted_and_measured(bench, tmp_path, LARGER, layout, **changes))
 
 

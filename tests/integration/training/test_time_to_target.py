@@ -23,16 +23,16 @@ VARYING = Variables(global_batch_size=(8, 16))
 DDP, FSDP = Layout("ddp", 2), Layout("fsdp", 2, {"reshard": False})
 
 
-def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9, parts=()):
+def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9, features=()):
     changed = TrainingPhase(
         first_step=first_step,
         global_batch_size=size,
         precision=precision,
         lr_factor=1.5,
         num_steps=num_steps,
-        parts=parts,
+        features=features,
     )
-    return replace(job, num_steps=num_steps).with_parts(Phases(phases=(job.phase(0), changed)))
+    return replace(job, num_steps=num_steps).with_features(Phases(phases=(job.phase(0), changed)))
 
 
 def test_a_job_ends_where_an_evaluation_reaches_its_target(bench, tmp_path):
@@ -40,19 +40,19 @@ def test_a_job_ends_where_an_evaluation_reaches_its_target(bench, tmp_path):
     losses = [event.metrics["loss"] for event in bench.reference(job).said("metrics")]
     limit = losses[2]  # after six steps
 
-    trained = bench.train(job.with_parts(Target(metric="loss", at_most=limit)), SINGLE, tmp_path)
+    trained = bench.train(job.with_features(Target(metric="loss", at_most=limit)), SINGLE, tmp_path)
 
     first = next(k for k, loss in enumerate(losses) if loss <= limit)
     result = trained.outcome.result
     assert (trained.outcome.status, result["step"], result[ENDED_EARLY]) == ("done", 2 * (first + 1), True)
     assert result["metrics"]["loss"] == losses[first] and trained.weights
-    missed = bench.train(job.with_parts(Target(metric="loss", at_most=0.0)), SINGLE, tmp_path / "missed")
+    missed = bench.train(job.with_features(Target(metric="loss", at_most=0.0)), SINGLE, tmp_path / "missed")
     assert (missed.outcome.result["step"], missed.outcome.result[ENDED_EARLY]) == (12, False)
 
 
 def test_a_gang_that_died_before_it_reported_the_target_ends_there_again(bench, tmp_path):
     job = bench.job(num_steps=12, evaluation=EvaluationSpec(every_steps=2, max_batches=1))
-    job = job.with_parts(Target(metric="loss", at_most=100.0))
+    job = job.with_features(Target(metric="loss", at_most=100.0))
     bench.train(job, SINGLE, tmp_path, last_step=2)
 
     again = bench.train(job, SINGLE, tmp_path, known_step=2)
@@ -66,7 +66,7 @@ def test_a_gang_that_died_before_it_reported_the_target_ends_there_again(bench, 
     matrix([ADAMW, replace(ADAMW, name="sgd", lr=0.1)], quick=[ADAMW], ids=["adamw", "sgd"]),
 )
 def test_a_changed_batch_size_is_part_of_the_job_however_it_is_trained(bench, tmp_path, optimizer):
-    job = bench.job(num_steps=12, optimizer=optimizer, parts=(VARYING,))
+    job = bench.job(num_steps=12, optimizer=optimizer, features=(VARYING,))
     changed = phases(job)
     bench.train(job, SINGLE, tmp_path / "own", last_step=4)
 
@@ -85,7 +85,7 @@ def test_a_changed_batch_size_is_part_of_the_job_however_it_is_trained(bench, tm
 
 
 def test_a_kill_after_the_change_leaves_no_trace(bench, tmp_path):
-    changed = phases(bench.job(num_steps=12, optimizer=ADAMW, parts=(VARYING,)), precision="bf16")
+    changed = phases(bench.job(num_steps=12, optimizer=ADAMW, features=(VARYING,)), precision="bf16")
 
     def stop_at_six(gang, event):
         if isinstance(event, Steps) and event.step >= 5:
@@ -99,8 +99,8 @@ def test_a_kill_after_the_change_leaves_no_trace(bench, tmp_path):
 
 def test_local_updates_that_follow_a_probe_have_the_same_bits_on_any_number_of_devices(bench, tmp_path):
     """Rounds of two steps from step 4 on: the kill after step 7 falls inside one."""
-    job = bench.job(num_steps=12, optimizer=ADAMW, parts=(replace(VARYING, sync_every=(1, 2), workers=2),))
-    changed = phases(job, parts=(LocalUpdates(workers=2, sync_every=2, warmup_steps=4),))
+    job = bench.job(num_steps=12, optimizer=ADAMW, features=(replace(VARYING, sync_every=(1, 2), workers=2),))
+    changed = phases(job, features=(LocalUpdates(workers=2, sync_every=2, warmup_steps=4),))
     local = {num: Layout("local", num, {"micro_batch": 8}) for num in (1, 2)}
     for folder in ("one", "two"):
         bench.train(job, DDP, tmp_path / folder, last_step=4)
@@ -120,9 +120,9 @@ def test_local_updates_that_follow_a_probe_have_the_same_bits_on_any_number_of_d
 
 
 def test_a_plain_technique_does_not_take_the_steps_of_local_updates(bench, tmp_path):
-    job = bench.job(num_steps=12, parts=(replace(VARYING, sync_every=(1, 2), workers=2),))
+    job = bench.job(num_steps=12, features=(replace(VARYING, sync_every=(1, 2), workers=2),))
     bench.train(job, SINGLE, tmp_path, last_step=4)
-    changed = phases(job, parts=(LocalUpdates(workers=2, sync_every=2, warmup_steps=4),))
+    changed = phases(job, features=(LocalUpdates(workers=2, sync_every=2, warmup_steps=4),))
 
     outcome = bench.train(changed, SINGLE, tmp_path, known_step=4).outcome
 
@@ -131,7 +131,7 @@ def test_a_plain_technique_does_not_take_the_steps_of_local_updates(bench, tmp_p
 
 
 def test_a_checkpoint_of_another_batch_size_is_refused(bench, tmp_path):
-    job = bench.job(num_steps=12, parts=(VARYING,))
+    job = bench.job(num_steps=12, features=(VARYING,))
     bench.train(phases(job), SINGLE, tmp_path, last_step=6)
 
     outcome = bench.train(phases(job, first_step=3), SINGLE, tmp_path, known_step=6).outcome
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_another_batch_size_is_refused(bench, tmp_path):
 
 @pytest.mark.parametrize("layout", matrix([SINGLE, DDP, FSDP], quick=[FSDP]))
 def test_the_noise_is_measured_alike_in_every_layout(bench, tmp_path, layout):
-    job = bench.job(num_steps=6, global_batch_size=8, optimizer=ADAMW, parts=(VARYING,))
+    job = bench.job(num_steps=6, global_batch_size=8, optimizer=ADAMW, features=(VARYING,))
     config = {"micro_batch": 2} if layout == SINGLE else {"micro_batch": 4 // 2}
 
     trained = bench.train(job, replace(layout, config={**layout.config, **config}), tmp_path)

@@ -26,7 +26,7 @@ def test_a_job_goes_on_from_another_jobs_checkpoint_with_its_optimizer(bench, tm
     bench.train(job, SINGLE, tmp_path / "source", last_step=3)
     whole = bench.train(job, SINGLE, tmp_path / "whole")
 
-    clone = replace(job, name="clone", parts=(start_of(tmp_path / "source", 3),))
+    clone = replace(job, name="clone", features=(start_of(tmp_path / "source", 3),))
     first = bench.train(clone, SINGLE, tmp_path / "clone", last_step=5)
     rest = bench.train(clone, SINGLE, tmp_path / "clone", known_step=5)
 
@@ -44,7 +44,7 @@ def test_a_clone_with_another_learning_rate_leaves_its_source_alone(bench, tmp_p
         job,
         name="clone",
         optimizer=replace(job.optimizer, lr=0.01),
-        parts=(start_of(tmp_path / "source", 3),),
+        features=(start_of(tmp_path / "source", 3),),
     )
 
     changed = bench.train(clone, SINGLE, tmp_path / "clone")
@@ -63,7 +63,7 @@ def test_a_job_goes_on_from_its_state_in_another_trainers_format(bench, tmp_path
     convert(str(tmp_path / "source" / "checkpoints"), tmp_path / "theirs", to=to)
     done = convert(str(tmp_path / "theirs"), tmp_path / "ours", to="checkpoint")
 
-    clone = replace(job, name="clone", parts=(WarmStart(checkpoints=str(tmp_path / "ours"), step=3),))
+    clone = replace(job, name="clone", features=(WarmStart(checkpoints=str(tmp_path / "ours"), step=3),))
     rest = bench.train(clone, SINGLE, tmp_path / "clone")
 
     assert done["num_states"] > 0 and rest.outcome.result["first_step"] == 3
@@ -71,7 +71,7 @@ def test_a_job_goes_on_from_its_state_in_another_trainers_format(bench, tmp_path
 
 
 def test_a_checkpoint_that_is_gone_is_named(bench, tmp_path):
-    job = replace(bench.job(num_steps=6), parts=(start_of(tmp_path / "nowhere", 3),))
+    job = replace(bench.job(num_steps=6), features=(start_of(tmp_path / "nowhere", 3),))
 
     outcome = bench.train(job, SINGLE, tmp_path / "clone").outcome
 
@@ -104,14 +104,14 @@ def test_clones_of_a_job_that_goes_on_are_bit_equal_to_offline_continuations_alt
         folder = tmp_path / f"clone{number}"
         link_checkpoint(checkpoints, 3, to=folder / "checkpoints" / START)
         start = WarmStart(checkpoints=str(folder / "checkpoints" / START), step=3)
-        clones.append((replace(with_settings(job, changes, name=f"clone{number}"), parts=(start,)), folder))
+        clones.append((replace(with_settings(job, changes, name=f"clone{number}"), features=(start,)), folder))
     copy_checkpoint(checkpoints, 3, to=tmp_path / "kept")
     for last_step in (4, 5, 8):  # the source removes the checkpoint of step 3
         bench.train(job, SINGLE, tmp_path / "source", last_step=last_step)
     assert not (checkpoints / "step-00000003").exists()
 
     for clone, folder in clones:
-        offline = clone.with_parts(WarmStart(checkpoints=str(tmp_path / "kept"), step=3))
+        offline = clone.with_features(WarmStart(checkpoints=str(tmp_path / "kept"), step=3))
         whole = bench.train(offline, SINGLE, tmp_path / f"offline-{clone.name}")
         bench.train(clone, SINGLE, folder, last_step=5)
         shutil.rmtree(folder / "checkpoints" / "step-00000005")  # it died before it was written, and begins anew
@@ -123,10 +123,10 @@ def test_clones_of_a_job_that_goes_on_are_bit_equal_to_offline_continuations_alt
 def test_a_job_whose_steps_are_changed_before_it_has_a_checkpoint_begins_where_it_would_have(bench, tmp_path):
     job = bench.job(num_steps=8)
     bench.train(job, SINGLE, tmp_path / "source", last_step=3)
-    clone = replace(job, name="clone", num_steps=6, parts=(start_of(tmp_path / "source", 3),))
+    clone = replace(job, name="clone", num_steps=6, features=(start_of(tmp_path / "source", 3),))
     whole = bench.train(clone, SINGLE, tmp_path / "whole")
     root = bench.order(clone, SINGLE, tmp_path / "clone").checkpoint_dir
-    changed = clone.with_parts(WarmStart(checkpoints=str(root), step=0, first=clone.part(WarmStart)))
+    changed = clone.with_features(WarmStart(checkpoints=str(root), step=0, first=clone.feature(WarmStart)))
 
     rest = bench.train(changed, SINGLE, tmp_path / "clone", known_step=3)
 
@@ -139,10 +139,10 @@ def test_a_job_whose_steps_are_changed_goes_on_from_its_own_checkpoint(bench, tm
     bench.train(job, SINGLE, tmp_path / "job", last_step=3)
     copy_checkpoint(tmp_path / "job" / "checkpoints", 3, to=tmp_path / "kept")
     own = bench.order(job, SINGLE, tmp_path / "job").checkpoint_dir
-    longer = replace(job, num_steps=12, parts=(WarmStart(checkpoints=str(own), step=0),))
+    longer = replace(job, num_steps=12, features=(WarmStart(checkpoints=str(own), step=0),))
 
     rest = bench.train(longer, SINGLE, tmp_path / "job", known_step=3)
 
-    offline = longer.with_parts(WarmStart(checkpoints=str(tmp_path / "kept"), step=3))
+    offline = longer.with_features(WarmStart(checkpoints=str(tmp_path / "kept"), step=3))
     assert rest.outcome.result["first_step"] == 3
     assert is_bit_equal(rest.weights, bench.train(offline, SINGLE, tmp_path / "offline").weights)

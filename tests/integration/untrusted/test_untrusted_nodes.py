@@ -64,7 +64,7 @@ class LocalPool:
             replanner=replanner,
         )
         left = list(draws)
-        (referee,) = self.executor.parts
+        (referee,) = self.executor.hooks
         referee.draw = lambda: left.pop(0) if left else 1.0
 
     def _listen(self, event):
@@ -159,7 +159,7 @@ def lying_servers(tmp_path_factory):
 def job_of(bench, **changes):
     loss = "tests.integration.untrusted.lies:loss"
     job = bench.job(
-        VIT, loss=loss, optimizer=ADAMW, num_steps=8, parts=(Untrusted(allow_untrusted=True, verify_steps=2),)
+        VIT, loss=loss, optimizer=ADAMW, num_steps=8, features=(Untrusted(allow_untrusted=True, verify_steps=2),)
     )
     return replace(job, **changes)
 

@@ -78,7 +78,7 @@ def test_every_kind_is_read(tmp_path):
 def test_a_job_without_an_adaptation_says_what_it_always_said():
     (job,) = parse("").jobs
     assert "adaptation" not in to_json(job)
-    adapted = job.with_parts(AdaptationSpec(kind="distilled", teacher="x"))
+    adapted = job.with_features(AdaptationSpec(kind="distilled", teacher="x"))
     assert from_json(type(job), to_json(adapted)) == adapted
     assert "teacher_model" not in to_json(adapted)["adaptation"]
 
@@ -193,9 +193,9 @@ def test_folders_that_do_not_match_are_told(tmp_path):
         "q": a_folder(tmp_path / "q", config=quantized),
     }
     (job,) = parse("").jobs
-    soup = job.with_parts(AdaptationSpec(kind="merged", method="average", parents=("a", "b", "c")))
+    soup = job.with_features(AdaptationSpec(kind="merged", method="average", parents=("a", "b", "c")))
     tuned = replace(job, name="tuned", base="models:/q@champion")
-    student = replace(job, name="student", parts=(AdaptationSpec(kind="distilled", teacher="q"),))
+    student = replace(job, name="student", features=(AdaptationSpec(kind="distilled", teacher="q"),))
     told = unfit_parents([soup, tuned, student], {**folders, "tuned": folders["q"]})
     assert told == [
         "job large: b and a do not match: weight is [2, 3] and [2, 2]. "
@@ -218,13 +218,13 @@ def test_jobs_share_profiles_where_their_adaptations_are_as_fast():
 
     def student(**changes) -> str:
         said = AdaptationSpec(kind="distilled", teacher="large", teacher_model=small)
-        return key(parts=(replace(said, **changes),))
+        return key(features=(replace(said, **changes),))
 
     assert student(temperature=9.0, weight=0.1) == student()
     assert len({key(), student(), student(teacher_model=large)}) == 3
     pruned = AdaptationSpec(kind="pruned", method="magnitude")
-    assert key(base="x", parts=(pruned,)) == key(base="x", parts=(replace(pruned, sparsity=0.9),))
-    assert key(base="x", parts=(pruned,)) != key(base="x", parts=(pruned,), num_steps=0)
+    assert key(base="x", features=(pruned,)) == key(base="x", features=(replace(pruned, sparsity=0.9),))
+    assert key(base="x", features=(pruned,)) != key(base="x", features=(pruned,), num_steps=0)
 
 
 def test_a_job_without_steps_is_evaluated_once():

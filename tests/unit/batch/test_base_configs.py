@@ -58,7 +58,7 @@ def test_a_whole_config_and_another_kind_of_model_stay(jobs, base, changes):
 
 
 def test_a_narrowed_model_has_the_sizes_that_its_job_gives_and_so_do_its_children(jobs, base):
-    narrowed = jobs[0].with_parts(AdaptationSpec(kind="pruned", method="structured"))
+    narrowed = jobs[0].with_features(AdaptationSpec(kind="pruned", method="structured"))
     assert with_base_configs([narrowed, jobs[1]], {"a": base}) == (narrowed, jobs[1])
 
 

@@ -16,7 +16,7 @@ from ringmaster.tasks.batch.sections import section_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
-from ringmaster.techniques.job_parts import file_keys, part_kinds
+from ringmaster.techniques.job_features import feature_kinds, file_keys
 from ringmaster.techniques.job_specs import OPTIMIZERS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -55,11 +55,11 @@ def test_where_the_file_is_silent_the_defaults_are_those_of_job():
 @pytest.mark.parametrize(("section", "dataclass"), PAIRS.items(), ids=lambda cls: cls.__name__)
 def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
-    # `loss` has its options; a run makes phases and the paths of what it copied; parts have keys.
-    for name in ("loss_options", "phases", "parts", "original_path", "original_held_out_path"):
+    # `loss` has its options; a run makes phases and the paths of what it copied; features have keys.
+    for name in ("loss_options", "phases", "features", "original_path", "original_held_out_path"):
         fields.pop(name, None)
     only_in_files = {key for kind in file_keys("ENTRY_KEYS") for key in kind.job_keys()}
-    of_job = {*schema.PLANNER_KEYS, *part_kinds(), *only_in_files}
+    of_job = {*schema.PLANNER_KEYS, *feature_kinds(), *only_in_files}
     others = of_job if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
@@ -446,7 +446,7 @@ def test_learning_rates_to_try_are_jobs_before_theirs_with_the_same_user():
     job = a_job(
         num_steps=100,
         evaluation=EvaluationSpec(every_steps=10),
-        parts=(target, Variables(lr=(1e-3, 2e-3))),
+        features=(target, Variables(lr=(1e-3, 2e-3))),
     )
     other = a_job(name="b")
     batch = Batch.of(name="x", jobs=[other, job], objective="time-to-target", users={"a": "ana"}, weights={"a": 2.0})

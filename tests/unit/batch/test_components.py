@@ -30,7 +30,7 @@ def test_components_are_of_the_job_and_survive_json():
 
 def test_a_job_without_them_has_the_json_form_that_it_had():
     (job,) = parse_batch((TEXT % "null").rpartition("    components")[0], folder=Path(), name="towers.yaml").jobs
-    assert job.parts == ()
+    assert job.features == ()
     assert "components" not in to_json(job)
 
 

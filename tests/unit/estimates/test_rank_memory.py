@@ -44,7 +44,7 @@ def scene(folder, model, technique, config):
         data=DataSpec(source="python-stdlib", seq_len=16),
         global_batch_size=8,
         num_steps=1,
-        parts=(Numerics(tolerance=1e-3),) if KERNELS in config else (),
+        features=(Numerics(tolerance=1e-3),) if KERNELS in config else (),
     )
     return RankScenario(
         job=job,

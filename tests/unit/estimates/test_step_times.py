@@ -139,7 +139,7 @@ def test_heads_are_more_messages_than_keys_and_sharded_weights_more_than_whole_o
 def test_local_updates_pay_over_slow_links_alone():
     def local_s(rates, **changes):
         local = LocalUpdates(**{"workers": 2, "sync_every": 10, **changes})
-        workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, parts=(local,)))
+        workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, features=(local,)))
         return step_s("local", rates=rates, workload=workload)
 
     slow = replace(FREE, link_bytes_per_s=2.5e6)  # 20 Mbit/s
@@ -155,7 +155,7 @@ def test_local_updates_pay_over_slow_links_alone():
 def test_local_updates_are_chosen_by_the_share_of_exchanges(link_bytes_per_s, sync_every):
     rates = replace(FREE, link_bytes_per_s=link_bytes_per_s)
     variables, target = Variables(sync_every=(1, 8, 32), workers=2), Target(metric="loss", at_most=1.0)
-    job = replace(JOB, num_steps=1000, parts=(variables, target))
+    job = replace(JOB, num_steps=1000, features=(variables, target))
     seconds = {(16, "fp32", 1): step_s("ddp", rates=rates)}
     for variant, other in job.variants().items():
         seconds[variant] = step_s("local", rates=rates, workload=replace(WORKLOAD, job=other))

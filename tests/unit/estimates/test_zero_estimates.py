@@ -41,7 +41,7 @@ def test_what_is_divided_is_counted_once_over_the_devices():
 
 def test_each_local_worker_has_weights_and_optimizer_state_of_its_own():
     def local(**changes):
-        return needs("local", job=JOB.with_parts(LocalUpdates(sync_every=8, **changes)))
+        return needs("local", job=JOB.with_features(LocalUpdates(sync_every=8, **changes)))
 
     assert local(workers=8) == 16 * P + 4 * P
     assert local(workers=32, outer_momentum=0.9) == 16 * P + 3 * 12 * P + 8 * P

@@ -60,7 +60,7 @@ def made(tmp_path, monkeypatch):
         runner = FakeRunner(script={name: script or [checkpointed] * 20 for name in names})
         runner.folder = tmp_path
         runner.steps = Steps(tmp_path)
-        jobs = [job(name, num_steps=4, parts=(Untrusted(allow_untrusted=True, verify_steps=2),)) for name in names]
+        jobs = [job(name, num_steps=4, features=(Untrusted(allow_untrusted=True, verify_steps=2),)) for name in names]
         profiles = {each.name: (VOLUNTEER, TRUSTED) for each in jobs}
         bench = Bench(
             tmp_path, jobs, profiles=profiles, runner=runner, make_plan=partial(on_own_node, expelled=expelled)
@@ -71,7 +71,7 @@ def made(tmp_path, monkeypatch):
         bench.cluster = Cluster(nodes=(nodes[0], Cluster(nodes=nodes[1:]).untrusted().nodes[0]))
         bench.executor._plan_manager.cluster = bench.cluster
         monkeypatch.setattr("ringmaster.tasks.cluster.Device.device_kind", kind_of)
-        (referee,) = bench.executor.parts
+        (referee,) = bench.executor.hooks
         referee.draw = lambda: draw
         return bench
 

@@ -20,7 +20,7 @@ SOUP = AdaptationSpec(kind="merged", method="average", parents=("a", "b", "model
 
 
 def soup(**changes):
-    return job("soup", num_steps=0, parts=(SOUP,), **changes)
+    return job("soup", num_steps=0, features=(SOUP,), **changes)
 
 
 def compares(call, runner):
@@ -52,7 +52,7 @@ def test_a_job_waits_for_all_its_parents_and_is_told_where_they_are(tmp_path, se
 
 
 def test_without_one_of_its_parents_a_job_fails_and_the_others_go_on(tmp_path):
-    jobs = [soup(), job("a"), job("b"), job("student", parts=(AdaptationSpec(kind="distilled", teacher="soup"),))]
+    jobs = [soup(), job("a"), job("b"), job("student", features=(AdaptationSpec(kind="distilled", teacher="soup"),))]
     bench = Bench(tmp_path, jobs)
     bench.runner.script["b"] = [ends("invalid", "no such data")]
     assert bench.run()
@@ -93,7 +93,7 @@ def test_only_an_adaptation_is_told_of_its_parents_and_a_base_by_its_job(tmp_pat
 
     tuned = job("tuned", base="models:/x@champion")
     assert (order(tuned).weights_from, order(tuned).parents) == ("/cache/base", {})
-    pruned = tuned.with_parts(AdaptationSpec(kind="pruned", method="magnitude"))
+    pruned = tuned.with_features(AdaptationSpec(kind="pruned", method="magnitude"))
     assert order(pruned).parents == {"models:/x@champion": "/cache/base"}
 
 

@@ -30,7 +30,7 @@ STEP_S = {16: 1.0, 32: 1.1, 64: 1.4, 128: 2.5}
 VARYING = job(
     "a",
     num_steps=1000,
-    parts=(Target(metric="loss", at_most=1.0), Variables(global_batch_size=(16, 32, 64, 128))),
+    features=(Target(metric="loss", at_most=1.0), Variables(global_batch_size=(16, 32, 64, 128))),
     evaluation=EvaluationSpec(every_steps=50),
 )
 
@@ -40,7 +40,7 @@ def measured(scale, *, num=90):
 
 
 def step_s(job=VARYING):
-    return {variant: STEP_S[variant[0]] for variant in job.part(Variables).choices(job)}
+    return {variant: STEP_S[variant[0]] for variant in job.feature(Variables).choices(job)}
 
 
 @pytest.mark.parametrize(("scale", "size"), [(0.0, 16), (3.0, 16), (40.0, 64), (1e6, 128)])
@@ -76,26 +76,26 @@ def test_nothing_changes_without_enough_measurements_or_gain():
 
 
 def test_a_quicker_precision_is_taken_without_a_measurement():
-    both = VARYING.with_parts(Variables(precision=("fp32", "bf16")))
+    both = VARYING.with_features(Variables(precision=("fp32", "bf16")))
     choice = choose_variant(both, (), first_step=100, step_s={(16, "fp32", 1): 1.0, (16, "bf16", 1): 0.5})
     assert (choice.phase.precision, choice.phase.num_steps, choice.phase.lr_factor) == ("bf16", 1000, 1.0)
 
 
 def test_variants_are_jobs_with_names_of_their_own():
-    others = VARYING.with_parts(Variables(global_batch_size=(32, 16))).variants()
+    others = VARYING.with_features(Variables(global_batch_size=(32, 16))).variants()
     assert {key: (each.name, each.global_batch_size) for key, each in others.items()} == {
         (32, "fp32", 1): ("a.32.fp32", 32)
     }
 
 
-RELAXED = VARYING.with_parts(Variables(sync_every=(1, 8, 32), workers=4))
+RELAXED = VARYING.with_features(Variables(sync_every=(1, 8, 32), workers=4))
 
 
 def exchanged(share, *, job=RELAXED):
     """The seconds of a step of each variant, with an exchange that takes a share of it on four devices."""
     return {
         variant: (profile("local" if variant[2] > 1 else "ddp", num_devices=4, step_s=1 - share + share / variant[2]),)
-        for variant in job.part(Variables).choices(job)
+        for variant in job.feature(Variables).choices(job)
     }
 
 
@@ -115,15 +115,15 @@ def test_the_slower_the_link_the_fewer_the_exchanges(share, sync_every):
     phases = choice.phases(RELAXED)
     assert bool(phases) == (sync_every > 1) and f"exchanges are {share:.0%} of a step" in choice.why
     if phases:
-        assert phases[-1].parts == (LocalUpdates(workers=4, sync_every=sync_every, warmup_steps=100),)
-        assert phases[-1].variant == (16, "fp32", sync_every) and phases[0].parts == ()
+        assert phases[-1].features == (LocalUpdates(workers=4, sync_every=sync_every, warmup_steps=100),)
+        assert phases[-1].variant == (16, "fp32", sync_every) and phases[0].features == ()
         assert f"with an exchange of 4 workers every {sync_every} steps in place of 16 in fp32" in choice.why
         assert choice.gain == pytest.approx(1 / (1 - share + share / sync_every))
         assert choice.steps[1] < choice.steps[0] == 900 < choice.steps[2] and choice.phase.num_steps == 1000
 
 
 def test_a_larger_batch_with_an_exchange_at_each_step_comes_before_local_updates_that_gain_little_more():
-    both = RELAXED.with_parts(replace(RELAXED.part(Variables), global_batch_size=(16, 64)))
+    both = RELAXED.with_features(replace(RELAXED.feature(Variables), global_batch_size=(16, 64)))
     choice = choose_relaxed(0.1, job=both, measurements=measured(1e6))
     assert choice.phases(both)[-1].variant == (64, "fp32", 1)
     slow = choose_relaxed(0.9, job=both, measurements=measured(1e6))
@@ -131,13 +131,13 @@ def test_a_larger_batch_with_an_exchange_at_each_step_comes_before_local_updates
 
 
 def test_without_options_on_several_devices_exchanges_take_no_share():
-    alone = {variant: (profile(step_s=1.0),) for variant in RELAXED.part(Variables).choices(RELAXED)}
+    alone = {variant: (profile(step_s=1.0),) for variant in RELAXED.feature(Variables).choices(RELAXED)}
     assert exchange_share(alone, own=(16, "fp32", 1)) == 0.0 == exchange_share({}, own=(16, "fp32", 1))
 
 
 def test_variants_with_local_updates_are_profiled_in_the_steps_between_exchanges():
     others = RELAXED.variants()
-    assert [each.part(LocalUpdates) for each in others.values()] == [
+    assert [each.feature(LocalUpdates) for each in others.values()] == [
         LocalUpdates(workers=4, sync_every=8),
         LocalUpdates(workers=4, sync_every=32),
     ]
@@ -170,7 +170,7 @@ class Varying(Bench):
 
     def __init__(self, folder, runner, *, journal=None, job=VARYING, variants=None, **kwargs):
         self.variants = variants or {
-            variant: (profile(step_s=STEP_S[variant[0]]),) for variant in job.part(Variables).choices(job)
+            variant: (profile(step_s=STEP_S[variant[0]]),) for variant in job.feature(Variables).choices(job)
         }
         self.notices, journal = [], journal or open_journal(folder)
         profiles = {"a": self.variants[job.phase(0).variant]}
@@ -254,7 +254,7 @@ def test_noise_that_is_heard_late_is_waited_for(tmp_path):
         evaluated = EvaluationReported(step=50, metrics=metrics["metrics"])
         scheduler.listen(GangReport(number=number, job=search.name, event=evaluated))
         scheduler.listen(JobEnded(job="other", status="done", message="", details={}))
-    assert [request.jobs["a"].part(WarmStart).step for request in asked] == [50]
+    assert [request.jobs["a"].feature(WarmStart).step for request in asked] == [50]
 
 
 class Killed(Exception):
@@ -307,7 +307,7 @@ def test_a_job_goes_on_with_local_updates_over_a_slow_link(tmp_path):
 
 # -- learning rates ----------------------------------------------------------------------------------------------------
 
-SEARCHED = VARYING.with_parts(replace(VARYING.part(Variables), lr=(5e-4, 1e-3, 2e-3)))
+SEARCHED = VARYING.with_features(replace(VARYING.feature(Variables), lr=(5e-4, 1e-3, 2e-3)))
 assert SEARCHED.optimizer.lr == 1e-3
 
 
@@ -317,12 +317,13 @@ assert SEARCHED.optimizer.lr == 1e-3
 )
 def test_the_best_learning_rate_is_the_one_with_the_best_loss_and_else_the_own(losses, best):
     results = {
-        lr: {} if loss is None else {"loss": loss} for lr, loss in zip(SEARCHED.part(Variables).lr, losses, strict=True)
+        lr: {} if loss is None else {"loss": loss}
+        for lr, loss in zip(SEARCHED.feature(Variables).lr, losses, strict=True)
     }
     choice = choose_learning_rate(SEARCHED, results)
     assert choice.lr == best and f"{losses[0]} with 0.0005" in choice.why
     assert ("keeps" in choice.why) == (best == 1e-3)
-    upwards = SEARCHED.with_parts(Target(metric="loss", at_least=1.0))
+    upwards = SEARCHED.with_features(Target(metric="loss", at_least=1.0))
     assert choose_learning_rate(upwards, {1e-3: {"loss": 1.0}, 2e-3: {"loss": 2.0}}).lr == 2e-3
 
 
@@ -332,8 +333,8 @@ class Searching(Probing):
     def end_one(self):
         call, _ = self.running[0]
         job, last = call.order.job, call.order.last_step
-        if job.part(WarmStart) is not None:
-            self.steps.setdefault(job.name, job.part(WarmStart).step)
+        if job.feature(WarmStart) is not None:
+            self.steps.setdefault(job.name, job.feature(WarmStart).step)
         call.on_event(EvaluationReported(step=last, metrics={"loss": 1 - 100 * job.optimizer.lr}))
         super().end_one()
 
@@ -344,7 +345,7 @@ def outcomes(bench):
 
 @pytest.mark.parametrize("varies", [True, False])
 def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies):
-    job = SEARCHED if varies else SEARCHED.with_parts(Variables(lr=SEARCHED.part(Variables).lr))
+    job = SEARCHED if varies else SEARCHED.with_features(Variables(lr=SEARCHED.feature(Variables).lr))
     bench = Varying(tmp_path, Searching(48.0), job=job)
 
     assert bench.run()
@@ -357,10 +358,10 @@ def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies)
     assert records["a"].status == "done" and "takes, in place of 0.001, the learning rate 0.002" in bench.notices[0]
     assert records["a"].details[CHOICE] == "; ".join(bench.notices)
     start = WarmStart(checkpoints=str(tmp_path / "checkpoints" / "a.lr-0.002"), step=50)
-    assert all(call.order.job.part(WarmStart) == start for call in bench.runner.calls[3:])
+    assert all(call.order.job.feature(WarmStart) == start for call in bench.runner.calls[3:])
     assert "It goes on from step 50 of a.lr-0.002" in bench.notices[0]
     assert bench.journal.segments("a")[0].what["first_step"] == 50
-    for lr in job.part(Variables).lr:
+    for lr in job.feature(Variables).lr:
         record = records[f"a.lr-{lr!r}"]
         assert (record.status, record.step) == ("stopped", 50) and bench.notices[0] in record.message
     assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
@@ -389,7 +390,7 @@ def test_a_job_begins_anew_where_its_short_run_has_measured_no_noise(tmp_path):
     bench = Varying(tmp_path, Deaf(), job=SEARCHED)
     assert bench.run()
     orders = [call.order for call in bench.runner.calls if call.order.job.name == "a"]
-    assert all(order.job.part(WarmStart) is None and order.job.optimizer.lr == 2e-3 for order in orders)
+    assert all(order.job.feature(WarmStart) is None and order.job.optimizer.lr == 2e-3 for order in orders)
     assert bench.ran[3:][0] == (16, 100) and orders[-1].job.phases[-1].global_batch_size == 64
 
 
@@ -398,7 +399,7 @@ def test_the_short_runs_of_a_job_that_is_cancelled_end_with_it(tmp_path):
     bench.executor.call(lambda: bench.executor.cancel(["a"], message="by hand"))
     bench.run()
     assert bench.statuses["a"] == "cancelled"
-    assert {bench.statuses[f"a.lr-{lr!r}"] for lr in SEARCHED.part(Variables).lr} == {"stopped"}
+    assert {bench.statuses[f"a.lr-{lr!r}"] for lr in SEARCHED.feature(Variables).lr} == {"stopped"}
 
 
 def test_a_learning_rate_whose_run_fails_is_not_taken(tmp_path):

@@ -74,7 +74,7 @@ def test_what_it_comes_to(tmp_path, monkeypatch):
 
 
 def test_jobs_that_try_learning_rates_take_a_twentieth_of_the_steps(tmp_path, monkeypatch):
-    tried = job("a", parts=(Variables(lr=(1e-3, 2e-3)),))
+    tried = job("a", features=(Variables(lr=(1e-3, 2e-3)),))
     jobs = [*tried.searches(), tried]
     found = planned(tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(36.0),) for each in jobs})
     assert found.device_hours == pytest.approx(1.4, rel=0.01)

@@ -11,8 +11,8 @@ from ringmaster.techniques.models.layers import check_components
 
 
 def job(**components):
-    data, parts = DataSpec(source="digits"), (Components(components=components),)
-    return Job(name="it", model=ModelSpec(), data=data, num_steps=1, parts=parts)
+    data, features = DataSpec(source="digits"), (Components(components=components),)
+    return Job(name="it", model=ModelSpec(), data=data, num_steps=1, features=features)
 
 
 def test_a_prefix_without_a_parameter_is_told_with_what_there_is():

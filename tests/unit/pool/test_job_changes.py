@@ -12,9 +12,9 @@ from tests.unit.execution.fakes import job
 
 SMOOTH = replace(job("a", num_steps=20), loss="cross-entropy", loss_options={"label_smoothing": 0.1})
 
-STORE = replace(job("a", num_steps=20), parts=(StoreSettings(),))
+STORE = replace(job("a", num_steps=20), features=(StoreSettings(),))
 PROBE = SMOOTH.phase(0)
-PHASED = SMOOTH.with_parts(Phases(phases=(PROBE, replace(PROBE, first_step=8, global_batch_size=32))))
+PHASED = SMOOTH.with_features(Phases(phases=(PROBE, replace(PROBE, first_step=8, global_batch_size=32))))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ringmaster.techniques import (
     ScheduleSpec,
 )
 from ringmaster.techniques.job import SAME, Composition
-from ringmaster.techniques.job_parts import Effect
+from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.job_specs import ParameterGroup
 
 JOB = Job(
@@ -56,7 +56,7 @@ FULL = replace(
     clip_grad_norm=1.0,
     optimizer=OptimizerSpec(layer_decay=0.8, groups=(ParameterGroup(match="*.bias", lr=0.1, weight_decay=0.2),)),
     loss_options={"beta": 0.1},
-    parts=(
+    features=(
         AdaptationSpec(
             kind="distilled",
             teacher="t",
@@ -102,10 +102,10 @@ def pairs(value, path=""):
     """Yields each field of a job by its dotted name, with the job in which only this field differs."""
     for each in fields(value):
         item, name = getattr(value, each.name), f"{path}{each.name}"
-        if name == "parts":
+        if name == "features":
             for part in item:
                 for inner, new in pairs(part, f"{part.key}." if part.key else ""):
-                    yield inner, value.with_parts(new)
+                    yield inner, value.with_features(new)
         elif is_dataclass(item):
             yield from ((inner, replace(value, **{each.name: new})) for inner, new in pairs(item, f"{name}."))
         elif name == "optimizer.groups":
@@ -117,8 +117,10 @@ def pairs(value, path=""):
 
 def test_a_profile_stands_for_another_job_only_if_nothing_that_costs_time_differs():
     compared = dict(pairs(FULL))
-    names = {each.name for each in fields(Job)} - {"parts"}
-    assert {path.split(".")[0] for path in compared} == names | {key for part in FULL.parts for key in part.job_keys()}
+    names = {each.name for each in fields(Job)} - {"features"}
+    assert {path.split(".")[0] for path in compared} == names | {
+        key for each in FULL.features for key in each.job_keys()
+    }
     same = {name for name, job in compared.items() if speed_key(job, DATA) == speed_key(FULL, DATA)}
     free = SAME[Effect.TIME] | FULL.unaffected(Effect.TIME) | module.OF_OTHER_MODELS | SAME_VALUE
     expected = {name for name in compared if {*accumulate(name.split("."), "{}.{}".format)} & free}
@@ -192,7 +194,7 @@ def test_data_that_are_padded_count_with_their_lengths():
     ids=str,
 )
 def test_what_may_change_the_speed_is_measured_anew(change):
-    job = JOB.with_parts(AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
+    job = JOB.with_features(AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
     assert speed_key(replace(job, **change), DATA) != speed_key(job, DATA)
 
 

@@ -45,7 +45,7 @@ def family(journal=None, **jobs):
         (replace(PLAIN, base="a", adapter=Adapter(kind="lora")), True, "lora"),
         (replace(PLAIN, base="a", adapter=Adapter(kind="prefix")), True, "prefix-tuned"),
         (replace(PLAIN, base="a", adapter=Adapter(kind="ia3")), True, "ia3"),
-        *((PLAIN.with_parts(AdaptationSpec(kind=kind)), True, kind) for kind in ADAPTATIONS),
+        *((PLAIN.with_features(AdaptationSpec(kind=kind)), True, kind) for kind in ADAPTATIONS),
     ],
 )
 def test_a_job_says_of_what_kind_its_model_is(job, has_parents, kind):
@@ -54,11 +54,11 @@ def test_a_job_says_of_what_kind_its_model_is(job, has_parents, kind):
 
 
 def test_all_that_a_model_comes_from_are_its_parents():
-    distilled = replace(PLAIN, base="student", parts=(AdaptationSpec(kind="distilled", teacher="big"),))
+    distilled = replace(PLAIN, base="student", features=(AdaptationSpec(kind="distilled", teacher="big"),))
     assert family(student="models:/n.student/1", big="models:/n.big/2").parents(distilled) == [
         "models:/n.student/1", "models:/n.big/2",
     ]  # fmt: skip
-    merged = PLAIN.with_parts(AdaptationSpec(kind="merged", parents=("a", "models:/b@champion", "a")))
+    merged = PLAIN.with_features(AdaptationSpec(kind="merged", parents=("a", "models:/b@champion", "a")))
     notes = Notes({"base:models:/b@champion": "models:/b/7"}, jobs={"a": "models:/n.a/1"})
     assert family(notes, a="").parents(merged) == ["models:/n.a/1", "models:/b/7"]
     warm = replace(PLAIN, base="models:/b@champion")
@@ -67,7 +67,7 @@ def test_all_that_a_model_comes_from_are_its_parents():
 
 def test_a_student_starts_from_its_base_and_is_distilled_from_its_teacher(monkeypatch):
     monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: f"m-{source}")
-    student = replace(PLAIN, base="start", parts=(AdaptationSpec(kind="distilled", teacher="big"),))
+    student = replace(PLAIN, base="start", features=(AdaptationSpec(kind="distilled", teacher="big"),))
     relatives = family(start="models:/n.start/1", big="models:/n.big/2")
     assert relatives.first_weights(student) == "models:/n.start/1"
     assert relatives.first_weights(replace(student, base="big")) is None
@@ -81,11 +81,11 @@ def test_the_model_that_the_weights_are_from_comes_first(monkeypatch):
     monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: f"m-{source}")
     start = WarmStart(checkpoints="before", step=3)
     data = DataSpec(path="rows", options={"retriever": {"store": "index"}})
-    part = replace(PLAIN, model=ModelSpec(from_pretrained="org/base"), data=data, parts=(start,))
+    part = replace(PLAIN, model=ModelSpec(from_pretrained="org/base"), data=data, features=(start,))
     relatives = family(before="models:/before/1", index="models:/index/1", big="models:/big/1")
     assert relatives.parents(part) == ["m-org/base", "models:/before/1", "models:/index/1"]
     assert relatives.parents(replace(part, model=PLAIN.model)) == ["models:/before/1", "models:/index/1"]
-    student = replace(PLAIN, model=part.model, parts=(AdaptationSpec(kind="distilled", teacher="big"),))
+    student = replace(PLAIN, model=part.model, features=(AdaptationSpec(kind="distilled", teacher="big"),))
     assert relatives.parents(student) == ["m-org/base", "models:/big/1"]
 
 
@@ -110,7 +110,7 @@ def test_a_warm_clone_and_its_clones_come_from_their_source():
     journal = Notes()
     known = {"a": SimpleNamespace(details={}), "me": clone_of("a", 3), "cold": clone_of("me", None)}
     journal.jobs = lambda: known
-    warm = PLAIN.with_parts(WarmStart(checkpoints="/run/checkpoints/me/start", step=3))
+    warm = PLAIN.with_features(WarmStart(checkpoints="/run/checkpoints/me/start", step=3))
     assert family(journal).parents(warm) == []  # it has ended before its source
     known["a"].details["model_uri"] = "models:/n.a/1"
     assert family(journal).parents(warm) == ["models:/n.a/1"]
@@ -133,14 +133,14 @@ def test_a_job_that_goes_on_from_checkpoints_comes_from_their_model(monkeypatch,
     monkeypatch.setattr(ancestry.Snapshot, "of", lambda *_, **__: SimpleNamespace(models=models))
     relatives = family(Notes({"run:me": "run-m-own"}))
     for place, parents in [(theirs, ["m-1"]), (f"{tmp_path}/link/", ["m-1"]), (f"{url}/", ["m-url"]), ("/else", [])]:
-        assert relatives.parents(PLAIN.with_parts(WarmStart(checkpoints=place, step=3))) == parents
+        assert relatives.parents(PLAIN.with_features(WarmStart(checkpoints=place, step=3))) == parents
 
 
 def test_a_parent_that_is_not_recorded_is_told():
     with pytest.raises(LedgerError, match="its base a is not, and would be lost"):
         family(a=None).parents(replace(PLAIN, base="a"))
     with pytest.raises(LedgerError, match="its parent big is not"):
-        family(big=None).parents(PLAIN.with_parts(AdaptationSpec(kind="distilled", teacher="big")))
+        family(big=None).parents(PLAIN.with_features(AdaptationSpec(kind="distilled", teacher="big")))
 
 
 def test_what_weights_are_read_from_becomes_a_node_once(monkeypatch, tmp_path):

@@ -126,7 +126,7 @@ def test_a_warm_clone_is_a_child_of_its_source_whichever_ends_first(database, or
     ledger.record_model = lambda name, **more: parents.update({name: more["parents"]}) or record_model(name, **more)
     recorder = AsyncRecorder(ledger, journal, batch=BATCH)
     begin(journal, JOBS, faults={})
-    clone = JOBS[1].with_parts(WarmStart(checkpoints="/run/checkpoints/b/start", step=1))
+    clone = JOBS[1].with_features(WarmStart(checkpoints="/run/checkpoints/b/start", step=1))
     recorder.begin(replace(recorded(), jobs={"a": JOBS[0], "b": clone}), devices=["d"], num_trials=0)
     for name in order:
         (*_, ended) = story(name)

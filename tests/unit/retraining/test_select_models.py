@@ -149,7 +149,7 @@ def test_a_model_is_trained_on_from_the_version_in_whose_place_a_smaller_one_ser
     model = ProductionModel(registered_name="shop.prices", job=job("prices"))
     assert select_models._larger(run, model, small) == large
     assert select_models._larger(run, model, large) == large
-    quantizes = replace(model, job=model.job.with_parts(AdaptationSpec(kind=QUANTIZED)))
+    quantizes = replace(model, job=model.job.with_features(AdaptationSpec(kind=QUANTIZED)))
     assert select_models._larger(run, quantizes, small) == small
     alone = SimpleNamespace(ledger=FakeLedger([small]))
     assert select_models._larger(alone, model, small) == small

@@ -40,7 +40,7 @@ def load(folder, text=FILE):
 def test_a_store_reads_all_passages_once_with_the_tokenizer_of_its_encoder(folder):
     batch = load(folder)
     (job,) = batch.jobs
-    assert job.part(StoreSettings) == StoreSettings()
+    assert job.feature(StoreSettings) == StoreSettings()
     assert (job.data.kind, job.data.held_out, job.data.seq_len) == ("passages", 0.0, 256)
     assert (job.num_epochs, job.global_batch_size) == (1.0, 1024)
     assert job.data.tokenizer == str(folder / "encoder")
@@ -50,7 +50,7 @@ def test_a_store_reads_all_passages_once_with_the_tokenizer_of_its_encoder(folde
 def test_the_length_of_passages_is_given_once(folder):
     for text in ("store: {max_length: 64}\n    data: ", "data: {seq_len: 64, path: passages.jsonl} #"):
         (job,) = load(folder, FILE.replace("data: ", text)).jobs
-        assert (job.data.seq_len, job.part(StoreSettings).max_length) == (64, 64)
+        assert (job.data.seq_len, job.feature(StoreSettings).max_length) == (64, 64)
 
 
 def test_faults_of_stores_are_all_refused(folder):
@@ -167,13 +167,13 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
     assert [job.name for job in batch.jobs] == [
         "finder.to-20", "finder.index-20", "finder.to-40", "finder.index-40", "finder",
     ]  # fmt: skip
-    assert (index.base, index.part(StoreSettings).index, index.data.path) == (
+    assert (index.base, index.feature(StoreSettings).index, index.data.path) == (
         first.name,
         "ivf",
         str(folder / "passages.jsonl"),
     )
     assert second.parents == (first.name, index.name)
-    assert last.part(WarmStart) == WarmStart(checkpoints=second.name, step=40)
+    assert last.feature(WarmStart) == WarmStart(checkpoints=second.name, step=40)
     assert [job.loss_options for job in (first, second)] == [{}, {"hard_negatives": 3}]
     assert set(batch.users) == {job.name for job in batch.jobs}
     # What a step trains is that of the whole job, but for the negatives.

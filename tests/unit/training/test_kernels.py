@@ -236,7 +236,7 @@ def job(optimizer="adamw", **changes):
     model, data = ModelSpec(architecture="LlamaForCausalLM"), DataSpec(source="python-stdlib", seq_len=8)
     momentum = {"momentum": 0.9} if optimizer == "sgd" else {}
     optimizer = OptimizerSpec(name=optimizer, lr=1e-3, options={"weight_decay": 0.1, **momentum})
-    plain = {"parts": (Numerics(tolerance=TOLERANCE),), "num_steps": 4, "optimizer": optimizer}
+    plain = {"features": (Numerics(tolerance=TOLERANCE),), "num_steps": 4, "optimizer": optimizer}
     return Job(name="a", model=model, data=data, **{**plain, **changes})
 
 
@@ -267,7 +267,7 @@ def test_kernels_of_optimizers_are_compared_by_what_they_do_to_weights(optimizer
 
 
 def test_only_jobs_with_numerics_have_kernels_to_choose_from(monkeypatch):
-    assert kernel_choices(job(parts=()), device_kind="cpu") == {}
+    assert kernel_choices(job(features=()), device_kind="cpu") == {}
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert kernel_choices(job(), device_kind="cpu") == {
         "compile:default": "compile: true needs a C++ compiler on a CPU. To fix: install g++, or leave `compile` out",

@@ -33,7 +33,9 @@ def phase(first_step, size, num_steps, *, lr_factor=1.0, precision="fp32"):
 
 
 CHANGED = replace(
-    PLAIN, num_steps=55, parts=(Phases(phases=(phase(0, 16, 100), phase(10, 64, 55, lr_factor=2.0, precision="bf16"))),)
+    PLAIN,
+    num_steps=55,
+    features=(Phases(phases=(phase(0, 16, 100), phase(10, 64, 55, lr_factor=2.0, precision="bf16"))),),
 )
 
 
@@ -67,7 +69,7 @@ def test_any_list_of_phases_reads_each_sample_once_and_ends_its_schedule(changes
     for length, size, rest in changes:
         first += length
         phases.append(phase(first, size, first + rest))
-    job = replace(PLAIN, num_steps=phases[-1].num_steps, parts=(Phases(phases=tuple(phases)),))
+    job = replace(PLAIN, num_steps=phases[-1].num_steps, features=(Phases(phases=tuple(phases)),))
 
     ends = [job.samples(step) for step in range(job.total_steps)]
 
@@ -100,18 +102,18 @@ def test_the_choices_of_a_job_begin_with_its_own():
 def test_local_updates_take_workers_that_share_the_batch(workers, relaxed):
     variables = Variables(global_batch_size=(16, 24), sync_every=(1, 8), workers=workers)
     assert [each[0] for each in variables.choices(PLAIN) if each[2] > 1] == relaxed
-    assert PLAIN.with_parts(variables, Target(metric="loss", at_most=1.0)).varies
-    assert not PLAIN.with_parts(variables).varies
+    assert PLAIN.with_features(variables, Target(metric="loss", at_most=1.0)).varies
+    assert not PLAIN.with_features(variables).varies
 
 
 def test_learning_rates_are_tried_by_the_same_job_for_a_twentieth_of_its_steps():
-    job = replace(PLAIN, num_steps=1000, parts=(Variables(lr=(1e-3, 2e-5)), Target(metric="loss", at_most=1.0)))
+    job = replace(PLAIN, num_steps=1000, features=(Variables(lr=(1e-3, 2e-5)), Target(metric="loss", at_most=1.0)))
     assert [(each.name, each.optimizer.lr) for each in job.searches()] == [("a.lr-0.001", 1e-3), ("a.lr-2e-05", 2e-5)]
     for search in job.searches():
         assert (
             search.num_steps == 1000
             and search.is_evaluated(50)
-            and search.part(Target) is None
+            and search.feature(Target) is None
             and not search.searches()
         )
         assert [search.learning_rate(step) for step in range(9)] == [

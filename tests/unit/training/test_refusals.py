@@ -56,7 +56,7 @@ def test_a_technique_that_holds_parts_of_matrices_says_so(job, folder, name):
 
 
 def test_local_updates_are_for_local_alone_and_local_for_them_alone(job, folder):
-    local = job.with_parts(LocalUpdates(workers=2, sync_every=8))
+    local = job.with_features(LocalUpdates(workers=2, sync_every=8))
     found = preflight(local, folder, "ddp", "local")
     assert {(each.technique, each.num_devices) for each in found.candidates} == {("local", 2)}
     assert {each.config["micro_batch"] for each in found.candidates} == {found.exact_chunk} == {1}
@@ -72,7 +72,7 @@ def test_kernels_are_searched_for_jobs_with_numerics_and_those_that_are_not_ther
 
     assert kernels(preflight(job, folder, "ddp")) == {None}
     monkeypatch.setattr("shutil.which", lambda name: None)
-    found = preflight(job.with_parts(Numerics(tolerance=1e-5)), folder, "ddp")
+    found = preflight(job.with_features(Numerics(tolerance=1e-5)), folder, "ddp")
     assert kernels(found) == {None, "attention:eager", "optimizer:foreach"}
     (refusal,) = found.refusals
     assert refusal.config == {KERNELS: "compile:default"}

@@ -2,4 +2,4 @@
 
 from ringmaster.techniques.job import AdaptationSpec
 
-PARTS = (AdaptationSpec,)
+JOB_FEATURES = (AdaptationSpec,)

@@ -23,14 +23,14 @@ from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training import losses
+from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster.techniques.training.gradients import local, share_of, whole
-from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
 
 LocalMasks = Sequence[tuple[nn.Parameter, Tensor]]
 """The pruned parameters of this rank, each with this rank's part of its mask."""
 
 
-class AdaptationPart(TrainerPart):
+class AdaptationCallback(TrainerCallback):
     """The adaptation of a job that is distilled, pruned or composed; the finished model is compared with its parents.
 
     Raises ValueError where the model, or its teacher, does not match.
@@ -98,7 +98,7 @@ class AdaptationPart(TrainerPart):
                         raise RuntimeError(f"{name} in {folder} has weights again that were pruned")
 
 
-PARTS = (AdaptationPart,)
+TRAINER_CALLBACKS = (AdaptationCallback,)
 
 
 @dataclass(frozen=True, kw_only=True)

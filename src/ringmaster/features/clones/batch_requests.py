@@ -13,7 +13,7 @@ from ringmaster.tasks.control.job_changes import change_faults
 from ringmaster.tasks.execution.job_table import added_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.job_parts import is_name
+from ringmaster.techniques.job_features import is_name
 
 
 def clone_job(

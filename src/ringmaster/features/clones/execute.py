@@ -18,7 +18,7 @@ from ringmaster.tasks.control.request_handler import RequestHandler
 from ringmaster.tasks.execution.job_table import ADDED, JobState
 from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
 from ringmaster.techniques.checkpoints.storage import LocalStorage, is_url
-from ringmaster.techniques.job_parts import FirstCheckpoint
+from ringmaster.techniques.job_features import FirstCheckpoint
 
 CLONE = "clone"
 """The kind of request. It adds a job with the name `name` that differs from the only one of `jobs` in `settings`, by

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ringmaster.tasks.execution.job_table import ADDED
-from ringmaster.tasks.recording.report_parts import ReportPart
+from ringmaster.tasks.recording.record_hooks import RecordHook
 from ringmaster.techniques import Job
 from ringmaster.text import markdown
 
 CLONE_TAG = "ringmaster.clone_of"  # a tag of the run of a clone: its source, and the step from which it goes on
 
 
-class CloneReport(ReportPart):
+class CloneReport(RecordHook):
     """Names the source of a clone."""
 
     def tags(self, details: Mapping[str, Any]) -> Mapping[str, str]:
@@ -24,7 +24,7 @@ class CloneReport(ReportPart):
             yield f"A clone of {markdown(source)}."
 
 
-REPORT_PARTS = (CloneReport(),)
+RECORD_HOOKS = (CloneReport(),)
 
 
 def _source(details: Mapping[str, Any]) -> str:

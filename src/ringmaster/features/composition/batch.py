@@ -12,11 +12,11 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.features.composition.job import Components
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
-from ringmaster.tasks.batch.file_parts import BatchFilePart, PlacedJob
-from ringmaster.tasks.batch.references import closest, loss_parts
+from ringmaster.tasks.batch.file_hooks import BatchFileHook, PlacedJob
+from ringmaster.tasks.batch.references import closest, split_loss
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import COMPOSED, EXTRACTED, AdaptationSpec, Composition, Job
-from ringmaster.techniques.job_parts import file_keys, is_black_box, other_parts
+from ringmaster.techniques.job_features import file_keys, is_black_box, other_features
 from ringmaster.techniques.job_specs import RETRIEVER, DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 
@@ -37,7 +37,7 @@ DEFAULTS = {
 }
 
 
-class SharedComponentsInFiles(BatchFilePart):
+class SharedComponentsInFiles(BatchFileHook):
     """The key `shared_components` of a batch."""
 
     def batch_findings(self, batch: Raw, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ class SharedComponentsInFiles(BatchFilePart):
         return tuple(each for job in jobs for each in made.get(job.name, [job]))
 
 
-PARTS = (SharedComponentsInFiles(),)
+BATCH_FILE_HOOKS = (SharedComponentsInFiles(),)
 
 
 def _components(batch: Section) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ def _component_findings(components: Any, jobs: Sequence[PlacedJob]) -> Iterator[
 
 def _faults(job: Raw, at: Location) -> Iterator[Finding]:
     of_files = [kind.job_keys()[0] for kind in file_keys("ENTRY_KEYS")]
-    for key in dict.fromkeys((*REFUSED, *other_parts(Components), *of_files)):
+    for key in dict.fromkeys((*REFUSED, *other_features(Components), *of_files)):
         if job.get(key):
             yield Finding(at, f"has {key}, which is not trained with a shared component", f"remove {key} from the job")
     optimizer, loss = as_mapping(job.get("optimizer")), job.get("loss")
@@ -108,7 +108,7 @@ def _faults(job: Raw, at: Location) -> Iterator[Finding]:
         (is_black_box(job), at, "has a model that its trainer knows alone", "give a model that is built here"),
         (job.get("num_steps") is None and not job.get("num_epochs"), at, "has no num_steps", "give it num_steps"),
     )
-    name, options = loss_parts(loss) if isinstance(loss, Mapping) else (loss, {})
+    name, options = split_loss(loss) if isinstance(loss, Mapping) else (loss, {})
     try:
         function = loss_function_of(name, options) if isinstance(name, str) else None
     except ValueError:  # which the rules of the job report
@@ -155,7 +155,7 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
         loss_options={},
         global_batch_size=math.gcd(*(job.global_batch_size for job in jobs)),
         evaluation=replace(first.evaluation, metrics=("loss",)),
-    ).with_parts(
+    ).with_features(
         AdaptationSpec(kind=COMPOSED, composition=how), Components(components={component: f"part0.{paths[0]}"})
     )
     return [
@@ -167,7 +167,7 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
                 num_steps=0,
                 techniques=None,
                 num_devices=None,
-            ).with_parts(
+            ).with_features(
                 AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
                 Components(components={**job.components, component: path}),
             )

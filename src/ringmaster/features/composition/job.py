@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ringmaster.techniques.job import SUM, UPDATE_RULES
-from ringmaster.techniques.job_parts import Choices, Description, Effect, FileKeys, Format, JobPart, Positive
+from ringmaster.techniques.job_features import Choices, Description, Effect, FileKeys, Format, JobFeature, Positive
 
 Name = Annotated[str, Format("name")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Components(JobPart):
+class Components(JobFeature):
     """Named parts of a model, each with the prefix of its parameters' names, such as {"tower": "vision_model"}.
 
     The lineage recognizes them in every model that contains them.
@@ -55,5 +55,5 @@ class SharedComponents(FileKeys):
     ] = field(default_factory=dict)
 
 
-PARTS = (Components,)
+JOB_FEATURES = (Components,)
 BATCH_KEYS = (SharedComponents,)

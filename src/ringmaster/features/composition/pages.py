@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ringmaster.tasks.recording.report_parts import ReportPart
+from ringmaster.tasks.recording.record_hooks import RecordHook
 from ringmaster.techniques import Job
 from ringmaster.text import code_span, markdown
 
 
-class SharedComponentReport(ReportPart):
+class SharedComponentReport(RecordHook):
     """Says by which rule, and with which jobs, a model was trained."""
 
     def paragraphs(self, job: Job, details: Mapping[str, Any]) -> Iterator[str]:
@@ -23,4 +23,4 @@ class SharedComponentReport(ReportPart):
         yield f"{markdown(how.component)} was trained by {', '.join(jobs)} together, update rule {how.update}."
 
 
-REPORT_PARTS = (SharedComponentReport(),)
+RECORD_HOOKS = (SharedComponentReport(),)

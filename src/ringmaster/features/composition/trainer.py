@@ -7,10 +7,10 @@ from torch import nn
 from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.models.layers import check_components
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
-from ringmaster.techniques.training.parts import TrainerPart
+from ringmaster.techniques.training.callbacks import TrainerCallback
 
 
-class ComponentsPart(TrainerPart):
+class ComponentsCallback(TrainerCallback):
     """Refuses components that the model lacks."""
 
     @classmethod
@@ -23,4 +23,4 @@ class ComponentsPart(TrainerPart):
             check_components(order.job, model)
 
 
-PARTS = (ComponentsPart,)
+TRAINER_CALLBACKS = (ComponentsCallback,)

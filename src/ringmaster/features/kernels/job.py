@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job_parts import Description, JobPart, Limits, is_exact
+from ringmaster.techniques.job_features import Description, JobFeature, Limits, is_exact
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics(JobPart):
+class Numerics(JobFeature):
     """How far a step may be from a plain one, so that the search may choose its kernels."""
 
     key = "numerics"
@@ -32,4 +32,4 @@ class Numerics(JobPart):
         )
 
 
-PARTS = (Numerics,)
+JOB_FEATURES = (Numerics,)

@@ -23,7 +23,7 @@ from ringmaster.techniques.model_facts import FLASH_PACKAGE, IMPLEMENTATIONS
 from ringmaster.techniques.processes.events import KernelsRefused
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.technique import ATTENTION, KERNELS, Config, Technique
-from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
+from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster.techniques.training.recomputation import compile_layers, why_not_compiled
 
 COMPILE, OPTIMIZER = "compile", "optimizer"
@@ -42,7 +42,7 @@ StepSample = tuple[float, Sequence[Tensor]]
 """The loss of a step and what it computes for each parameter: gradients, or updates."""
 
 
-class KernelsPart(TrainerPart):
+class KernelsCallback(TrainerCallback):
     """Has the steps of a job computed by the kernels of its config, if they agree with plain ones."""
 
     def __init__(self, state: TrainingState) -> None:
@@ -64,7 +64,7 @@ class KernelsPart(TrainerPart):
 
     def before_training(self, trainer: TrainedModel) -> None:
         """Compares the kernels with plain ones. Raises ValueError in a trial where they differ."""
-        numerics = trainer.job.part(Numerics)
+        numerics = trainer.job.feature(Numerics)
         assert numerics is not None, "only such jobs have kernels to choose from"
         arguments = optimizer_kernels(self._name, trainer.job)
         plain = other = partial(_sampled_step, trainer)
@@ -92,7 +92,7 @@ class KernelsPart(TrainerPart):
             yield KernelsRefused(message=self._refusal)
 
 
-PARTS = (KernelsPart,)
+TRAINER_CALLBACKS = (KernelsCallback,)
 WITHOUT_VALUES: Mapping[str, Callable[..., Any]] = {"why_kernels_differ": lambda name, *, use, **_: use() and ""}
 """What takes the place of functions of this module in estimates on tensors that have no values."""
 
@@ -102,7 +102,7 @@ def kernel_choices(job: Job, *, device_kind: str) -> dict[str, str]:
 
     device_kind: "cpu" or "gpu".
     """
-    if job.part(Numerics) is None or not job.trains or job.is_black_box:
+    if job.feature(Numerics) is None or not job.trains or job.is_black_box:
         return {}
     loss = loss_function_of(job.loss, job.loss_options)
     if loss is not None and loss.generation is not None:

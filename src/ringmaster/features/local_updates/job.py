@@ -7,11 +7,11 @@ from typing import Annotated
 
 from ringmaster.findings import Finding, Raw, are_counts, as_mapping, findings_where
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import MAX_WHOLE, Description, JobPart, Limits, Positive, Whole, is_black_box
+from ringmaster.techniques.job_features import MAX_WHOLE, Description, JobFeature, Limits, Positive, Whole, is_black_box
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalUpdates(JobPart):
+class LocalUpdates(JobFeature):
     """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them.
 
     A worker trains on its share of each global batch with its own optimizer. With a the weights at the start of a
@@ -100,4 +100,4 @@ class LocalUpdates(JobPart):
         )
 
 
-PARTS = (LocalUpdates,)
+JOB_FEATURES = (LocalUpdates,)

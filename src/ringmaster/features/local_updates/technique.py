@@ -46,11 +46,11 @@ class Local(Single):
 
     def trained_job(self, job: Job) -> Job:
         """Returns the job with the local updates of its last phase."""
-        return job.without(LocalUpdates).with_parts(*job.phases[-1].parts) if job.phases else job
+        return job.without(LocalUpdates).with_features(*job.phases[-1].features) if job.phases else job
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires that each device has equally many workers, and a batch that they may divide."""
-        if (spec := job.part(LocalUpdates)) is None:
+        if (spec := job.feature(LocalUpdates)) is None:
             return f"{self.name} is for jobs with local_updates"
         if spec.workers % gang.num_devices:
             return f"{spec.workers} workers cannot be divided by {gang.num_devices} devices"
@@ -61,7 +61,7 @@ class Local(Single):
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Yields modes of recomputation; the micro-batch decides the bits, and so is the job's."""
-        spec = job.part(LocalUpdates)
+        spec = job.feature(LocalUpdates)
         assert spec is not None
         micro_batch = job.exact_chunk or job.global_batch_size // spec.workers
         for recompute in RECOMPUTE:
@@ -76,7 +76,7 @@ class Local(Single):
 
         Those of the last round's weights and of the outer momentum are added.
         """
-        spec = job.part(LocalUpdates)
+        spec = job.feature(LocalUpdates)
         assert spec is not None
         more = spec.workers // gang.num_devices - 1
         of_worker = WEIGHT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]

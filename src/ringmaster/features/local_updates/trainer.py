@@ -21,10 +21,10 @@ from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import part_in
+from ringmaster.techniques.job_features import feature_in
 from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.training.callbacks import ShareSums, TrainedModel, UpdateRule
 from ringmaster.techniques.training.exact_sums import all_gather
-from ringmaster.techniques.training.parts import ShareSums, TrainedModel, UpdateRule
 
 PIECE = 1 << 20
 """Elements that are exchanged at once: a rank shows between pieces that it is alive, however slow its link is."""
@@ -37,7 +37,7 @@ class LocalUpdateRule(UpdateRule):
 
     def __init__(self, trainer: TrainedModel) -> None:
         super().__init__(trainer)
-        spec, ranks = trainer.job.part(LocalUpdates), trainer.ranks
+        spec, ranks = trainer.job.feature(LocalUpdates), trainer.ranks
         assert spec is not None
         num_own = spec.workers // ranks.num_ranks
         own = range(ranks.rank * num_own, (ranks.rank + 1) * num_own)
@@ -58,7 +58,7 @@ class LocalUpdateRule(UpdateRule):
     @classmethod
     def is_for(cls, job: Job) -> bool:
         """Returns whether the job has local updates."""
-        return job.part(LocalUpdates) is not None
+        return job.feature(LocalUpdates) is not None
 
     @classmethod
     def refuse(cls, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
@@ -69,7 +69,7 @@ class LocalUpdateRule(UpdateRule):
                 f"{checkpoint.location} has a state for each worker of local updates. To fix: give job "
                 f"{job.name} the local_updates of the job that wrote it"
             )
-        if part_in(job.phase(step).parts, LocalUpdates) is not None and step < trainer.order.last_step:
+        if feature_in(job.phase(step).features, LocalUpdates) is not None and step < trainer.order.last_step:
             assert trainer.technique is not None
             raise ValueError(
                 f"job {job.name} has local updates from step {job.phase(step).first_step}, of which "

@@ -12,7 +12,7 @@ from ringmaster.features.ludwig.job import LudwigKey
 from ringmaster.files import path_in, text_of
 from ringmaster.findings import Finding, Location, as_list, as_mapping, got
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.file_parts import BatchFilePart
+from ringmaster.tasks.batch.file_hooks import BatchFileHook
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
 
 FACTORY = "ringmaster.techniques.models.feature_model:build_feature_model"
@@ -78,7 +78,7 @@ CLIPPED_NORM = 0.5
 """Ludwig's default of `trainer.gradient_clipping.clipglobalnorm`."""
 
 
-class LudwigFiles(BatchFilePart):
+class LudwigFiles(BatchFileHook):
     """Entries of jobs, or whole files, that are Ludwig configurations."""
 
     file_key = KEY
@@ -114,7 +114,7 @@ class LudwigFiles(BatchFilePart):
         return {**result, **own, "data": data}, ()
 
 
-PARTS = (LudwigFiles(),)
+BATCH_FILE_HOOKS = (LudwigFiles(),)
 
 _UNREAD: Mapping[str, Any] = {"model": {"factory": FACTORY}, "data": {"source": "digits"}, "num_steps": 1}
 

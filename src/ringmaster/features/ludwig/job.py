@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ringmaster.techniques.job_parts import Description, FileKeys
+from ringmaster.techniques.job_features import Description, FileKeys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,17 @@ from itertools import pairwise
 from ringmaster.codec import to_json
 from ringmaster.features.negatives.job import Negatives
 from ringmaster.findings import Finding, Raw, are_counts, as_mapping, findings_where
-from ringmaster.tasks.batch.file_parts import BatchFilePart, job_of
+from ringmaster.tasks.batch.file_hooks import BatchFileHook, job_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
-from ringmaster.tasks.batch.references import loss_parts
+from ringmaster.tasks.batch.references import split_loss
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import FirstCheckpoint, other_parts
+from ringmaster.techniques.job_features import FirstCheckpoint, other_features
 from ringmaster.techniques.job_specs import RETRIEVER
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
 
-class NegativesInFiles(BatchFilePart):
+class NegativesInFiles(BatchFileHook):
     """Retrievers whose negatives are mined on the way."""
 
     def job_findings(self, job: Raw) -> Iterator[Finding]:
@@ -27,10 +27,10 @@ class NegativesInFiles(BatchFilePart):
             return
         place, losses = (Negatives.key,), (Contrastive.name, LateInteraction.name)
         retriever = as_mapping(job.get("data")).get("retriever")
-        others = ["kind", *(key for key, part in other_parts(Negatives).items() if not part.is_divisible)]
+        others = ["kind", *(key for key, each in other_features(Negatives).items() if not each.is_divisible)]
         yield from findings_where(
             (
-                loss_parts(job.get("loss"))[0] not in losses,
+                split_loss(job.get("loss"))[0] not in losses,
                 place,
                 "are for a contrastive loss",
                 f"name {' or '.join(losses)}",
@@ -83,4 +83,4 @@ class NegativesInFiles(BatchFilePart):
         return parts
 
 
-PARTS = (NegativesInFiles(),)
+BATCH_FILE_HOOKS = (NegativesInFiles(),)

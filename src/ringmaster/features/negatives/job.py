@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ringmaster.techniques.job_parts import Description, FileKeys, Format, KeysOf, Whole
+from ringmaster.techniques.job_features import Description, FileKeys, Format, KeysOf, Whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job_parts import Choices, Description, Effect, JobPart
+from ringmaster.techniques.job_features import Choices, Description, Effect, JobFeature
 from ringmaster.techniques.job_specs import NF4
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizedBase(JobPart):
+class QuantizedBase(JobFeature):
     """The linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al., arXiv:2305.14314), below an adapter.
 
     quantize_base: "nf4"; None for the weights as they are.
@@ -66,4 +66,4 @@ class QuantizedBase(JobPart):
         )
 
 
-PARTS = (QuantizedBase,)
+JOB_FEATURES = (QuantizedBase,)

@@ -8,17 +8,17 @@ from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.training.parts import TrainerPart
+from ringmaster.techniques.training.callbacks import TrainerCallback
 
 
-class QuantizedBasePart(TrainerPart):
+class QuantizedBaseCallback(TrainerCallback):
     """Stores the base of an adapter in 4 bits."""
 
     @classmethod
     def change_base(cls, order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
         """Replaces the linear layers in place."""
-        if adapter is not None and order.job.part(QuantizedBase) is not None:
+        if adapter is not None and order.job.feature(QuantizedBase) is not None:
             quantize_base(model, adapter)
 
 
-PARTS = (QuantizedBasePart,)
+TRAINER_CALLBACKS = (QuantizedBaseCallback,)

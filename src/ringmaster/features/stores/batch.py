@@ -3,13 +3,13 @@
 from typing import Any
 
 from ringmaster.features.stores.job import StoreSettings
-from ringmaster.tasks.batch.file_parts import BatchFilePart
+from ringmaster.tasks.batch.file_hooks import BatchFileHook
 
 STEP_PASSAGES = 1024
 """The passages of a step of a knowledge store."""
 
 
-class StoresInFiles(BatchFilePart):
+class StoresInFiles(BatchFileHook):
     """A store has its kind of data, one pass over it, and large steps."""
 
     def job_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -24,4 +24,4 @@ class StoresInFiles(BatchFilePart):
         return {**steps, **fields, "store": store, "data": data}
 
 
-PARTS = (StoresInFiles(),)
+BATCH_FILE_HOOKS = (StoresInFiles(),)

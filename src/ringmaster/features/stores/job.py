@@ -6,17 +6,17 @@ from typing import Annotated
 
 from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
-from ringmaster.techniques.job_parts import (
+from ringmaster.techniques.job_features import (
     MAX_AT_ONCE,
     MAX_WHOLE,
     Choices,
     Description,
     Effect,
     FileKeys,
-    JobPart,
+    JobFeature,
     Limits,
     Whole,
-    other_parts,
+    other_features,
 )
 from ringmaster.techniques.job_specs import RETRIEVER
 
@@ -36,7 +36,7 @@ class StoreKind(FileKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreSettings(JobPart):
+class StoreSettings(JobFeature):
     """The index of a job of kind store, and how its passages are encoded.
 
     Attributes:
@@ -103,7 +103,7 @@ class StoreSettings(JobPart):
         store = as_mapping(job.get("store"))
         length = store.get("max_length")
         problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
-        trains = ["adapter", "loss", *(key for key, each in other_parts(cls).items() if each.is_for_training)]
+        trains = ["adapter", "loss", *(key for key, each in other_features(cls).items() if each.is_for_training)]
         yield from findings_where(
             (problem, ("store",), problem, remedy),
             (
@@ -140,5 +140,5 @@ class StoreSettings(JobPart):
         )
 
 
-PARTS = (StoreSettings,)
+JOB_FEATURES = (StoreSettings,)
 ENTRY_KEYS = (StoreKind,)

@@ -14,7 +14,7 @@ from ringmaster.techniques.data.arrow_files import TOKENS, Table, open_split, va
 from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.row_source import RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, Row, column
-from ringmaster.techniques.job_parts import Description
+from ringmaster.techniques.job_features import Description
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.models.model_folders import few
 

@@ -49,7 +49,7 @@ class StoreBuilder(JobTrainingState):
 
     def __init__(self, order: GangOrder, ranks: RankContext, *, encoder: Path, beat: Callable[[], None]) -> None:
         super().__init__(order, ranks)
-        settings = self.job.part(StoreSettings)
+        settings = self.job.feature(StoreSettings)
         assert settings is not None
         self._settings, self._beat = settings, beat
         self._folder = encoder

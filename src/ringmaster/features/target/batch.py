@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from ringmaster.findings import Finding, Raw, as_mapping, findings_where
-from ringmaster.tasks.batch.file_parts import BatchFilePart, PlacedJob
+from ringmaster.tasks.batch.file_hooks import BatchFileHook, PlacedJob
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 
 
-class TargetsInFiles(BatchFilePart):
+class TargetsInFiles(BatchFileHook):
     """The objective needs a target, and `may_vary` needs the objective."""
 
     def batch_findings(self, batch: Raw, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -33,4 +33,4 @@ class TargetsInFiles(BatchFilePart):
         )
 
 
-PARTS = (TargetsInFiles(),)
+BATCH_FILE_HOOKS = (TargetsInFiles(),)

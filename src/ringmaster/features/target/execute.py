@@ -37,7 +37,7 @@ from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
-from ringmaster.techniques.job_parts import FirstCheckpoint
+from ringmaster.techniques.job_features import FirstCheckpoint
 from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
 
 FACT = "targets"  # a fact of the batch: {"noise": by job, "choices": by job, "rates": by job}
@@ -161,7 +161,7 @@ def choose_variant(
             precision=new_precision,
             lr_factor=factor,
             num_steps=first_step + longest,
-            parts=exchanging(sync_every, workers=variables_of(job).workers, warmup_steps=first_step),
+            features=exchanging(sync_every, workers=variables_of(job).workers, warmup_steps=first_step),
         ),
         steps=(steps[0], steps[1], steps[2]),
         gain=gain,
@@ -180,7 +180,7 @@ def choose_learning_rate(job: Job, results: Mapping[float, Mapping[str, float]])
 
     results: by learning rate, the metrics after the short run; none of a run that has failed.
     """
-    target = job.part(Target)
+    target = job.feature(Target)
     assert target is not None
     metric, sign, own = target.metric, 1 if target.at_most is None else -1, job.optimizer.lr
     values = {lr: results.get(lr, {}).get(metric, math.nan) for lr in variables_of(job).lr}

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from ringmaster.codec import SINCE_LATER
 from ringmaster.findings import Finding, Raw, are_counts, as_list, as_mapping, findings_where
 from ringmaster.techniques.job import Job, TrainingPhase, Variant, exchanging, is_rewriting
-from ringmaster.techniques.job_parts import (
+from ringmaster.techniques.job_features import (
     MAX_AT_ONCE,
     Choices,
     Description,
     Distinct,
     Effect,
     Format,
-    JobPart,
+    JobFeature,
     Limits,
     Positive,
     Whole,
@@ -37,7 +37,7 @@ _Choices = Distinct(at_most=100)  # every combination of values is a variant of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(JobPart):
+class Target(JobFeature):
     """A value of a metric on held-out data at which the job ends.
 
     Attributes:
@@ -97,7 +97,7 @@ class Target(JobPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variables(JobPart):
+class Variables(JobFeature):
     """What may be chosen of a job on the way to its target: [how](time-to-target.md).
 
     Its own value is the first of each list.
@@ -152,7 +152,7 @@ class Variables(JobPart):
 
     def varies(self, job: Job) -> bool:
         """Returns whether the batch size, precision or local updates of a job are still to be chosen."""
-        return job.part(Target) is not None and not job.phases and len(self.choices(job)) > 1
+        return job.feature(Target) is not None and not job.phases and len(self.choices(job)) > 1
 
     def searches(self, job: Job) -> list[Job]:
         """Returns the jobs that try learning rates: the same job, evaluated after `search_steps`.
@@ -169,7 +169,7 @@ class Variables(JobPart):
                 optimizer=replace(job.optimizer, lr=lr),
                 evaluation=replace(job.evaluation, at_steps=at_steps),
             )
-            jobs.append(search.with_parts(replace(self, lr=())))
+            jobs.append(search.with_features(replace(self, lr=())))
         return jobs
 
     def variants(self, job: Job) -> dict[Variant, Job]:
@@ -179,7 +179,7 @@ class Variables(JobPart):
             size, precision, every = variant
             name = f"{job.name}.{size}.{precision}" + (f".{every}" if every > 1 else "")
             other = replace(job.without(Variables), name=name, global_batch_size=size, precision=precision)
-            jobs[variant] = other.with_parts(*exchanging(every, workers=self.workers))
+            jobs[variant] = other.with_features(*exchanging(every, workers=self.workers))
         return jobs
 
     def choices(self, job: Job) -> list[Variant]:
@@ -299,7 +299,7 @@ class Variables(JobPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phases(JobPart):
+class Phases(JobFeature):
     """What a job has changed on its way to a target. A run makes it; files have no such key."""
 
     effects = Effect(0)
@@ -319,7 +319,7 @@ def search_steps(job: Job) -> int:
 
 def variables_of(job: Job) -> Variables:
     """Returns what may be chosen of a job."""
-    return job.part(Variables) or Variables()
+    return job.feature(Variables) or Variables()
 
 
-PARTS = (Target, Variables, Phases)
+JOB_FEATURES = (Target, Variables, Phases)

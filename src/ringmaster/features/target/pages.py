@@ -6,13 +6,13 @@ from typing import Any
 from ringmaster.codec import from_json
 from ringmaster.features.target.noise_scale import GradientNoise, noise_blocks
 from ringmaster.tasks.execution.job_table import CHOICE, PHASES
-from ringmaster.tasks.recording.report_parts import ReportPart
+from ringmaster.tasks.recording.record_hooks import RecordHook
 from ringmaster.techniques.processes.events import ENDED_EARLY, Steps
 
 NOISE_SCALE = "noise_scale"
 
 
-class TargetReport(ReportPart):
+class TargetReport(RecordHook):
     """Shows the noise of gradients, and what was chosen for a job."""
 
     def metrics(self, steps: Steps) -> Mapping[str, float]:
@@ -25,4 +25,4 @@ class TargetReport(ReportPart):
         return {key: details[key] for key in (PHASES, CHOICE, ENDED_EARLY) if details.get(key) is not None}
 
 
-REPORT_PARTS = (TargetReport(),)
+RECORD_HOOKS = (TargetReport(),)

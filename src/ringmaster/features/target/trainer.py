@@ -13,25 +13,25 @@ from ringmaster.features.target.job import Target, variables_of
 from ringmaster.features.target.noise_scale import DAMPING, MEASURED_EVERY, GradientNoise, probe_steps
 from ringmaster.techniques.processes.events import ENDED_EARLY
 from ringmaster.techniques.processes.order import TRAIN
+from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster.techniques.training.gradients import local, squared_norm
-from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
 
 
-class TargetPart(TrainerPart):
+class TargetCallback(TrainerCallback):
     """Ends a job when an evaluation has reached its target."""
 
     may_end_job = True
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
-        target = state.job.part(Target)
+        target = state.job.feature(Target)
         assert target is not None
         self._target = target
 
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
         """Returns whether the job has a target."""
-        return state.job.part(Target) is not None
+        return state.job.feature(Target) is not None
 
     def ends_job(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether the metrics have reached the target."""
@@ -42,7 +42,7 @@ class TargetPart(TrainerPart):
         return {ENDED_EARLY: self._target.is_reached(metrics)}
 
 
-class NoisePart(TrainerPart):
+class NoiseCallback(TrainerCallback):
     """Measures the noise of the gradients of a job that may change its batch size."""
 
     def __init__(self, state: TrainingState) -> None:
@@ -94,7 +94,7 @@ class NoisePart(TrainerPart):
         return to_json(noise)
 
 
-PARTS = (TargetPart, NoisePart)
+TRAINER_CALLBACKS = (TargetCallback, NoiseCallback)
 
 
 class PreconditionedNorm:

@@ -34,7 +34,7 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.background_worker import in_a_thread
-from ringmaster.tasks.execution.batch_parts import BatchPart, ExecutionState
+from ringmaster.tasks.execution.executor_hooks import ExecutionState, ExecutorHook
 from ringmaster.tasks.execution.job_rules import JobRule
 from ringmaster.tasks.execution.job_table import layout_of
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -72,7 +72,7 @@ class UntrustedRule(JobRule):
             return each.device_type.removesuffix(UNTRUSTED), None if job.is_exact else layout_of(each)
 
         trusted = [layout(each) for each in profiles if not each.is_untrusted]
-        allows = job.part(Untrusted) is not None
+        allows = job.feature(Untrusted) is not None
         return tuple(p for p in profiles if not p.is_untrusted or (allows and layout(p) in trusted))
 
     def options(self, job: Job, details: Mapping[str, Any], profiles: Sequence[Profile]) -> Sequence[Profile]:
@@ -99,12 +99,12 @@ class UntrustedRule(JobRule):
 
     def last_step(self, job: Job, profile: Profile, *, first_step: int, last_step: int) -> int:
         """Returns a step after which a gang on an untrusted node ends."""
-        part = job.part(Untrusted)
-        return last_step if part is None or not profile.is_untrusted else min(last_step, first_step + part.verify_steps)
+        spec = job.feature(Untrusted)
+        return last_step if spec is None or not profile.is_untrusted else min(last_step, first_step + spec.verify_steps)
 
     def order(self, job: Job, details: Mapping[str, Any], order: GangOrder) -> GangOrder:
         """Returns the order with the steps after which digests of the state are taken, in a repetition."""
-        if job.part(Untrusted) is None:
+        if job.feature(Untrusted) is None:
             return order
         repeated = details.get(REPEATED)
         steps = tuple(repeated["segment"]["steps"]) if repeated else ()
@@ -206,7 +206,7 @@ COMMITMENT = "commitment"
 """The key of an outcome's result with the `StateCommitment` of its gang."""
 
 
-class SegmentReferee(BatchPart):
+class SegmentReferee(ExecutorHook):
     """Decides which segments are repeated, and what follows from repetitions.
 
     draw: returns a number in [0, 1) that no node can know before.
@@ -221,7 +221,7 @@ class SegmentReferee(BatchPart):
         """Returns the outcome of a segment with what its gang has made, where the job may be verified."""
         node, job, first_step = running.segment.devices[0][0], running.segment.job, running.first_step
         entry = self._job_table.entries[job]
-        if entry.job.part(Untrusted) is None:
+        if entry.job.feature(Untrusted) is None:
             return outcome
         if (repeated := self._job_table.records[job].details.get(REPEATED)) is not None:
             first_step = repeated["segment"]["first_step"]
@@ -241,7 +241,7 @@ class SegmentReferee(BatchPart):
         """Acts on an outcome. Returns what follows; None where the outcome stands, and the ordinary policy decides."""
         job = running.segment.job
         record = self._job_table.records[job]
-        if self._job_table.entries[job].job.part(Untrusted) is None or record.status in ENDED:
+        if self._job_table.entries[job].job.feature(Untrusted) is None or record.status in ENDED:
             return None
         if (step := record.details.get(BACK_TO)) is not None:
             return self._go_back(job, step, why="the work of an expelled node is repeated")
@@ -267,7 +267,7 @@ class SegmentReferee(BatchPart):
             return self._go_back(job, running.first_step, why=f"node {node} did not end its segment of {job} in order")
         segments = [*self._segments(job), made]
         self._job_table.write(job, details={UNTRUSTED_SEGMENTS: to_json(segments)})
-        untrusted = self._job_table.entries[job].job.part(Untrusted)
+        untrusted = self._job_table.entries[job].job.feature(Untrusted)
         assert untrusted is not None, "other jobs get trusted nodes"
         if self.draw() >= untrusted.verify_share and made.final and made.steps:
             return None
@@ -373,4 +373,4 @@ def commitment_of(root: str, *, node: str, first_step: int, last_step: int) -> S
 
 
 JOB_RULES = (UntrustedRule(),)
-BATCH_PARTS = (SegmentReferee,)
+EXECUTOR_HOOKS = (SegmentReferee,)

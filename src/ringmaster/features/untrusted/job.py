@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ringmaster.findings import Finding, Raw, findings_where
-from ringmaster.techniques.job_parts import Description, Effect, JobPart, Limits, Whole, is_black_box
+from ringmaster.techniques.job_features import Description, Effect, JobFeature, Limits, Whole, is_black_box
 
 
 @dataclass(frozen=True, kw_only=True)
-class Untrusted(JobPart):
+class Untrusted(JobFeature):
     """Who may train a job, and how it is verified.
 
     allow_untrusted: whether segments may run on untrusted nodes, whose work trusted nodes verify by samples.
@@ -47,4 +47,4 @@ class Untrusted(JobPart):
         )
 
 
-PARTS = (Untrusted,)
+JOB_FEATURES = (Untrusted,)

@@ -9,17 +9,17 @@ from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain
 from ringmaster.techniques.checkpoints.environment import present_environment
 from ringmaster.techniques.processes.order import TRAIN
+from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster.techniques.training.job_state import weights_digest
-from ringmaster.techniques.training.parts import TrainedModel, TrainerPart, TrainingState
 
 
-class StateChainPart(TrainerPart):
+class StateChainCallback(TrainerCallback):
     """Adds a link to the chain after checkpoints, and digests of steps where untrusted nodes may train the job."""
 
     def __init__(self, state: TrainingState) -> None:
         super().__init__(state)
         self._writer: ChainWriter | None = None
-        self._digests_steps = state.job.part(Untrusted) is not None
+        self._digests_steps = state.job.feature(Untrusted) is not None
 
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
@@ -55,4 +55,4 @@ class StateChainPart(TrainerPart):
             self._writer.digest_step(trainer.next_step, trainer.own_tensors())
 
 
-PARTS = (StateChainPart,)
+TRAINER_CALLBACKS = (StateChainCallback,)

@@ -9,12 +9,12 @@ from ringmaster.codec import SINCE_LATER
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
-from ringmaster.techniques.job_parts import (
+from ringmaster.techniques.job_features import (
     Description,
     Effect,
     FirstCheckpoint,
     Format,
-    JobPart,
+    JobFeature,
     Whole,
     is_black_box,
     is_name,
@@ -22,7 +22,7 @@ from ringmaster.techniques.job_parts import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmStart(FirstCheckpoint, JobPart):
+class WarmStart(FirstCheckpoint, JobFeature):
     """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step.
 
     Attributes:
@@ -109,4 +109,4 @@ class WarmStart(FirstCheckpoint, JobPart):
             yield Finding((*place, "step"), problem, remedy)
 
 
-PARTS = (WarmStart,)
+JOB_FEATURES = (WarmStart,)

@@ -188,7 +188,7 @@ def test_losses_of_sequences_prefixes_and_teachers_are_refused(packed, tmp_path)
     own = "tests.integration.stubs:loss_of_some_tokens"
     assert "a loss of one's own reads whole" in fault(job(LLAMA, packed, loss=own), tmp_path)
     assert "the loss dpo reads whole sequences" in fault(job(LLAMA, packed, loss="dpo"), tmp_path)
-    assert "the teacher" in fault(job(LLAMA, packed, parts=(distilled,)), tmp_path)
+    assert "the teacher" in fault(job(LLAMA, packed, features=(distilled,)), tmp_path)
     assert "a prefix lies before a row" in fault(job(LLAMA, packed, adapter=Adapter(kind="prefix")), tmp_path)
 
 

@@ -45,7 +45,7 @@ def ends_after(folder, seed, *, is_cloned):
         if bench.executor.job_table.records[source].status in (JobStatus.WAITING, JobStatus.RUNNING):
             start = None if warm_step is None else WarmStart(checkpoints="elsewhere", step=warm_step)
             gangs.steps["clone"] = warm_step or 0
-            made = job("clone", num_steps=steps[source], parts=() if start is None else (start,))
+            made = job("clone", num_steps=steps[source], features=() if start is None else (start,))
             prices.append(bench.executor.price(made, source=source, step=warm_step or 0))
             bench.executor.add_variant(
                 "clone", made, source=source, step=warm_step, why=f"clone is a clone of {source}"
@@ -187,8 +187,8 @@ def test_steps_that_are_set_while_a_job_runs_are_trained(tmp_path):
     gangs = FakeEngine(true_speeds({"a": (profile(),)}, {}))
     bench = clocked_bench(tmp_path, [job("a", num_steps=100)], gangs, make_plan=by_rules, policy=OFTEN)
     start = WarmStart(checkpoints="own", step=0)
-    longer = replace(job("a", num_steps=150), parts=(start,))
-    shorter = replace(job("a", num_steps=60), parts=(start,))
+    longer = replace(job("a", num_steps=150), features=(start,))
+    shorter = replace(job("a", num_steps=60), features=(start,))
     gangs.at(30.0, lambda: bench.executor.redefine("a", longer, why="longer"))
     gangs.at(50.0, lambda: bench.executor.redefine("a", shorter, why="shorter"))
     assert bench.run()

@@ -65,11 +65,11 @@ def test_a_clone_of_a_job_that_went_on_from_a_checkpoint_begins_there_too(databa
     pool.pass_seconds(1, *gangs.workers)
     batch = submission(jobs=("a", "b"))
     a, b = (replace(each, schedule=ScheduleSpec(num_steps=10)) for each in batch.jobs)
-    jobs = replace(a, num_steps=4), b.with_parts(WarmStart(checkpoints="a", step=4))
+    jobs = replace(a, num_steps=4), b.with_features(WarmStart(checkpoints="a", step=4))
     pool.submit(replace(batch, jobs=jobs))
     pool.ask(CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
     table = pool.executor.job_table
-    assert table.entries["b1/c"].job.part(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
+    assert table.entries["b1/c"].job.feature(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
     assert table.records["b1/c"].step == 4 and table.after["b1/c"] == ("b1/a",)
     refused = pool.ask(RequestKind.SET, batch="b1", jobs=["a", "b"], settings={"steps": 20})
     assert refused.answer["message"] == (
@@ -83,17 +83,19 @@ def test_a_job_whose_steps_are_set_keeps_the_checkpoint_that_it_began_with(datab
     pool.pass_seconds(1, *gangs.workers)
     batch = submission(jobs=("a", "b"))
     a, b = (replace(each, schedule=ScheduleSpec(num_steps=40)) for each in batch.jobs)
-    jobs = replace(a, num_steps=4), b.with_parts(WarmStart(checkpoints="a", step=4))
+    jobs = replace(a, num_steps=4), b.with_features(WarmStart(checkpoints="a", step=4))
     pool.submit(replace(batch, jobs=jobs))
     table = pool.executor.job_table
     table.write("b1/b", step=6)
     for num_steps in (20, 30):
         assert pool.ask(RequestKind.SET, batch="b1", jobs=["b"], settings={"steps": num_steps}).answer["message"]
         job = table.entries["b1/b"].job
-        assert job.part(WarmStart).step == 0 and job.part(WarmStart).first == WarmStart(checkpoints="b1/a", step=4)
+        assert job.feature(WarmStart).step == 0 and job.feature(WarmStart).first == WarmStart(
+            checkpoints="b1/a", step=4
+        )
         assert job.total_steps == num_steps and table.after["b1/b"] == ("b1/a",)
     pool.ask(CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
-    assert table.entries["b1/c"].job.part(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
+    assert table.entries["b1/c"].job.feature(WarmStart) == WarmStart(checkpoints="b1/a", step=4)
     assert table.records["b1/c"].step == 4
 
 

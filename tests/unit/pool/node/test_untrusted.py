@@ -66,6 +66,6 @@ def test_a_job_is_trained_by_untrusted_nodes_only_where_trusted_ones_can_repeat_
     alone, other_kind = known("fsdp", "cpu" + UNTRUSTED), known("single", "gpu" + UNTRUSTED)
     every = [single, volunteered, alone, other_kind]
     assert usable_options(job("a"), every) == (single,)
-    parts = (Untrusted(allow_untrusted=True),)
-    assert usable_options(job("a", parts=parts), every) == (single, volunteered)
-    assert usable_options(job("a", parts=parts, exact=True), every) == (single, volunteered, alone)
+    features = (Untrusted(allow_untrusted=True),)
+    assert usable_options(job("a", features=features), every) == (single, volunteered)
+    assert usable_options(job("a", features=features, exact=True), every) == (single, volunteered, alone)

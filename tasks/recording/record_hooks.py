@@ -1,6 +1,6 @@
 """What optional features add to the records of jobs and models in MLflow.
 
-The module `pages` of a feature lists its parts in `REPORT_PARTS`.
+The module `pages` of a feature lists its hooks in `RECORD_HOOKS`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.processes.events import Steps
 
 
-class ReportPart:
+class RecordHook:
     """What a feature adds to the records. By default nothing. details: of the job's record in the journal."""
 
     def tags(self, details: Mapping[str, Any]) -> Mapping[str, str]:
@@ -31,7 +31,7 @@ class ReportPart:
         yield from ()
 
 
-def report_parts() -> Iterator[ReportPart]:
-    """Yields the parts of all features."""
+def record_hooks() -> Iterator[RecordHook]:
+    """Yields the hooks of all features."""
     for module in modules("pages"):
-        yield from module.REPORT_PARTS
+        yield from module.RECORD_HOOKS

@@ -1,6 +1,6 @@
 """What optional features do in an executor.
 
-The module `execute` of a feature lists its parts in `BATCH_PARTS`.
+The module `execute` of a feature lists its hooks in `EXECUTOR_HOOKS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringmaster.techniques.processes.events import Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionState:
-    """What parts see of an executor, and may ask of it.
+    """What hooks see of an executor, and may ask of it.
 
     want: requests a new plan, with the reason.
     stop: stops the gang of a running segment.
@@ -34,14 +34,14 @@ class ExecutionState:
     is_out: Callable[[DeviceId], bool]
 
 
-class BatchPart:
-    """The part of a feature in an executor, on whose thread all methods are called. By default they do nothing."""
+class ExecutorHook:
+    """What a feature does in an executor, on whose thread all methods are called. By default they do nothing."""
 
     def __init__(self, execution: ExecutionState) -> None:
         self._execution = execution
 
     def outcome_of(self, running: RunningSegment, outcome: Future[Outcome]) -> Future[Outcome]:
-        """Returns the outcome of a segment that has begun, with what the part adds to it."""
+        """Returns the outcome of a segment that has begun, with what the hook adds to it."""
         return outcome
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str | None:
@@ -49,7 +49,7 @@ class BatchPart:
         return None
 
 
-def batch_parts(execution: ExecutionState) -> tuple[BatchPart, ...]:
-    """Returns the parts of all features for an executor, in the order in which they are called."""
-    parts = (part for module in modules("execute") for part in getattr(module, "BATCH_PARTS", ()))
-    return tuple(part(execution) for part in parts)
+def executor_hooks(execution: ExecutionState) -> tuple[ExecutorHook, ...]:
+    """Returns the hooks of all features for an executor, in the order in which they are called."""
+    hooks = (hook for module in modules("execute") for hook in getattr(module, "EXECUTOR_HOOKS", ()))
+    return tuple(hook(execution) for hook in hooks)

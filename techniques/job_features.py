@@ -1,8 +1,8 @@
-"""Optional parts of a job, which features bring: their values, their keys in files, rules, and what they change.
+"""Optional features of a job: their values, their keys in files, rules, and what they change.
 
-A part is a frozen dataclass. The annotations of its fields define what values files may give, as those of the job's own
-fields do, and a batch file's sections are built from them: fields without `Description`, `Choices` or `Format` are no
-keys. Its JSON form is stored among the job's other fields: under its `key`, or field by field.
+A feature has a frozen dataclass of values. The annotations of its fields define what values files may give, as those
+of the job's own fields do, and a batch file's sections are built from them: fields without `Description`, `Choices` or
+`Format` are no keys. Its JSON form is stored among the job's other fields: under its `key`, or field by field.
 """
 
 import re
@@ -12,7 +12,7 @@ from enum import Flag, auto
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from ringmaster.codec import part_items
+from ringmaster.codec import feature_items
 from ringmaster.features import modules
 from ringmaster.findings import Finding, Location, Raw, as_mapping
 
@@ -66,7 +66,7 @@ ModuleName = Annotated[str, Format("module")]
 
 
 class Effect(Flag):
-    """What may differ between jobs that differ in a part.
+    """What may differ between jobs that differ in a feature.
 
     WEIGHTS: the trained weights. STEP: what a step needs and does. TIME: how long a step takes. MODEL: one forward and
     backward of the model without an adapter.
@@ -88,7 +88,7 @@ class FirstCheckpoint:
 
 @dataclass(frozen=True)
 class KeysOf:
-    """The keys of a mapping are those of the part of a job with this key."""
+    """The keys of a mapping are those of the feature with this key."""
 
     key: str
 
@@ -113,18 +113,18 @@ class FileKeys:
         return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
 
 
-class JobPart(FileKeys):
+class JobFeature(FileKeys):
     """The values of an optional feature in a job, the base of frozen dataclasses.
 
     Attributes:
-        effects: what may differ between jobs that differ in the part.
-        is_exact: whether a job with the part has the same bits on any number of devices.
+        effects: what may differ between jobs that differ in the feature.
+        is_exact: whether a job with the feature has the same bits on any number of devices.
         made_by: the technique that makes such a job's model instead of training; "" where it trains.
         product: what such a job makes, such as "a store"; "" for a model.
         model_kind: how its model is made, in the lineage; "" for the way of other jobs.
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
-        is_for_training: whether the part is about training, so that no job has it that trains nothing.
-        is_divisible: whether a job with the part may be trained as several jobs, each of which goes on from another.
+        is_for_training: whether the feature is about training, so that no job has it that trains nothing.
+        is_divisible: whether a job with the feature may be trained as several jobs, each of which goes on from another.
     """
 
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
@@ -148,11 +148,11 @@ class JobPart(FileKeys):
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The names of what the job reads for the part."""
+        """The names of what the job reads for the feature."""
         return ()
 
     def renamed(self, rename: Callable[[str], str]) -> Self:
-        """Returns the part with `rename` applied to the names of jobs."""
+        """Returns the feature with `rename` applied to the names of jobs."""
         return self
 
     @property
@@ -180,7 +180,7 @@ class JobPart(FileKeys):
         return ()
 
     def with_steps(self, num_steps: int) -> Self:
-        """Returns the part in a job with another number of steps."""
+        """Returns the feature in a job with another number of steps."""
         return self
 
     @property
@@ -190,8 +190,8 @@ class JobPart(FileKeys):
 
     @property
     def is_empty(self) -> bool:
-        """Whether a job with the part is the same as without."""
-        return not part_items(self)
+        """Whether a job with the feature is the same as without."""
+        return not feature_items(self)
 
     @property
     def is_active(self) -> bool:
@@ -199,7 +199,7 @@ class JobPart(FileKeys):
         return True
 
     def why_not(self, technique: Any) -> str | None:
-        """Returns why a technique (a `Technique`) cannot train a job with the part, or None."""
+        """Returns why a technique (a `Technique`) cannot train a job with the feature, or None."""
         return None
 
     def varies(self, job: Any) -> bool:
@@ -215,7 +215,7 @@ class JobPart(FileKeys):
         return {}
 
     def settled(self, *, num_workers: int | None) -> Self:
-        """Returns the part with what the preflight has chosen."""
+        """Returns the feature with what the preflight has chosen."""
         return self
 
     def final_message(self, result: Mapping[str, Any]) -> str:
@@ -229,7 +229,7 @@ class JobPart(FileKeys):
 
     @classmethod
     def is_in(cls, job: Raw) -> bool:
-        """Returns whether the plain values of a job have the part."""
+        """Returns whether the plain values of a job have the feature."""
         return any(job.get(key) is not None for key in cls.job_keys())
 
     @classmethod
@@ -248,12 +248,12 @@ class JobPart(FileKeys):
         yield from ()
 
 
-PartT = TypeVar("PartT", bound=JobPart)
+FeatureT = TypeVar("FeatureT", bound=JobFeature)
 
 
-def part_in(parts: Sequence[JobPart], kind: type[PartT]) -> PartT | None:
-    """Returns the part of a kind among others; None where there is none, or one that is not active."""
-    return next((part for part in parts if isinstance(part, kind) and part.is_active), None)
+def feature_in(features: Sequence[JobFeature], kind: type[FeatureT]) -> FeatureT | None:
+    """Returns the feature of a kind among others; None where there is none, or one that is not active."""
+    return next((feature for feature in features if isinstance(feature, kind) and feature.is_active), None)
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -273,7 +273,7 @@ def is_black_box(job: Raw) -> bool:
 
 def is_exact(job: Raw) -> bool:
     """Whether plain values are of a job with the same bits on any number of devices."""
-    return job.get("exact") is True or any(kind.is_exact and kind.is_in(job) for kind in part_kinds().values())
+    return job.get("exact") is True or any(kind.is_exact and kind.is_in(job) for kind in feature_kinds().values())
 
 
 @cache
@@ -283,26 +283,26 @@ def file_keys(kind: str) -> tuple[type[FileKeys], ...]:
 
 
 @cache
-def part_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobPart]]:
-    """Returns the classes of all parts by their keys in the JSON form of a job, built-in ones first."""
-    kinds: dict[str, type[JobPart]] = {}
+def feature_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobFeature]]:
+    """Returns the classes of all features by their keys in the JSON form of a job, built-in ones first."""
+    kinds: dict[str, type[JobFeature]] = {}
     for module in modules("job", only_builtin=only_builtin):
-        for kind in getattr(module, "PARTS", ()):
+        for kind in getattr(module, "JOB_FEATURES", ()):
             kinds |= {key: kind for key in kind.job_keys() if key not in kinds}
     return kinds
 
 
-def other_parts(kind: type[FileKeys]) -> Mapping[str, type[JobPart]]:
-    """Returns the classes of the parts of other kinds, by the key of which their other keys are settings."""
-    return {key: other for key, other in part_kinds().items() if other is not kind and key == other.job_keys()[0]}
+def other_features(kind: type[FileKeys]) -> Mapping[str, type[JobFeature]]:
+    """Returns the classes of the features of other kinds, by the key of which their other keys are settings."""
+    return {key: other for key, other in feature_kinds().items() if other is not kind and key == other.job_keys()[0]}
 
 
 def product_of(job: Raw) -> str:
-    """Returns what a job of plain values makes, as in `JobPart.product`; "" for a model."""
-    return next((kind.product for kind in part_kinds().values() if kind.product and kind.is_in(job)), "")
+    """Returns what a job of plain values makes, as in `JobFeature.product`; "" for a model."""
+    return next((kind.product for kind in feature_kinds().values() if kind.product and kind.is_in(job)), "")
 
 
-def part_kind(key: str) -> type[JobPart] | None:
-    """Returns the class of the part with a key in the JSON form of a job; None where no feature has the key."""
+def feature_kind(key: str) -> type[JobFeature] | None:
+    """Returns the class of the feature with a key in the JSON form of a job; None where no feature has the key."""
     # Installed features are searched for other keys only: that takes a tenth of a second, in each rank.
-    return part_kinds(only_builtin=True).get(key) or part_kinds().get(key)
+    return feature_kinds(only_builtin=True).get(key) or feature_kinds().get(key)

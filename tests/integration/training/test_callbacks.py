@@ -5,13 +5,13 @@ import torch
 
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.ranks import alone
-from ringmaster.techniques.training import parts
-from ringmaster.techniques.training.parts import TrainerPart, UpdateRule
+from ringmaster.techniques.training import callbacks
+from ringmaster.techniques.training.callbacks import TrainerCallback, UpdateRule
 from ringmaster.techniques.training.trainer import Trainer
 from tests.integration.workbench import SINGLE
 
 
-class Recorder(TrainerPart):
+class Recorder(TrainerCallback):
     """Notes the hooks that are called, for all recorders of a test."""
 
     called: list[str]
@@ -21,12 +21,12 @@ class Recorder(TrainerPart):
         return True
 
     def __getattribute__(self, name):
-        if name in vars(TrainerPart) and not name.startswith("_"):
+        if name in vars(TrainerCallback) and not name.startswith("_"):
             Recorder.called.append(name)
         return super().__getattribute__(name)
 
 
-class Zeroes(TrainerPart):
+class Zeroes(TrainerCallback):
     """Zeroes all gradients."""
 
     @classmethod
@@ -68,15 +68,15 @@ class NoUpdate(UpdateRule):
 class Feature:
     """A feature's module `trainer`."""
 
-    PARTS: tuple[type, ...] = ()
+    TRAINER_CALLBACKS: tuple[type, ...] = ()
     UPDATE_RULES = (NoUpdate,)
 
 
 @pytest.fixture
 def trainer_with(bench, tmp_path, monkeypatch):
     def make(*classes, **changes):
-        monkeypatch.setattr(Feature, "PARTS", classes)
-        monkeypatch.setattr(parts.features, "modules", lambda kind: (Feature,) if kind == "trainer" else ())
+        monkeypatch.setattr(Feature, "TRAINER_CALLBACKS", classes)
+        monkeypatch.setattr(callbacks.features, "modules", lambda kind: (Feature,) if kind == "trainer" else ())
         order = bench.order(bench.job(**changes), SINGLE, tmp_path)
         return Trainer(order, registry.load(SINGLE.path), alone(torch.device("cpu")), beat=lambda: None)
 
@@ -100,7 +100,7 @@ def test_hooks_are_called_in_the_order_in_which_they_are_declared(trainer_with):
     Recorder.called = []
     trainer = trainer_with(Recorder)
     trainer.step()
-    declared = list(vars(TrainerPart))
+    declared = list(vars(TrainerCallback))
     called = list(dict.fromkeys(Recorder.called))
     assert called == sorted(called, key=declared.index)
     assert {"change_model", "after_layout", "observe_gradients", "after_step"} <= {*called}

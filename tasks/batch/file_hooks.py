@@ -1,6 +1,7 @@
 """What optional features do with batch files: entries that they write out, further jobs, rules between jobs.
 
-The module `batch` of a feature lists its parts in `PARTS`. The keys that only files have are in its module `job`.
+The module `batch` of a feature lists its hooks in `BATCH_FILE_HOOKS`. The keys that only files have are in its module
+`job`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,14 +13,14 @@ from ringmaster.features import modules
 from ringmaster.findings import Finding, Location, Raw
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.job_parts import file_keys
+from ringmaster.techniques.job_features import file_keys
 
 PlacedJob = tuple[Callable[[Location], Location], Any]
 """A job's plain values, and a function that maps a place in the job to its place in the batch."""
 
 
-class BatchFilePart:
-    """What a feature does with batch files. By default a hook changes nothing, and finds nothing.
+class BatchFileHook:
+    """What a feature does with batch files. By default a method changes nothing, and finds nothing.
 
     file_key: the key of a job's entry whose value may be a whole file, which is then a batch of one job.
     """
@@ -55,15 +56,15 @@ class BatchFilePart:
         return jobs
 
 
-def file_parts() -> Iterator[BatchFilePart]:
-    """Yields the parts of all features, in the order in which their hooks are called."""
+def file_hooks() -> Iterator[BatchFileHook]:
+    """Yields the hooks of all features, in the order in which they are called."""
     for module in modules("batch"):
-        yield from module.PARTS
+        yield from module.BATCH_FILE_HOOKS
 
 
 def job_of(fields: dict[str, Any]) -> Job:
     """Returns the job of plain values, as an entry has them. Keys that only files have are left out."""
-    for part in file_parts():
-        fields = part.job_fields(fields)
+    for hook in file_hooks():
+        fields = hook.job_fields(fields)
     only_files = {key for kind in file_keys("ENTRY_KEYS") for key in kind.job_keys()}
     return from_json(Job, {key: value for key, value in fields.items() if key not in only_files})

@@ -1,17 +1,18 @@
-"""What an optional feature does in the training of a job: its `TrainerPart`s, and its `UpdateRule`.
+"""What an optional feature does in the training of a job: its `TrainerCallback`s, and its `UpdateRule`.
 
-A part adds something, such as masks of weights, a measurement or events. A job has any number of them. An update rule
-decides how the gradients of a step change the weights. A job has exactly one.
+A callback adds something, such as masks of weights, a measurement or events. A job has any number of them. An update
+rule decides how the gradients of a step change the weights. A job has exactly one.
 
-The module `trainer` of a feature lists its parts in `PARTS` and its rules in `UPDATE_RULES`. The hooks of parts are
-called in the order of `ringmaster.features.packages`. Hooks that read what other parts change have a name of their own
-and are called before: `observe_gradients` before `change_gradients`.
+The module `trainer` of a feature lists its callbacks in `TRAINER_CALLBACKS` and its rules in `UPDATE_RULES`. Callbacks
+are called in the order of `ringmaster.features.packages`. Methods that read what other callbacks change have a name of
+their own and are called before: `observe_gradients` before `change_gradients`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -46,7 +47,7 @@ class ShareSums(NamedTuple):
 
 
 class TrainingState(Protocol):
-    """A job on a rank, as its parts see it: trained alone or in a group, or made without training.
+    """A job on a rank, as its callbacks see it: trained alone or in a group, or made without training.
 
     job: that of the order, as it is trained now.
     technique: of a job that is trained alone; None otherwise.
@@ -64,7 +65,7 @@ class TrainedModel(TrainingState, Protocol):
     """A job that is trained alone, with its model.
 
     model: as the technique has laid it out. parameters: those that are trained.
-    optimizer: a part may replace it by another one of `build_optimizer`, before the first step.
+    optimizer: a callback may replace it by another one of `build_optimizer`, before the first step.
     own_share: of the global batch. micro_batch: the rows of a forward pass.
     """
 
@@ -100,8 +101,8 @@ class TrainedModel(TrainingState, Protocol):
         """Yields what this rank holds of parameters and optimizer state, in one order."""
 
 
-class TrainerPart:
-    """The part of a feature in the training of one job on one rank. By default a hook does nothing.
+class TrainerCallback:
+    """What a feature does in the training of one job on one rank. By default a method does nothing.
 
     may_end_job: whether an evaluation may end the job before its last step.
     """
@@ -109,11 +110,11 @@ class TrainerPart:
     may_end_job: ClassVar[bool] = False
 
     def __init__(self, state: TrainingState) -> None:
-        """Creates the part before the model is built."""
+        """Creates the callback before the model is built."""
 
     @classmethod
     def is_for(cls, state: TrainingState) -> bool:
-        """Returns whether hooks of the part are called in the job's training. All ranks of a gang must agree."""
+        """Returns whether the callback is called in the job's training. All ranks of a gang must agree."""
         return False
 
     @classmethod
@@ -239,26 +240,27 @@ class UpdateRule:
         return 0.0
 
 
-def part_classes() -> Iterator[type[TrainerPart]]:
-    """Yields the parts of all features, in the order in which their hooks are called."""
+def callback_classes() -> Iterator[type[TrainerCallback]]:
+    """Yields the callbacks of all features, in the order in which they are called."""
     for module in features.modules("trainer"):
-        yield from getattr(module, "PARTS", ())
+        yield from getattr(module, "TRAINER_CALLBACKS", ())
 
 
 def further_configs(job: Job, technique: Technique, *, device_kind: str) -> list[tuple[Config, str]]:
     """Returns keys that features add to a plain config in the search, each with why it cannot be used; "" if it can."""
-    return [each for part in part_classes() for each in part.further_configs(job, technique, device_kind=device_kind)]
+    further = (each.further_configs(job, technique, device_kind=device_kind) for each in callback_classes())
+    return [*chain.from_iterable(further)]
 
 
 def change_base(order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
     """Changes the model of an order in place, before an adapter is attached."""
-    for part in part_classes():
-        part.change_base(order, model, adapter)
+    for callback in callback_classes():
+        callback.change_base(order, model, adapter)
 
 
-def parts_of(state: TrainingState) -> tuple[TrainerPart, ...]:
-    """Returns the parts of a job, in the order in which their hooks are called."""
-    return tuple(part(state) for part in part_classes() if part.is_for(state))
+def callbacks_of(state: TrainingState) -> tuple[TrainerCallback, ...]:
+    """Returns the callbacks of a job, in the order in which they are called."""
+    return tuple(callback(state) for callback in callback_classes() if callback.is_for(state))
 
 
 def rule_of(trainer: TrainedModel) -> UpdateRule:
