@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ringmaster.compat.jsonschema import import_without_iris
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.file_permissions import keep_to_owner
 from ringmaster.flows.output import notice
@@ -514,6 +515,7 @@ def embed(folder: Path) -> None:
     os.environ.update(own_caches(folder))
     # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    import_without_iris()
     if places:  # else Prefect is imported later, while its server starts
         _check_prefect_settings(places)
 

@@ -29,6 +29,9 @@ LONGEST_STOP_S = 5
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
 """Environment variables with the URL of another database than the SQLite file in Prefect's home."""
 NO_PAGES = {"PREFECT_UI_ENABLED": "0"}
+# A flow registers the types of blocks that it stores. A server that registers all imports all collections for that, one
+# of which is Kubernetes's: a third of its start. The server of `ringmaster up` registers them.
+NO_BLOCKS = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "0", "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"}
 
 
 def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
@@ -85,6 +88,7 @@ class ServerProcess:
             "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
             "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
             **NO_PAGES,
+            **NO_BLOCKS,
             "PREFECT_API_AUTH_STRING": user,
             "PREFECT_SERVER_API_AUTH_STRING": user,
             ALLOWED_HOSTS: ",".join(LOOPBACK),

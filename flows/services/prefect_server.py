@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from prefect.settings import get_current_settings
-
+from ringmaster.compat.jsonschema import import_without_iris
 from ringmaster.compat.prefect import MIGRATIONS, create_database, server_app
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.interrupts import end_with_parent
@@ -40,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     set_umask()
     if requested.until_stdin_ends:
         end_with_parent()
+    import_without_iris()
+    from prefect.settings import get_current_settings
+
     hosts = serving.hosts_of(os.environ.get(serving.ALLOWED_HOSTS, "")) or serving.LOOPBACK
     app = OwnOrigin(server_app(ephemeral=requested.until_stdin_ends))
     log_level = get_current_settings().server.logging_level.lower()

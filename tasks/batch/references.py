@@ -153,11 +153,10 @@ def data_kind(name: str) -> str:
 
 def architecture(name: str) -> str:
     """Checks that a Hugging Face class can be built from its config. The list of classes is imported only on use."""
-    from ringmaster.techniques.models.architectures import known_architectures
+    from ringmaster.techniques.models.architectures import is_architecture, known_architectures
 
-    known = known_architectures()
-    if name not in known:
-        raise wrong(f"architecture {name!r} is unknown", closest(name, known))
+    if not is_architecture(name):
+        raise wrong(f"architecture {name!r} is unknown", closest(name, known_architectures()))
     return name
 
 

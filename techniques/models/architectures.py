@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,14 +64,35 @@ def kept_layers(num_layers: int, num_kept: int) -> list[int]:
     return [round(i * (num_layers - 1) / max(num_kept - 1, 1)) for i in range(num_kept)]
 
 
+LOOKS_LIKE_MODEL = re.compile(r"[A-Za-z]\w*(For[A-Z]\w+|Model|Decoder|Encoder|WithProjection)")
+UNLIKE_MODEL = re.compile(r"Auto[A-Z]|DataCollator|\w*Pre[Tt]rainedModel|\w+ForRope")
+
+
+def is_architecture(name: str) -> bool:
+    """Returns whether `transformers` exports a model class of that name.
+
+    Most names are in the tables of its automatic classes, whose source is read first: the import of transformers takes
+    half a second.
+    """
+    if not LOOKS_LIKE_MODEL.fullmatch(name) or UNLIKE_MODEL.match(name):
+        return False
+    return f'"{name}"' in _source_of_tables() or name in known_architectures()
+
+
+@cache
+def _source_of_tables() -> str:
+    spec = find_spec("transformers")
+    file = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py" if spec and spec.origin else None
+    return file.read_text(errors="replace") if file is not None and file.is_file() else ""
+
+
 @cache
 def known_architectures() -> frozenset[str]:
     """The names of the model classes that `transformers` exports. Imports transformers, but not torch."""
     import transformers
 
-    looks_like_model = re.compile(r"[A-Za-z]\w*(For[A-Z]\w+|Model|Decoder|Encoder|WithProjection)")
-    unlike = re.compile(r"Auto[A-Z]|DataCollator|\w*Pre[Tt]rainedModel|\w+ForRope")
-    return frozenset(name for name in dir(transformers) if looks_like_model.fullmatch(name) and not unlike.match(name))
+    names = (name for name in dir(transformers) if LOOKS_LIKE_MODEL.fullmatch(name))
+    return frozenset(name for name in names if not UNLIKE_MODEL.match(name))
 
 
 def architecture(name: str) -> Any:

@@ -1,7 +1,9 @@
 import dataclasses
 import random
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import check_attention, why_no_attention
-from ringmaster.techniques.models.architectures import fresh_config, known_architectures
+from ringmaster.techniques.models.architectures import architecture, fresh_config, is_architecture, known_architectures
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
@@ -190,6 +192,26 @@ def test_names_of_architectures_cost_no_torch():
     names = "import sys, ringmaster.techniques.models.architectures as models; models.known_architectures()"
     code = f"{names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_name_that_automatic_classes_know_costs_no_import_of_transformers():
+    asked = (
+        "import sys, ringmaster.techniques.models.architectures as models; models.is_architecture('LlamaForCausalLM')"
+    )
+    code = f"{asked}; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_are_architectures_that_the_whole_list_has():
+    known = known_architectures()
+    tables = Path(transformers.__file__).parent / "models" / "auto" / "modeling_auto.py"
+    named = set(re.findall(r'"(\w+)"', tables.read_text()))
+    others = {"AutoModel", "LlamaConfig", "Trainer", "LlamaPreTrainedModel", "bert", "NoSuchModel", ""}
+    wrong = {name for name in named | set(sorted(known)[::20]) | others if is_architecture(name) != (name in known)}
+    for name in wrong:  # a class that a table names and transformers does not have is refused at its first use
+        assert name in named
+        with pytest.raises(ValueError, match="has no architecture"):
+            architecture(name)
 
 
 def test_a_pretrained_folder_gives_its_weights_and_config(tmp_path):
