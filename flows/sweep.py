@@ -104,14 +104,18 @@ def sweep(
         jobs=result.jobs,
     )
     won = best(rows)
+    folder = next((row["model_dir"] for row in result.jobs if won and row["name"] == won["job"]), None)
     status = sweep_status(result.status, won)
     results = {
         "name": name,
         "status": status,
         "metric": spec.objective,
         "best": won,
+        "folder": folder,
         "leaderboard": rows,
-        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of, faults=result.faults, caller=caller),
+        **_recorded(
+            sweep_scheduler, rows, folder=folder, challenger_of=challenger_of, faults=result.faults, caller=caller
+        ),
         "batch": result.to_json(),
     }
     return final_state(results, status=status, message=result.summary(), failure=SweepFailed)
@@ -125,17 +129,32 @@ def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:
     return "done" if batch_status == "failed" and won is not None else batch_status
 
 
+def winner_lines(won: Mapping[str, Any], *, folder: str | None, challenger: str | None) -> list[str]:
+    """Returns lines of Markdown about the best trial: where its model is, and the commands that use it.
+
+    won: its row of the leaderboard. folder: its model, if one was exported. challenger: its version, if registered.
+    """
+    lines = [] if folder is None else [f"Its model, a folder that `from_pretrained` reads: `{folder}`"]
+    if challenger is not None:
+        name = f"{challenger.removeprefix('models:/').rpartition('/')[0]}@challenger"
+        lines.append(f"{won['job']} is the challenger now: `{challenger}`. What uses it:")
+        lines.append(f"- `ringmaster export {name} FOLDER` copies it")
+        lines.append(f"- `ringmaster promote {name} --policy FILE --data DATA` compares it with the champion")
+    return lines
+
+
 def _recorded(
     sweep_scheduler: SweepScheduler,
     rows: Sequence[Mapping[str, Any]],
     *,
+    folder: str | None,
     challenger_of: str,
     faults: Sequence[str],
     caller: Caller,
 ) -> dict[str, Any]:
     """Shows and records the results of a sweep; returns its MLflow run, the challenger, and the recording faults.
 
-    faults: what could not be recorded of its trials.
+    folder: the model of the best trial. faults: what could not be recorded of its trials.
     """
     drawn, won, faults, notice = figures(sweep_scheduler, rows), best(rows), list(faults), caller.view.notice
     ledger = settings.ledger(settings.home(), waiting=flow_runs.for_mlflow(notice))
@@ -154,7 +173,7 @@ def _recorded(
     link = f"[The sweep in MLflow]({uri}/{where})" if where and uri.startswith("http") else ""
     encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
-    lines = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
+    lines = [] if won is None else winner_lines(won, folder=folder, challenger=challenger)
     page, table = "\n\n".join([*lines, link, *pictures]), [dict(row) for row in rows]
     about = "The results of the trials"
     flow_runs.for_prefect(lambda: create_markdown_artifact(page, key="sweep", description=about), notice)

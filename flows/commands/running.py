@@ -329,12 +329,11 @@ def sweep(
     console = error_console()
     print_rows(console, result["leaderboard"])
     if (won := result["best"]) is not None:
-        folder = next(job["model_dir"] for job in result["batch"]["jobs"] if job["name"] == won["job"])
+        from ringmaster.flows.sweep import winner_lines
+
         metric, num_trials = f"held-out {result['metric']}", len(result["leaderboard"])
         console.print(f"the best of {num_trials} trials: {won['job']}, {metric} {won[metric]:.4g}", soft_wrap=True)
-        console.print(f"its model: {folder}", soft_wrap=True)
-    if result["challenger"]:
-        console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
+        print_lines(console, winner_lines(won, folder=result["folder"], challenger=result["challenger"]))
     print_lines(console, [f"not recorded: {fault}" for fault in result["faults"]], style="yellow")
     if result["batch"]["faults"]:
         console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")

@@ -221,6 +221,8 @@ def test_a_sweep_that_is_killed_goes_on_and_its_best_becomes_the_challenger(fold
     assert sum(row["steps"] for row in rows) < 0.5 * 30 * 8
     assert len({(row["optimizer.lr"], row["seed"]) for row in rows}) == 8
     assert result["best"]["status"] == "done" and result["challenger"] == "models:/digits/1" and result["faults"] == []
+    assert f"`{result['folder']}`" in done.stderr and "`ringmaster export digits@challenger FOLDER`" in done.stderr
+    assert (Path(result["folder"]) / "config.json").exists()
     ledger = Ledger(f"sqlite:///{home}/mlflow.db", artifact_root=home / "mlartifacts")
     challenger = ledger.get_alias("digits", "challenger")
     assert challenger is not None
