@@ -14,7 +14,6 @@ import yaml
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("flows", "tasks", "techniques", "model_lineage", "tests", "examples", "benchmarks", "docs", ".ci", ".github")
 TEXTS = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".svg", ".json", ""}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -23,10 +22,11 @@ OTHER_VERSIONS = {"test-lowest", "test-newest"}  # they depend on what is publis
 
 
 def texts() -> Iterator[Path]:
-    """The project's text files."""
-    folders = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    for path in [*ROOT.iterdir(), *folders]:
-        if path.is_file() and path.suffix in TEXTS and "__pycache__" not in path.parts:
+    """The project's text files, also those that are not committed yet, but not what its examples have written."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    for path in map(ROOT.joinpath, listed):
+        if path.is_file() and path.suffix in TEXTS:
             yield path
 
 
