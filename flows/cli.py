@@ -35,11 +35,15 @@ GROUPS = (
 )
 
 # The module `commands` of a feature may define COMMANDS and GROUPS too; its commands may join a group of these by name.
+# OPTIONS are functions by the names of other commands, of which each returns the command with further options.
 
 OWN_GROUPS = {name: group for group, name, _ in GROUPS}
+OPTIONS = [module.OPTIONS for module in modules("commands") if hasattr(module, "OPTIONS")]
 for source in (sys.modules[__name__], *modules("commands")):
     for panel, commands in getattr(source, "COMMANDS", {}).items():
         for each in commands:
+            for options in OPTIONS:
+                each = options[each.__name__](each) if each.__name__ in options else each
             (OWN_GROUPS[panel].command() if panel in OWN_GROUPS else app.command(rich_help_panel=panel))(each)
     for group, name, panel in getattr(source, "GROUPS", ()):
         app.add_typer(group, name=name, rich_help_panel=panel)

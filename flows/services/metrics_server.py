@@ -2,12 +2,13 @@
 
 The server reads the pool's database, and nothing else. So it measures a pool whose controller, nodes or other servers
 are away, and goes on when another controller leads.
+
+The module `routes` of a feature adds pages by `ROUTES`, which returns the routes of a pool: it is called with the
+pool's address, and with a function that returns whether the server is about to end.
 """
 
 import argparse
-import base64
 import os
-import secrets
 import sys
 import threading
 from collections import Counter
@@ -22,15 +23,23 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from ringmaster.distribution import own_release
 from ringmaster.errors import InputError
+from ringmaster.features import modules
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.pool.batch_requests import pool_address
-from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
-from ringmaster.origins import is_foreign
+from ringmaster.flows.services.serving import (
+    ALLOWED_HOSTS,
+    LOOPBACK,
+    PasswordCheck,
+    checked,
+    hosts_of,
+    serve,
+    server_of,
+)
 from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import PLAN_REASONS, Measurement, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
@@ -227,9 +236,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report_faults(error.faults)
         return INPUT_FAULT
     monitor = PoolMonitor(lambda: Database(pool.database, timeout_s=0.0))
-    app = metrics_app(monitor.measurement, username=pool.username, password=pool.password)
+    routes = [route for module in modules("routes") for route in module.ROUTES(pool, lambda: server.should_exit)]
+    app = metrics_app(monitor.measurement, username=pool.username, password=pool.password, routes=routes)
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
-    server = server_of(
+    server: uvicorn.Server = server_of(
         checked(app, hosts), role=ProcessRole.METRICS, host=requested.host, port=requested.port, log_level="warning"
     )
     over, failed = threading.Event(), threading.Event()
@@ -254,20 +264,21 @@ def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event,
             server.should_exit = True
 
 
-def metrics_app(measure: Callable[[], Measurement], *, username: str, password: str) -> Starlette:
-    """Returns the application. measure: returns what is known of the pool now.
+def metrics_app(
+    measure: Callable[[], Measurement], *, username: str, password: str, routes: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """Returns the application. Without the password, it only answers that it is up.
 
-    Without the password, it only answers that it is up. Pages of other sites get nothing.
+    Args:
+        measure: Returns what is known of the pool now.
+        username: Of the pool's servers.
+        password: Of the pool's servers.
+        routes: Further routes behind the password, such as those of features.
     """
     registry = CollectorRegistry()
     registry.register(PoolCollector(measure))
 
     def metrics(request: Request) -> Response:
-        if is_foreign(request.scope):
-            return PlainTextResponse("a page of another origin may not read this\n", status_code=403)
-        if not _may_read(request.headers.get("Authorization", ""), username=username, password=password):
-            asks = {"WWW-Authenticate": 'Basic realm="ringmaster", charset="UTF-8"'}
-            return PlainTextResponse("the password of the pool is needed\n", status_code=401, headers=asks)
         try:
             encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         except (ValueError, TypeError):  # the header cannot be read: any form will do
@@ -277,13 +288,8 @@ def metrics_app(measure: Callable[[], Measurement], *, username: str, password: 
     def health(_: Request) -> Response:
         return PlainTextResponse("OK\n")
 
-    return Starlette(routes=[Route(METRICS_PATH, metrics), Route(HEALTH_PATH, health)])
-
-
-def _may_read(authorization: str, *, username: str, password: str) -> bool:
-    scheme, _, value = authorization.partition(" ")
-    expected = base64.b64encode(f"{username}:{password}".encode())
-    return scheme.lower() == "basic" and secrets.compare_digest(value.strip().encode(), expected)
+    own = PasswordCheck(Starlette(routes=[Route(METRICS_PATH, metrics), *routes]), username=username, password=password)
+    return Starlette(routes=[Route(HEALTH_PATH, health), Mount("/", own)])
 
 
 if __name__ == "__main__":

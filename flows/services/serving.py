@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -13,10 +15,11 @@ import psutil
 
 from ringmaster.flows.output import ProcessRole, is_json, log_to_stderr
 from ringmaster.model_lineage.sqlite_files import path_of
+from ringmaster.origins import is_foreign
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 ALLOWED_HOSTS = "RINGMASTER_ALLOWED_HOSTS"
 """Environment variable with further host names of the servers, separated by commas, such as that of a reverse proxy."""
@@ -60,6 +63,29 @@ def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     return TrustedHostMiddleware(app, allowed_hosts=[in_url(host) for host in hosts], www_redirect=False)
+
+
+class PasswordCheck:
+    """An ASGI application that asks for a password, and whose answers pages of other origins do not get."""
+
+    def __init__(self, app: ASGIApp, *, username: str, password: str) -> None:
+        self._app, self._expected = app, base64.b64encode(f"{username}:{password}".encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        from starlette.responses import PlainTextResponse
+
+        app = self._app
+        if scope["type"] == "http" and is_foreign(scope):
+            app = PlainTextResponse("a page of another origin may not read this\n", status_code=403)
+        elif scope["type"] == "http" and not self._knows(dict(scope["headers"]).get(b"authorization", b"")):
+            headers = {"WWW-Authenticate": 'Basic realm="ringmaster", charset="UTF-8"'}
+            app = PlainTextResponse("the password of the pool is needed\n", status_code=401, headers=headers)
+        await app(scope, receive, send)
+
+    def _knows(self, authorization: bytes) -> bool:
+        scheme, _, value = authorization.partition(b" ")
+        return scheme.lower() == b"basic" and secrets.compare_digest(value.strip(), self._expected)
 
 
 def server_of(app: ASGIApp, *, role: ProcessRole, host: str, port: int, log_level: str) -> uvicorn.Server:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -264,7 +264,7 @@ CREATE TABLE IF NOT EXISTS device_leases (
 END_TIMEOUT_S = 30.0
 EVERY_S = 2.0  # per segment: a write costs milliseconds, and pages need no finer resolution
 MAX_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`
-MAX_STEPS = 20  # the newest steps of an event, whose losses and seconds are stored
+MAX_STEPS = 200  # the newest steps of each write, whose losses and seconds are stored: curves of most jobs are whole
 
 
 def leases_of(home: Path, cluster: Cluster) -> FileLeases:
@@ -485,9 +485,12 @@ class StepEvents:
         self._unstored: dict[int, _UnstoredEvents] = {}  # by segment
 
     def listen(self, event: ExecutionEvent) -> None:
-        """Stores the event if it is about progress, at most one write every `EVERY_S` seconds per segment."""
-        if isinstance(event, SegmentEnded):
-            self._unstored.pop(event.number, None)
+        """Stores the event if it is about progress, at most one write every `EVERY_S` seconds per segment.
+
+        The steps since the last write are stored as one event, and what is left once the segment ends.
+        """
+        if isinstance(event, SegmentEnded) and (left := self._unstored.pop(event.number, None)):
+            self._store(event.number, left)
         if not isinstance(event, GangReport) or not isinstance(
             event.event, (Steps, EvaluationReported, PhaseStarted, JobReady)
         ):
@@ -502,10 +505,35 @@ class StepEvents:
             is_due = num_phases >= 1.0
             own.num_phases, own.since_s = num_phases - is_due, now_s
         elif isinstance(report, Steps):
-            report, is_due = report.newest(MAX_STEPS), now_s - own.stored_s >= EVERY_S
-        own.events.pop((event.job, type(report)), None)  # so that they stay in order
+            is_due = now_s - own.stored_s >= EVERY_S
+        before = own.events.pop((event.job, type(report)), None)  # so that they stay in order
+        if isinstance(report, Steps) and isinstance(before, Steps) and before.step == report.first_step:
+            report = _joined(before, report)
         own.events[event.job, type(report)] = report
         if is_due:
-            self._message_store.store(event.number, "", events=list(enumerate(own.events.values(), own.num_stored)))
-            own.num_stored, own.stored_s = own.num_stored + len(own.events), self._clock()
-            own.events.clear()
+            self._store(event.number, own)
+
+    def _store(self, number: int, own: _UnstoredEvents) -> None:
+        events = [each.newest(MAX_STEPS) if isinstance(each, Steps) else each for each in own.events.values()]
+        if events:
+            self._message_store.store(number, "", events=list(enumerate(events, own.num_stored)))
+        own.num_stored, own.stored_s = own.num_stored + len(events), self._clock()
+        own.events.clear()
+
+
+def _joined(before: Steps, report: Steps) -> Steps:
+    """Returns the report with the steps of the one before it; at most twice as many as are stored."""
+    before = before.newest(MAX_STEPS)
+
+    def joined(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
+        return (*one, *other) if one and other else ()
+
+    return replace(
+        report,
+        first_step=before.first_step,
+        seconds=(*before.seconds, *report.seconds),
+        losses=joined(before.losses, report.losses),
+        rewards=joined(before.rewards, report.rewards),
+        num_samples=before.num_samples + report.num_samples,
+        num_tokens=before.num_tokens + report.num_tokens,
+    )

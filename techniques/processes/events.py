@@ -282,7 +282,7 @@ class Steps(JobEvent):
         return self.first_step + len(self.seconds)
 
     def newest(self, most: int) -> Self:
-        """Returns the report of its newest steps, at most so many, without their rewards."""
+        """Returns the report of its newest steps, at most so many."""
         num_left_out = max(0, len(self.seconds) - most)
         share = 1 - num_left_out / max(1, len(self.seconds))
         return replace(
@@ -290,7 +290,7 @@ class Steps(JobEvent):
             first_step=self.first_step + num_left_out,
             seconds=self.seconds[num_left_out:],
             losses=self.losses[num_left_out:],
-            rewards=(),
+            rewards=self.rewards[num_left_out:],
             measurements=(),
             num_samples=round(self.num_samples * share),
             num_tokens=round(self.num_tokens * share),

@@ -10,8 +10,9 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.execution.executor_hooks`), policies that steer a batch
                 (`ringmaster.tasks.execution.steering`), and requests about running jobs
                 (`ringmaster.tasks.control.request_handler`)
-    commands    its commands, which join the command line (`ringmaster.flows.cli`)
+    commands    its commands, which join the command line, and options of others (`ringmaster.flows.cli`)
     pages       what it adds to the records of jobs and models (`ringmaster.tasks.recording.record_hooks`)
+    routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
@@ -40,6 +41,7 @@ BUILTIN = (
     "ringmaster.features.negatives",
     "ringmaster.features.external_trainers",
     "ringmaster.features.clones",
+    "ringmaster.features.page",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 

@@ -3,14 +3,15 @@
 import pytest
 import torch
 
+from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import EVERY_S, MAX_PHASES, MAX_STEPS, StepEvents
-from ringmaster.tasks.execution.events import GangReport
+from ringmaster.tasks.execution.events import GangReport, SegmentEnded
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_text
 from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.data import num_tokens_of
-from ringmaster.techniques.processes.events import EvaluationReported, JobReady, PhaseStarted, Steps
+from ringmaster.techniques.processes.events import EvaluationReported, JobReady, Outcome, PhaseStarted, Steps
 
 REPORT = Steps(
     first_step=4,
@@ -113,6 +114,22 @@ def test_a_new_phase_is_stored_at_once_with_all_before_it(tmp_path):
     tell(PhaseStarted(phase="saving", timeout_s=9.0))
     stored = [event.content for event in MessageStore(database).events(after=0)]
     assert [type(event) for event in stored] == [Steps, Steps, EvaluationReported, PhaseStarted]
+    database.close()
+
+
+def test_steps_between_writes_are_stored_as_one_event_and_the_last_ones_at_the_end(tmp_path):
+    database = Database(file_url(tmp_path / "journal.db"), synced=False)
+    events = StepEvents(database, clock=lambda: 0.0)
+    for step in range(4):
+        report = Steps(first_step=step, seconds=(0.5,), losses=(float(step),), num_samples=3, num_tokens=7)
+        events.listen(GangReport(number=1, job="a", event=report))
+    events.listen(GangReport(number=1, job="a", event=EvaluationReported(step=4, metrics={"loss": 1.0})))
+    assert len(MessageStore(database).events(after=0)) == 1
+    segment = PlannedSegment(job="a", option=0, devices=(("n0", 0),), start_s=0, end_s=1, last_step=4)
+    events.listen(SegmentEnded(number=1, segment=segment, outcome=Outcome(status="done"), decision=""))
+    _, rest, evaluation = [event.content for event in MessageStore(database).events(after=0)]
+    assert (rest.first_step, rest.losses, rest.num_samples, rest.num_tokens) == (1, (1.0, 2.0, 3.0), 9, 21)
+    assert evaluation.metrics == {"loss": 1.0}
     database.close()
 
 

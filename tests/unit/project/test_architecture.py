@@ -246,6 +246,11 @@ OF_FEATURES = {
     "batch_requests": PACKAGES,
     "forms": PACKAGES,
     "pages": ("techniques", "tasks", "model_lineage"),
+    "routes": PACKAGES,
+    "server": PACKAGES,
+    "feed": PACKAGES,
+    "sources": PACKAGES,
+    "curves": ("techniques", "tasks"),
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
 
