@@ -17,7 +17,7 @@ from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, typed_or
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.approval import ask_to_start
-from ringmaster.flows.train_batch import run_steps
+from ringmaster.flows.train_batch import run_stages
 from ringmaster.tasks.batch import Batch
 from ringmaster.text import markdown
 
@@ -82,7 +82,7 @@ def train_batch(
             why = f"{requested.name} was not trained: {answer.sentence()}"
             return cast(dict[str, Any], Cancelled(message=why))  # no failure
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    result = run_steps(requested, options)
+    result = run_stages(requested, options)
     return final_state(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 

@@ -14,7 +14,7 @@ from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions, ledger_of
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, final_state, run_name_template
 from ringmaster.flows.caller import Caller
-from ringmaster.flows.train_batch import run_steps
+from ringmaster.flows.train_batch import run_stages
 from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
@@ -94,7 +94,7 @@ def sweep(
     sweep_form.check_name(form, ledger_of(settings.home(), notice=caller.view.notice))
     sweep_scheduler = SweepScheduler(spec)
     options = RunOptions(resume=resume, seed=seed)
-    result = run_steps(spec.batch(), options, sweep_scheduler=sweep_scheduler, caller=caller)
+    result = run_stages(spec.batch(), options, sweep_scheduler=sweep_scheduler, caller=caller)
     added = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
         [*spec.trials, *added],

@@ -2,7 +2,7 @@
 
     profile -> make plan -> execute -> evaluate -> record
 
-Each step is a task of the flow run in Prefect. Runs on this machine and runs on a pool take the same steps and differ
+Each stage is a task of the flow run in Prefect. Runs on this machine and runs on a pool have the same stages and differ
 in what provides the devices.
 """
 
@@ -74,20 +74,20 @@ def train_batch(
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     try:
-        result = run_steps(as_batch(batch), options, caller=caller)
+        result = run_stages(as_batch(batch), options, caller=caller)
     except BatchCancelled as error:
         return cast(BatchResult, Cancelled(message=str(error), data=error))
     return final_state(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
-def run_steps(
+def run_stages(
     batch: Batch,
     options: RunOptions,
     *,
     sweep_scheduler: SweepScheduler | None = None,
     caller: Caller | None = None,
 ) -> BatchResult:
-    """Takes the steps within a flow run: on the pool that this machine belongs to, else on this machine alone.
+    """Runs the stages within a flow run: on the pool that this machine belongs to, else on this machine alone.
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     caller: the caller of the flow, which may have started servers ahead.
@@ -112,7 +112,7 @@ def _unresolved(value: T) -> T:
     return cast(T, quote(value))
 
 
-# -- the steps ---------------------------------------------------------------------------------------------------------
+# -- the stages --------------------------------------------------------------------------------------------------------
 
 
 # Measurements from before a failure are stored, so that a retry makes only the other trials.

@@ -20,10 +20,10 @@ from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import STARTED, are_measured, report_refusals
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.caller import Caller
+from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
-from ringmaster.flows.run_order import stamped_folder
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster

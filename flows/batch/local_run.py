@@ -30,7 +30,7 @@ from ringmaster.flows.batch.run_folder import (
     mark_starting,
 )
 from ringmaster.flows.caller import Caller
-from ringmaster.flows.run_order import stamped_folder
+from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.background_worker import background_thread
@@ -58,7 +58,7 @@ from ringmaster.tasks.profiling.preflight import EquivalentJobs, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED
-from ringmaster.tasks.storage.journal import CLOCK, ENDED, JobRecord, JobStatus, Journal, begin
+from ringmaster.tasks.storage.journal import CLOCK, ENDED, JobRecord, JobStatus, Journal, begin_jobs
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
@@ -228,7 +228,7 @@ class LocalRun(BatchRun):
             self._begin_records(profiles, tuple(self._cluster.lease_names().values()))
         self._stack.callback(self._record_interrupted, profiles)
         if self._is_due:
-            begin(self.journal, (*self.batch.jobs, *added_jobs(self.journal.jobs())), faults=profiles.faults)
+            begin_jobs(self.journal, (*self.batch.jobs, *added_jobs(self.journal.jobs())), faults=profiles.faults)
         records = self.journal.jobs()
         # Where all jobs had ended, a process that died may not have recorded the ends of those that are not done.
         self._failures = [
@@ -243,8 +243,8 @@ class LocalRun(BatchRun):
             self._scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
             goals = self._scheduler.details()
         else:
-            place, notice = self._run_paths, self.view.notice
-            self._steering = steering_policy(self.journal, jobs, profiles.profiles, place=place, notice=notice)
+            paths, notice = self._run_paths, self.view.notice
+            self._steering = steering_policy(self.journal, jobs, profiles.profiles, paths=paths, notice=notice)
             goals = first_goals(jobs, known=records)
         for name, details in goals.items():
             self.journal.write_job(name, details=details)
@@ -365,7 +365,7 @@ class LocalRun(BatchRun):
                 local_job=job,
                 job=job,
                 profiles=profiles.profiles.get(job.name, ()),
-                place=replace(self._run_paths, data=data),
+                paths=replace(self._run_paths, data=data),
                 group_profiles=self._groups.profiles.get(job.name, ()),
                 variants=variant_options(job, profiles.profiles),
             )

@@ -218,9 +218,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
     if not ended:
         return 0.0
     began_s = min(segment.started_s for segment in segments)
-    ends_s = {
-        job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
-    }
+    ends_s = {job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.members)}
     held = [("any", segment.seconds * len(segment.what["devices"])) for segment, _ in ended]
     rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     unknown = (Option("any", 1, 1.0),)

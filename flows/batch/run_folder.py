@@ -12,7 +12,7 @@ from typing import Any
 
 from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError, raise_faults
 from ringmaster.flows import settings
-from ringmaster.flows.run_order import in_order, runs_below
+from ringmaster.flows.dated_runs import in_order, runs_below
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.sqlite_files import sqlite_url

@@ -16,6 +16,7 @@ import typer
 from ringmaster.errors import InputError, RingmasterError
 from ringmaster.files import folders_in
 from ringmaster.flows import settings
+from ringmaster.flows.dated_runs import folder_date
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     AsJson,
@@ -35,7 +36,6 @@ from ringmaster.flows.output import (
     write_document,
     write_file,
 )
-from ringmaster.flows.run_order import run_order
 from ringmaster.flows.settings import resolve_path
 from ringmaster.text import join_limited
 
@@ -532,13 +532,13 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
     names: list[str] = []
     idle: list[str] = []  # why a job of that name has no gang
     runs = runs_of(batch, has_figures=False)
-    for run in sorted(runs, key=lambda run: run_order(run.folder), reverse=True):
+    for run in sorted(runs, key=lambda run: folder_date(run.folder), reverse=True):
         names += [str(row["job"]) for row in run.rows]
         own = [row for row in run.rows if row["job"] == job]
         every = [path for path in folders_in(run.folder / "gangs") if path.name.partition("-")[0].isdecimal()]
         every.sort(key=lambda path: int(path.name.partition("-")[0]))
-        leaders = {row["leader"] for row in own}  # whose gang trained it, where one did
-        gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
+        leads = {row["leader"] for row in own}  # whose gang trained it, where one did
+        gangs = [path for path in every if path.name.partition("-")[2] in {job, *leads} and any(path.iterdir())]
         if gangs:
             return _Gang(job=job, folder=gangs[-1], is_over=all(row["status"] in ENDED for row in own))
         for row in own:

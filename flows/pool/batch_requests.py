@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError, raise_faults
 from ringmaster.flows import settings
-from ringmaster.flows.run_order import runs_below
+from ringmaster.flows.dated_runs import runs_below
 from ringmaster.tasks.control.batch_terms import ALONE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning import Problem

@@ -24,7 +24,7 @@ from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_p
 from ringmaster.flows.batch.result import SINCE, log_decision
 from ringmaster.flows.batch.run_folder import is_batch, was_being_started
 from ringmaster.flows.caller import Caller
-from ringmaster.flows.run_order import stamped_folder
+from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.requests import RequestKind, Requests
@@ -196,7 +196,7 @@ def followed_batch(
         run.journal,
         submission.jobs,
         submission.profiles,
-        place=submission.run_paths(),
+        paths=submission.run_paths(),
         notice=view.notice,
         is_replayed=after == LogPosition(),
     )

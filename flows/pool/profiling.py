@@ -154,8 +154,8 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
             profiles[name] = tuple(p for p in profiles[name] if p.device_type.removesuffix(UNTRUSTED) == kind)
     groups: dict[str, tuple[Profile, ...]] = {}
     for kind, profiled in results.items():
-        for leader, own in profiled.groups.items() if not kind.endswith(UNTRUSTED) else ():
-            groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in own))
+        for lead, own in profiled.groups.items() if not kind.endswith(UNTRUSTED) else ():
+            groups[lead] = (*groups.get(lead, ()), *(replace(profile, device_type=kind) for profile in own))
     faults: dict[str, str] = {}
     for name in dict.fromkeys((*(name for profiled in results.values() for name in profiled.faults), *names)):
         if not profiles.get(name):

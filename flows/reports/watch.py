@@ -21,9 +21,9 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.files import folders_in, storage_fault
 from ringmaster.flows import settings
+from ringmaster.flows.dated_runs import runs_below
 from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, styled
 from ringmaster.flows.pool.batch_requests import open_database
-from ringmaster.flows.run_order import runs_below
 from ringmaster.model_lineage.sqlite_files import is_disk_full
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
@@ -422,7 +422,7 @@ def _rows(
             status=record.status,
             step=record.step if line is None else max(record.step, line.step),
             message=record.message,
-            leader=record.details.get(journal.LEADER),
+            lead=record.details.get(journal.LEAD_JOB),
             option=options.get(record.name, ""),
         )
         if line is not None:
@@ -432,11 +432,11 @@ def _rows(
 
 
 def _row(
-    batch: str, run: str, job: str, *, status: str, step: int, message: str, leader: str | None = None, option: str = ""
+    batch: str, run: str, job: str, *, status: str, step: int, message: str, lead: str | None = None, option: str = ""
 ) -> dict[str, Any]:
-    """Returns a row. leader: the job whose gang trained it too. option: technique and devices of its newest segment."""
+    """Returns a row. lead: the lead job of its group. option: the technique and devices of its newest segment."""
     row = {"batch": batch, "run": run, "job": job, "status": status, "step": step, "message": message}
-    return {**row, "leader": leader, "option": option, "num_steps": None, "figures": {}, "ends_in": None}
+    return {**row, "leader": lead, "option": option, "num_steps": None, "figures": {}, "ends_in": None}
 
 
 def _options(segments: Sequence[journal.SegmentRecord]) -> dict[str, str]:
@@ -451,8 +451,7 @@ def _options(segments: Sequence[journal.SegmentRecord]) -> dict[str, str]:
         where = " ".join(f"{place}:{','.join(numbers)}" for place, numbers in devices.items())
         many = f"{len(what['devices'])} devices"
         option = f"{what['technique']} on {where if len(what['devices']) <= MAX_NAMED else many}"
-        batch, slash, _ = segment.job.rpartition("/")
-        result |= dict.fromkeys((segment.job, *(f"{batch}{slash}{name}" for name in what.get("fellows", {}))), option)
+        result |= dict.fromkeys((segment.job, *segment.members), option)
     return result
 
 
@@ -491,7 +490,7 @@ def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
 def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Returns the texts of a row of `status`, by column."""
     figures = from_json(JobFigures, row.get("figures", {}))
-    leader = None if row["leader"] is None else f"with {row['leader']}"
+    lead = None if row["leader"] is None else f"with {row['leader']}"
     plain = {name: "" if row[name] is None else str(row[name]) for name in ("batch", "run", "job", "status")}
     return {
         **plain,
@@ -499,5 +498,5 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         **dict(zip(FIGURES, figures.cells, strict=True)),
         "ends in": "" if row.get("ends_in") is None else end_text(from_json(PredictedEnd, row["ends_in"])),
         "message": row["message"] or figures.phase,
-        "trained with": " ".join(filter(None, (row.get("option"), leader))),
+        "trained with": " ".join(filter(None, (row.get("option"), lead))),
     }

@@ -226,7 +226,7 @@ class RequestHandler:
                 faults.append(f"{name} has taken {record.step} steps already")
             else:
                 has_begun = record.step > (first.step if first else 0) or record.status == JobStatus.RUNNING
-                own = entry.place.checkpoint_dir(job) if has_begun else ""
+                own = entry.paths.checkpoint_dir(job) if has_begun else ""
                 changed_jobs[name] = with_steps(job, num_steps).with_start(first, own=own)
                 if jump := step_jump(job, changed_jobs[name], step=record.step):
                     jumps.append(f"{name}: {jump}")

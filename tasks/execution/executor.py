@@ -391,7 +391,7 @@ class Executor:
             profiles[segment.option],
             names=tuple(what["devices"]),
             first_step=what["first_step"],
-            first_steps={table.name_of(n, like=record.job): step for n, step in what.get("fellows", {}).items()},
+            first_steps=record.members,
         )
         self._outcome_of(number, future).add_done_callback(lambda ended: self.post(number, ended))
 

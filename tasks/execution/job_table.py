@@ -188,7 +188,7 @@ class JobState:
     job: the same job under its name in the table, which is unique there: in a pool "BATCH/JOB", and so are its
         parents' names if they are in the table.
     profiles: the options under which the job can run alone.
-    place: the folders of its batch, which use the job's name within the batch.
+    paths: the folders of its batch, which use the job's name within the batch.
     batch: the batch of a pool; empty without a pool.
     variants: the options of each variant of a job that may change.
     group_profiles: for the lead job of a group, the options under which the group can run; its members are in the
@@ -198,7 +198,7 @@ class JobState:
     local_job: Job
     job: Job
     profiles: tuple[Profile, ...]
-    place: RunPaths
+    paths: RunPaths
     batch: str = ""
     group_profiles: tuple[Profile, ...] = ()
     variants: Mapping[Variant, tuple[Profile, ...]] = field(default_factory=dict)
@@ -308,11 +308,11 @@ class JobTable:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
         name, job, shape = entry.job.name, from_json(Job, details[SETTLED]), details[LIKE]
         like = self.entries[self.name_of(shape, like=name)]
-        data, weights = entry.place.data, entry.place.weights
-        place = replace(
-            entry.place,
-            data={**data, **({job.name: like.place.data[shape]} if shape in like.place.data else {})},
-            weights={**weights, **({job.name: like.place.weights[shape]} if shape in like.place.weights else {})},
+        data, weights = entry.paths.data, entry.paths.weights
+        paths = replace(
+            entry.paths,
+            data={**data, **({job.name: like.paths.data[shape]} if shape in like.paths.data else {})},
+            weights={**weights, **({job.name: like.paths.weights[shape]} if shape in like.paths.weights else {})},
         )
         # If it has this shape already, some options may have been removed after running out of memory: keep the rest.
         is_alike = bool(entry.profiles) and all(profile in like.profiles for profile in entry.profiles)
@@ -321,7 +321,7 @@ class JobTable:
         prefix = name[: name.rfind("/") + 1]
         listed = job.renamed(name, lambda other: prefix + other if prefix + other in self.entries else other)
         profiles = entry.profiles if is_alike else like.profiles
-        return replace(entry, local_job=job, job=listed, profiles=profiles, place=place)
+        return replace(entry, local_job=job, job=listed, profiles=profiles, paths=paths)
 
     def remove(self, jobs: Iterable[str]) -> None:
         """Removes jobs from the table."""

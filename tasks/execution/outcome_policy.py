@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import ENDED_EARLY, NUM_ROWS, Outcome, OutcomeStatus
+from ringmaster.techniques.processes.events import ENDED_EARLY, MEMBERS, NUM_ROWS, Outcome, OutcomeStatus
 from ringmaster.text import printable_lines
 
 MAX_ATTEMPTS = 3  # of a segment that crashes without progress
@@ -66,7 +66,7 @@ class OutcomePolicy:
             )
         else:
             decision = act(running, outcome)
-        for name, its in dict(outcome.result.get("fellows", {})).items():
+        for name, its in dict(outcome.result.get(MEMBERS, {})).items():
             self.follow(running, self._job_table.name_of(name, like=job), its)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
@@ -174,7 +174,7 @@ class OutcomePolicy:
     def _finish(self, job: str, result: Mapping[str, Any]) -> None:
         """Ends a job that has reached its last step and has written its model."""
         entry, step = self._job_table.entries[job], result["step"]
-        details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
+        details = {"metrics": result["metrics"], "model_dir": str(entry.paths.model_dir(entry.local_job.name))}
         details |= {key: result[key] for key in ("compared", ENDED_EARLY, NUM_ROWS) if result.get(key) is not None}
         message = "; ".join(filter(None, (feature.final_message(result) for feature in entry.job.features)))
         record = self._job_table.write(job, status=JobStatus.DONE, step=step, message=message, details=details)

@@ -17,9 +17,9 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import slots_of
-from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
+from ringmaster.tasks.storage.journal import LEAD_JOB, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
-from ringmaster.techniques.processes.events import Event, Outcome
+from ringmaster.techniques.processes.events import MEMBERS, Event, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.profiles import MEASURED
 from ringmaster.techniques.training.fused.group_requirements import steps_taken
@@ -227,7 +227,7 @@ class Starter:
         )
         changes: dict[str, dict[str, Any]] = {}
         for segment, _, members in starts:
-            led = {"status": JobStatus.RUNNING, "details": {LEADER: self._local(segment.job)}}
+            led = {"status": JobStatus.RUNNING, "details": {LEAD_JOB: self._local(segment.job)}}
             changes |= {segment.job: {"status": JobStatus.RUNNING}, **dict.fromkeys(members, led)}
         self._job_table.write_all(changes)
         self._plan_progress.begun([segment for segment, _ in leased])
@@ -293,7 +293,7 @@ class Starter:
             "planned_s": [segment.start_s, segment.end_s],
             "predicted_bytes": _comparable_bytes(profile, segment, cluster),
         }
-        return what | ({"fellows": {self._local(name): records[name].step for name in members}} if members else {})
+        return what | ({MEMBERS: {self._local(name): records[name].step for name in members}} if members else {})
 
     def _local(self, job: str) -> str:
         """Returns the name of a job within its batch."""
@@ -339,7 +339,7 @@ class Starter:
                 entries[job].local_job,
                 replace(segment, job=job, last_step=last_step),
                 profile,
-                place=entries[job].place,
+                paths=entries[job].paths,
                 devices=devices,
                 number=number,
                 listed={entries[parent].local_job.name for parent in parents},
@@ -393,7 +393,7 @@ def gang_order(
     segment: PlannedSegment,
     profile: Profile,
     *,
-    place: RunPaths,
+    paths: RunPaths,
     devices: Sequence[Device],
     number: int,
     listed: Collection[str] = (),
@@ -405,40 +405,40 @@ def gang_order(
     below: the jobs of the batch that make what those parents are adapters of.
     number: the segment's number in the journal.
     """
-    parents = {name: place.model_dir(name) if name in listed else place.weights.get(name) for name in job.parents}
+    parents = {name: paths.model_dir(name) if name in listed else paths.weights.get(name) for name in job.parents}
     if job.base is not None and parents[job.base] is None:
-        parents[job.base] = place.weights.get(job.name)
+        parents[job.base] = paths.weights.get(job.name)
     weights, store = parents[job.base] if job.base is not None else None, job.data.store
     start = "" if job.started_from is None else job.started_from.checkpoints
     urls = {
-        str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
+        str(folder): paths.model_url(name) if name in listed else paths.weights_url(folder)
         for name, folder in parents.items()
         if folder
-    } | {str(place.model_dir(name)): place.model_url(name) for name in below}
+    } | {str(paths.model_dir(name)): paths.model_url(name) for name in below}
     stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
-    every_s = place.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
+    every_s = paths.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
     return GangOrder(
         purpose=TRAIN,
         job=job,
         technique=registry.dotted_path(profile.technique),
         config=profile.config,
         slots=slots_of(devices),
-        folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
-        cache_dir=str(place.cache_dir),
+        folder=str(paths.folder / "gangs" / f"{number:04d}-{job.name}"),
+        cache_dir=str(paths.cache_dir),
         # What the preflight prepared of a store that was not made yet is not what the job reads.
-        data=None if store in listed else place.data.get(job.name),
-        checkpoint_dir=place.checkpoint_dir(job),
-        model_dir=str(place.model_dir(job.name)),
-        model_url=place.model_url(job.name),
+        data=None if store in listed else paths.data.get(job.name),
+        checkpoint_dir=paths.checkpoint_dir(job),
+        model_dir=str(paths.model_dir(job.name)),
+        model_url=paths.model_url(job.name),
         model_urls={folder: url for folder, url in urls.items() if url},
         weights_from=str(weights) if weights else None,
-        starts_from=place.checkpoint_dir(replace(job, name=start)) if start in listed else None,
+        starts_from=paths.checkpoint_dir(replace(job, name=start)) if start in listed else None,
         # Only an adaptation reads all parents; other jobs read their base, and a store.
         parents={name: str(p) for name, p in parents.items() if p and (job.adaptation is not None or name == store)},
         last_step=segment.last_step,
         checkpoint_every_s=every_s,
-        keep_checkpoints=place.keep_checkpoints,
-        import_paths=place.import_paths,
+        keep_checkpoints=paths.keep_checkpoints,
+        import_paths=paths.import_paths,
         ordered_at_s=time.monotonic(),
     )
 

@@ -96,7 +96,7 @@ class FeaturePolicy(SteeringPolicy):
 
     jobs: of the batch, as they were written, with their steps resolved.
     profiles: the options of the jobs and of their variants, by name.
-    place: the folders of the batch's run.
+    paths: the folders of the batch's run.
     notice: receives what was chosen, and why.
     is_replayed: whether `listen` is called with all events of the batch, again after a kill, and later than the journal
         returns what follows from them.
@@ -108,11 +108,11 @@ class FeaturePolicy(SteeringPolicy):
         jobs: Iterable[Job],
         profiles: Mapping[str, Sequence[Profile]],
         *,
-        place: RunPaths,
+        paths: RunPaths,
         notice: Callable[[str], None] = lambda _: None,
         is_replayed: bool = False,
     ) -> None:
-        self._journal, self._place, self._notice, self._is_replayed = journal, place, notice, is_replayed
+        self._journal, self._paths, self._notice, self._is_replayed = journal, paths, notice, is_replayed
 
     @classmethod
     def is_for(cls, job: Job) -> bool:

@@ -73,7 +73,7 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
 
     struck_out: by job, the options (`option_key`) under which it has run out of memory.
     """
-    place, qualified = submission.run_paths(), submission.qualified
+    paths, qualified = submission.run_paths(), submission.qualified
     names = {job.name for job in submission.jobs}
 
     def left(job: str, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
@@ -90,7 +90,7 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
                 local_job=job,
                 job=job.renamed(qualified(job.name), lambda name: qualified(name) if name in names else name),
                 profiles=left(job.name, profiles) or profiles,
-                place=place,
+                paths=paths,
                 variants={variant: left(job.name, its) or its for variant, its in variants.items()},
                 batch=submission.id,
                 group_profiles=tuple(map(in_pool, left(job.name, submission.together.get(job.name, ())))),

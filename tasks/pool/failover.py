@@ -212,9 +212,8 @@ def speeds_of(
     """
 
     def as_running(record: SegmentRecord) -> RunningSegment:
-        segment, batch = segment_of(record, profiles=profiles), record.job.partition("/")[0]
-        first_steps = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
-        return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], first_steps=first_steps)
+        segment, what = segment_of(record, profiles=profiles), record.what
+        return RunningSegment(segment, profiles[segment.option], (), what["first_step"], first_steps=record.members)
 
     result = {record.id: as_running(record) for record in records if is_known(record, profiles=profiles)}
     for event in message_store.events(after=0, segments=list(result)):
@@ -260,7 +259,7 @@ def _untold(
     missing_events: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
-        what, members = segment.what, tuple(segment.what.get("fellows", ()))
+        what, members = segment.what, tuple(segment.members)
         planned = segment_of(segment, profiles=batch.profiles.get(segment.job, ()))
         if segment.id not in started:
             start = SegmentStarted(

@@ -367,7 +367,7 @@ class MlflowWriter:
             self.ledger.set_tags(run_id, {REASON: event.message})
             self.ledger.finish_run(run_id, status)
             return
-        if (url := self._place(event).model_url(event.job)) is not None:
+        if (url := self._paths(event).model_url(event.job)) is not None:
             fetch_model(url, Path(event.details["model_dir"]))
         ancestry, was_recorded = self._ancestry, bool(self._details(event.job).get("model_uri"))
         model = self._record_model(event, run_id, ancestry=ancestry)
@@ -422,7 +422,7 @@ class MlflowWriter:
         record = TrainingInputs(job=job, parents=parents, folder=folder, code_version=self._code_version)
         self.ledger.write_json(run_id, TRAINING, to_json(record))
         try:
-            chain = read_chain(self._place(event).checkpoint_dir(job))
+            chain = read_chain(self._paths(event).checkpoint_dir(job))
         except ValueError as error:  # the library of a store's protocol is missing here
             self._notice(f"the states of {job.name} are not recorded: {error}")
             return None
@@ -440,7 +440,7 @@ class MlflowWriter:
             profiles=PROFILES if self._known.profiles.get(job.name) else None,
             chain=chain,
             technique=None if what is None else f"{what['technique']} x{what['num_devices']}",
-            checkpoints=self._place(event).checkpoint_dir(job),
+            checkpoints=self._paths(event).checkpoint_dir(job),
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
@@ -449,7 +449,7 @@ class MlflowWriter:
             retraining=self._batch.retraining or None,
         )
 
-    def _place(self, event: JobEnded) -> RunPaths:
+    def _paths(self, event: JobEnded) -> RunPaths:
         """Returns the folders of the run, as far as its records need them."""
         root = self._journal.get("checkpoint_root")
         return RunPaths(folder=Path(event.details["model_dir"]).parents[1], cache_dir=Path(), checkpoint_root=root)

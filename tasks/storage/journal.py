@@ -22,10 +22,11 @@ from ringmaster.model_lineage.sqlite_files import fault_of, read_only
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
+from ringmaster.techniques.processes.events import MEMBERS
 
 CLOCK = "clock"
 """The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
-LEADER = "leader"
+LEAD_JOB = "leader"
 """Key of a job's details: the lead job whose gang trained it, if one did."""
 
 
@@ -78,7 +79,13 @@ class SegmentRecord:
     @property
     def num_jobs(self) -> int:
         """The number of jobs that its gang trained, which share the cost of its devices."""
-        return int(self.what.get("num_jobs", 1 + len(_members(self))))
+        return int(self.what.get("num_jobs", 1 + len(self.members)))
+
+    @property
+    def members(self) -> dict[str, int]:
+        """The other jobs that its gang trained, named like its own job, with the step from which."""
+        batch, slash, _ = self.job.rpartition("/")
+        return {f"{batch}{slash}{name}": step for name, step in self.what.get(MEMBERS, {}).items()}
 
 
 class Journal:
@@ -208,11 +215,11 @@ class Journal:
         query = query.where(SEGMENTS.c.batch == batch)
 
         def read(connection: Connection) -> list[Any]:
-            lead = (connection.execute(of_job).scalar() or {}).get(LEADER, name)
+            lead = (connection.execute(of_job).scalar() or {}).get(LEAD_JOB, name)
             return list(connection.execute(query.where(SEGMENTS.c.job.in_({name, lead}))).all())
 
         records = [segment_record(row, job=row.job) for row in self.database.read(read)]
-        own = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *_members(r))]
+        own = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *r.members)]
         return [replace(record, job=job) for record in own]
 
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
@@ -345,17 +352,12 @@ def segment_record(row: Any, *, job: str) -> SegmentRecord:
     )
 
 
-def _members(record: SegmentRecord) -> Mapping[str, int]:
-    """Returns the other jobs that a segment's gang trained, with the step from which."""
-    return dict(record.what.get("fellows", {}))
-
-
 def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
     """Returns another job's segment as a segment of `job`, which its gang trained too."""
-    what = {**record.what, "first_step": _members(record)[job], "fellows": {}, "num_jobs": record.num_jobs}
+    what = {**record.what, "first_step": record.members[job], MEMBERS: {}, "num_jobs": record.num_jobs}
     outcome = record.outcome
     if outcome is not None:
-        outcome = outcome.get("fellows", {}).get(job) or {"status": outcome["status"], "message": outcome["message"]}
+        outcome = outcome.get(MEMBERS, {}).get(job) or {"status": outcome["status"], "message": outcome["message"]}
     return replace(record, what=what, outcome=outcome)
 
 
@@ -370,7 +372,7 @@ def job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
     return JobRecord(name=name, status=status, step=row["step"], message=message, details=details)
 
 
-def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:
+def begin_jobs(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:
     """Writes the jobs into the journal and returns those that are left to train. Existing records are kept.
 
     A job that had failed is tried again, as the fault may have been corrected before the batch was resumed.

@@ -223,7 +223,7 @@ class TimelineReader:
         if at_once is None or what["last_step"] < (totals.get(record.job) or 0):  # it ends with its lead job
             return own
         left = [own]
-        for member, first in _members(record).items():
+        for member, first in record.members.items():
             if (total := totals.get(member)) is None:
                 return None
             reported = self._member_progress.get((record.id, member.rpartition("/")[2]), JobProgress()).step
@@ -246,7 +246,7 @@ class TimelineReader:
         waiting: set[str] = set()
         for segment in segments:
             if segment.id in self._paces:
-                for member, first in _members(segment).items():
+                for member, first in segment.members.items():
                     reported = self._member_progress.get((segment.id, member.rpartition("/")[2]))
                     if not segment.what["config"].get(AT_ONCE):  # members advance together, up to their own end
                         done = max(self._paces[segment.id].step - segment.what["first_step"], 0)
@@ -292,7 +292,7 @@ class TimelineReader:
         lead = self._paces.get(segment.id, JobProgress())
         result = {segment.job: lead}
         result |= {
-            m: self._member_progress.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in _members(segment)
+            m: self._member_progress.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in segment.members
         }
         predicted, phase = segment.what.get("predicted_bytes"), lead.figures().phase
         return {
@@ -338,14 +338,8 @@ def _span(record: SegmentRecord, zero_s: float) -> TimelineSpan:
         status=outcome.get("status", NOW_RUNNING),
         number=record.id,
         message=outcome.get("message", ""),
-        members=tuple(_members(record)),
+        members=tuple(record.members),
     )
-
-
-def _members(record: SegmentRecord) -> dict[str, int]:
-    """Returns the other jobs that a segment's gang trains, named like its job, with the step from which."""
-    batch, slash, _ = record.job.rpartition("/")
-    return {f"{batch}{slash}{name}": step for name, step in record.what.get("fellows", {}).items()}
 
 
 def _without_orphans(segments: Sequence[SegmentRecord], *, since_s: float) -> list[SegmentRecord]:

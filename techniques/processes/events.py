@@ -23,6 +23,8 @@ MAX_IN_REFUSED = 200  # characters of a refused event that a message quotes
 
 ENDED_EARLY = "reached_target"
 """The key of a result with whether the target is reached, of a job that has ended and has one."""
+MEMBERS = "fellows"
+"""Key of a gang's result, and of a segment in the journal: what belongs to the other jobs that the gang trains."""
 NUM_ROWS = "num_evaluated_rows"
 """The key of a result, and of a job's details, with the number of held-out rows that the metrics were computed of."""
 
@@ -90,7 +92,7 @@ def _checked_result(result: Any) -> Any:
         checked_values(result["metrics"])
     if result.get(NUM_ROWS) is not None:
         _checked_count(result[NUM_ROWS])
-    for each in dict(result.get("fellows") or {}).values():
+    for each in dict(result.get(MEMBERS) or {}).values():
         _checked_result(each)
     return result
 

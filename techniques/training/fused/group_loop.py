@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ringmaster.techniques.processes.events import MEMBERS
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.group import FusedGroup, join_group, open_group, orders_of
@@ -25,7 +26,7 @@ def run(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any
     segment.train()
     stepper.ranks.agree(True)  # no rank exits while a peer may still wait for it
     outcomes = dict(segment.outcomes)
-    return {**outcomes.pop(order.job.name), "fellows": outcomes}
+    return {**outcomes.pop(order.job.name), MEMBERS: outcomes}
 
 
 class FusedStepper:

@@ -14,7 +14,7 @@ from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import Journal, begin
+from ringmaster.tasks.storage.journal import Journal, begin_jobs
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.processes.events import CheckpointSaved, Outcome
 from tests.fake_engine import FakeEngine, cpu_devices
@@ -188,14 +188,14 @@ class Bench:
         self.journal = journal or open_journal(folder)
         self.events, self.plans, self.other_listeners, self.expected_faults = [], [], [], []
         self.leases = leases or LeasesInMemory()  # new by default: the leases of an ended process are void
-        self.place, self.cluster = RunPaths(folder=folder, cache_dir=folder), cluster(num_devices)
+        self.paths, self.cluster = RunPaths(folder=folder, cache_dir=folder), cluster(num_devices)
 
         def plan(problem):
             self.plans.append(problem)
             return make_plan(problem)
 
         self.plan = plan
-        begin(self.journal, jobs, faults={})
+        begin_jobs(self.journal, jobs, faults={})
         job_table = JobTable(self.journal)
         job_table.add(self.entry(each, *(profiles[each.name] if profiles else (profile(),))) for each in jobs)
         clock = self.runner.clock
@@ -215,7 +215,7 @@ class Bench:
         self._busy = {}
 
     def entry(self, job, *profiles):
-        return JobState(local_job=job, job=job, profiles=profiles, place=self.place)
+        return JobState(local_job=job, job=job, profiles=profiles, paths=self.paths)
 
     def read_journal(self):
         """Reads the state of the jobs again, as another executor would."""

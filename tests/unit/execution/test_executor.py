@@ -19,7 +19,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.executor import AT_ONCE_S
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
-from ringmaster.tasks.storage.journal import JobStatus, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin_jobs
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -222,7 +222,7 @@ def test_a_wrong_job_fails_with_all_that_adapt_it_and_the_others_go_on(tmp_path)
 def test_a_job_that_nothing_can_train_fails_before_the_start(tmp_path):
     jobs = [job("a"), job("b", base="a"), job("c")]
     bench = Bench(tmp_path, jobs, profiles={"a": (), "b": (profile(),), "c": (profile(),)})
-    left = begin(bench.journal, jobs, faults={"a": "no technique can train it here"})
+    left = begin_jobs(bench.journal, jobs, faults={"a": "no technique can train it here"})
     assert [j.name for j in left] == ["b", "c"]
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.FAILED, "c": JobStatus.DONE}

@@ -31,7 +31,7 @@ def compares(call, runner):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_job_waits_for_all_its_parents_and_is_told_where_they_are(tmp_path, seed):
     bench = Bench(tmp_path, [soup(), job("a"), job("b"), job("c")], runner=FakeRunner(seed))
-    bench.place.weights.update({"models:/x@champion": Path("/cache/x"), "/models/y": Path("/models/y")})
+    bench.paths.weights.update({"models:/x@champion": Path("/cache/x"), "/models/y": Path("/models/y")})
     bench.runner.script["soup"] = [compares]
     assert bench.run()
     names = bench.runner.names()
@@ -85,11 +85,11 @@ def test_a_plan_has_the_job_after_all_its_parents():
 
 def test_only_an_adaptation_is_told_of_its_parents_and_a_base_by_its_job(tmp_path):
     bench = Bench(tmp_path, [job("a")])
-    bench.place.weights.update({"tuned": Path("/cache/base")})
+    bench.paths.weights.update({"tuned": Path("/cache/base")})
     segment = PlannedSegment(job="a", option=0, last_step=1, devices=(), start_s=0.0, end_s=1.0)
 
     def order(each):
-        return gang_order(each, segment, profile(), place=bench.place, devices=[], number=1)
+        return gang_order(each, segment, profile(), paths=bench.paths, devices=[], number=1)
 
     tuned = job("tuned", base="models:/x@champion")
     assert (order(tuned).weights_from, order(tuned).parents) == ("/cache/base", {})

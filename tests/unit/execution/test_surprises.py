@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.storage.journal import JobStatus, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin_jobs
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.events import CheckpointSaved, OutcomeStatus
 from tests.unit.execution.fakes import cluster, job, profile
@@ -83,7 +83,7 @@ class Surprises:
         base = self.draw.choice([None, None, *alive])
         new = self.jobs[name] = job(name, base=base, num_steps=self.draw.choice([1, 20, 90]))
         self.gangs.step_s[name, registry.dotted_path("single"), 1] = self.draw.choice([0.5, 1.0, 3.0])
-        begin(self.pool.bench.journal, [new], faults={})
+        begin_jobs(self.pool.bench.journal, [new], faults={})
         self.executor.add_jobs([self.pool.bench.entry(new, profile())], why=f"{name} was added")
 
     def cancel(self):

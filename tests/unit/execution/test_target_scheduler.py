@@ -21,7 +21,7 @@ from ringmaster.tasks.execution.events import GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import SteeringRequest, first_goals
-from ringmaster.tasks.storage.journal import begin
+from ringmaster.tasks.storage.journal import begin_jobs
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
 from ringmaster.techniques.processes.events import ENDED_EARLY, EvaluationReported, Outcome, Steps
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
@@ -175,8 +175,8 @@ class Varying(Bench):
         self.notices, journal = [], journal or open_journal(folder)
         profiles = {"a": self.variants[job.phase(0).variant]}
         profiles |= {other.name: self.variants[variant] for variant, other in job.variants().items()}
-        jobs, place = [*job.searches(), job], RunPaths(folder=folder, cache_dir=folder)
-        self.scheduler = TargetScheduler(journal, jobs, profiles, place=place, notice=self.choices_or_hints)
+        jobs, paths = [*job.searches(), job], RunPaths(folder=folder, cache_dir=folder)
+        self.scheduler = TargetScheduler(journal, jobs, profiles, paths=paths, notice=self.choices_or_hints)
         super().__init__(folder, jobs, runner=runner, journal=journal, steering=self.scheduler, **kwargs)
 
     def entry(self, job, *profiles):
@@ -239,9 +239,9 @@ def test_what_a_pools_controller_is_asked_is_what_it_reads():
 def test_noise_that_is_heard_late_is_waited_for(tmp_path):
     """All short runs rest by the journal, and their events are heard one after another: the last one decides."""
     journal, asked = open_journal(tmp_path), []
-    jobs, place = [*SEARCHED.searches(), SEARCHED], RunPaths(folder=tmp_path, cache_dir=tmp_path)
-    begin(journal, jobs, faults={})
-    scheduler = TargetScheduler(journal, jobs, {"a": (profile(),)}, place=place, is_replayed=True)
+    jobs, paths = [*SEARCHED.searches(), SEARCHED], RunPaths(folder=tmp_path, cache_dir=tmp_path)
+    begin_jobs(journal, jobs, faults={})
+    scheduler = TargetScheduler(journal, jobs, {"a": (profile(),)}, paths=paths, is_replayed=True)
     scheduler.attach(asked.append, later=lambda act: act(), elapsed_s=0.0)
     for search in SEARCHED.searches():
         metrics = {"metrics": {"loss": 1 - 100 * search.optimizer.lr}}

@@ -10,7 +10,7 @@ from ringmaster.tasks.planning import fusion as checked_plans
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.mlflow_writer import FUSION
-from ringmaster.tasks.storage.journal import JobStatus, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin_jobs
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
@@ -26,7 +26,7 @@ def group(*members, step_s=1.0):
 @pytest.fixture
 def journal(tmp_path):
     journal = open_journal(tmp_path)
-    begin(journal, JOBS, faults={})
+    begin_jobs(journal, JOBS, faults={})
     yield journal
     journal.close()
 

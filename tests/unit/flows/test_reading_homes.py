@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ringmaster.files import storage_fault
-from ringmaster.flows.run_order import runs_below
+from ringmaster.flows.dated_runs import runs_below
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from tests.ports import free_port
 from tests.readers import close_to_writers, files_in, open_to_writers, read_command, without_rights

@@ -20,7 +20,7 @@ from ringmaster.flows.batch.run_folder import (
     plain_models,
     share_models,
 )
-from ringmaster.flows.run_order import stamped_folder
+from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.references import FileReference
 from ringmaster.tasks.batch import Batch

@@ -30,7 +30,7 @@ from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
+from ringmaster.tasks.storage.journal import JobStatus, Journal, begin_jobs
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.job_specs import ModelSpec
@@ -125,7 +125,7 @@ def test_a_warm_clone_is_a_child_of_its_source_whichever_ends_first(database, or
     record_model = ledger.record_model
     ledger.record_model = lambda name, **more: parents.update({name: more["parents"]}) or record_model(name, **more)
     recorder = AsyncRecorder(ledger, journal, batch=BATCH)
-    begin(journal, JOBS, faults={})
+    begin_jobs(journal, JOBS, faults={})
     clone = JOBS[1].with_features(WarmStart(checkpoints="/run/checkpoints/b/start", step=1))
     recorder.begin(replace(recorded(), jobs={"a": JOBS[0], "b": clone}), devices=["d"], num_trials=0)
     for name in order:
@@ -260,7 +260,7 @@ def test_a_run_that_mlflow_refuses_is_an_error_before_anything_is_trained(databa
 @pytest.mark.parametrize("is_away", [False, True])
 def test_what_was_not_written_is_written_when_the_batch_is_resumed(database, method, is_away):
     journal = Journal(database, batch=KEY)
-    begin(journal, JOBS, faults={})
+    begin_jobs(journal, JOBS, faults={})
     ledger = RefusingLedger(*([] if is_away else [method]))
     first = AsyncRecorder(ledger, journal, batch=BATCH)
     first.begin(recorded(), devices=["d"], num_trials=0)
@@ -292,7 +292,7 @@ def test_a_batch_that_is_resumed_with_another_mlflow_is_recorded_there(database)
     """As where MLflow has another address by now, and its earlier database is not behind that one."""
     first, second, notices = FakeLedger(), FakeLedger(), []
     journal = Journal(database, batch=KEY)
-    begin(journal, JOBS, faults={})
+    begin_jobs(journal, JOBS, faults={})
     for ledger, events in ((first, story()), (second, [])):
         recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
         recorder.begin(recorded(), devices=["d"], num_trials=0)

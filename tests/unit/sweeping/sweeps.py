@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.tasks.storage.journal import begin
+from ringmaster.tasks.storage.journal import begin_jobs
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
@@ -90,7 +90,7 @@ class Swept:
 
     def run(self):
         journal = self.bench.journal
-        begin(journal, self.jobs, faults=self.faults)
+        begin_jobs(journal, self.jobs, faults=self.faults)
         self.sweep_scheduler.begin(journal, [job for job in self.jobs if job.name not in self.faults], num_slots=2)
         for name, details in self.sweep_scheduler.details().items():
             journal.write_job(name, details=details)

@@ -61,7 +61,7 @@ def clone(handler: RequestHandler, content: Mapping[str, Any]) -> Mapping[str, A
         job = job.with_start(FirstCheckpoint(checkpoints=str(start), step=step))
         if not is_dry:
             try:
-                link_checkpoint(Path(entry.place.checkpoint_dir(entry.local_job)), step, to=start)
+                link_checkpoint(Path(entry.paths.checkpoint_dir(entry.local_job)), step, to=start)
             except CheckpointNotFound as error:
                 raise RequestRefused(f"{error}. To fix: clone it again") from error
     renamed = job.renamed(of_clone, lambda other: batch.qualified(other) if other in batch_jobs else other)
@@ -94,7 +94,7 @@ def _inherit_terms(handler: RequestHandler, batch: ActiveBatch, source: str, nam
 
 def warm_step(source: JobState, *, at_step: Any) -> int:
     """Returns the step of the checkpoint from which a clone goes on. Raises RequestRefused where there is none."""
-    job, root = source.local_job, source.place.checkpoint_dir(source.local_job)
+    job, root = source.local_job, source.paths.checkpoint_dir(source.local_job)
     if job.is_black_box:
         raise RequestRefused(f"{job.name} has no checkpoints that Ringmaster can read. To fix: leave out --warm")
     if is_url(root):
@@ -118,4 +118,4 @@ def warm_step(source: JobState, *, at_step: Any) -> int:
 
 def start_root(source: JobState, name: str) -> Path:
     """Returns the folder of a clone's checkpoints in which its source's checkpoint is kept."""
-    return Path(source.place.checkpoint_dir(replace(source.local_job, name=name))) / START
+    return Path(source.paths.checkpoint_dir(replace(source.local_job, name=name))) / START

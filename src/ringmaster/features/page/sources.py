@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringmaster.flows.dated_runs import runs_below
 from ringmaster.flows.reports.watch import WatchTarget
-from ringmaster.flows.run_order import runs_below
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url

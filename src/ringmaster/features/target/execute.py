@@ -203,11 +203,11 @@ class TargetScheduler(FeaturePolicy):
         jobs: Iterable[Job],
         profiles: Mapping[str, Sequence[Profile]],
         *,
-        place: RunPaths,
+        paths: RunPaths,
         notice: Callable[[str], None] = lambda _: None,
         is_replayed: bool = False,
     ) -> None:
-        super().__init__(journal, jobs, profiles, place=place, notice=notice, is_replayed=is_replayed)
+        super().__init__(journal, jobs, profiles, paths=paths, notice=notice, is_replayed=is_replayed)
         self.jobs = {job.name: job for job in jobs if self.is_for(job)}
         self._variants = {job.name: variant_options(job, profiles) for job in self.jobs.values() if job.varies}
         fact = journal.get(FACT, {})
@@ -314,7 +314,7 @@ class TargetScheduler(FeaturePolicy):
         choice = self.rates[name]
         settled, is_probed = replace(job, optimizer=replace(job.optimizer, lr=choice.lr)), False
         if choice.goes_on_from:
-            root = self._place.checkpoint_dir(searches[choice.goes_on_from])
+            root = self._paths.checkpoint_dir(searches[choice.goes_on_from])
             settled = settled.with_start(FirstCheckpoint(checkpoints=root, step=search_steps(job)))
             is_probed = search_steps(job) >= _probe(job)
         self._act(

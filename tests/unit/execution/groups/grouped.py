@@ -31,7 +31,7 @@ class GroupBench(Bench):
 
     def entry(self, job, *profiles):
         together = self._together if job.name == self.jobs[0].name else ()
-        return JobState(local_job=job, job=job, profiles=profiles, place=self.place, group_profiles=together)
+        return JobState(local_job=job, job=job, profiles=profiles, paths=self.paths, group_profiles=together)
 
 
 def outcome_of(call, runner, order, *, step=None, **said):

@@ -10,7 +10,7 @@ import pytest
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
-from ringmaster.tasks.storage.journal import JobStatus, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin_jobs
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.reporter import STOP
 from tests.unit.execution.clocked import clocked_bench
@@ -23,7 +23,7 @@ def test_a_job_that_comes_later_is_planned_while_the_others_go_on(tmp_path):
     late = job("x", num_steps=10)
 
     def add_jobs():
-        begin(pool.bench.journal, [late], faults={})
+        begin_jobs(pool.bench.journal, [late], faults={})
         pool.executor.add_jobs([pool.bench.entry(late, profile())], why="x was added")
 
     pool.at(50.0, add_jobs)
@@ -38,7 +38,7 @@ def test_a_cancelled_job_stops_at_a_checkpoint_and_those_that_need_it_fail(tmp_p
     child = replace(job("x"), base="a")
 
     def add_jobs():
-        begin(pool.bench.journal, [child], faults={})
+        begin_jobs(pool.bench.journal, [child], faults={})
         pool.executor.add_jobs([pool.bench.entry(child, profile())], why="x was added")
 
     pool.at(10.0, add_jobs)
@@ -58,7 +58,7 @@ def test_a_base_and_its_child_that_are_cancelled_together_end_once_each(tmp_path
     child = replace(job("x"), base="a")
 
     def add_jobs():
-        begin(pool.bench.journal, [child], faults={})
+        begin_jobs(pool.bench.journal, [child], faults={})
         pool.executor.add_jobs([pool.bench.entry(child, profile())], why="x was added")
 
     pool.at(10.0, add_jobs)
@@ -101,7 +101,7 @@ def test_no_device_is_kept_for_what_waits_for_a_paused_base(tmp_path):
     child, late = replace(job("x"), base="a"), job("y", num_steps=10)
 
     def add_jobs(new):
-        begin(pool.bench.journal, [new], faults={})
+        begin_jobs(pool.bench.journal, [new], faults={})
         pool.executor.add_jobs([pool.bench.entry(new, profile())], why=f"{new.name} was added")
 
     pool.at(10.0, lambda: add_jobs(child))
@@ -138,7 +138,7 @@ def test_changes_that_come_faster_than_plans_are_made_keep_no_job_waiting(tmp_pa
     late = job("x", num_steps=10)
 
     def add_jobs():
-        begin(pool.bench.journal, [late], faults={})
+        begin_jobs(pool.bench.journal, [late], faults={})
         pool.executor.add_jobs([pool.bench.entry(late, profile())], why="x was added")
 
     pool.at(50.0, add_jobs)
@@ -229,7 +229,7 @@ def test_a_batch_that_has_ended_is_forgotten(tmp_path):
 def test_names_within_a_batch_reach_the_gang(tmp_path):
     pool = Pool(tmp_path, [])
     jobs = [replace(job("night/base"), num_steps=5), replace(job("night/child", base="night/base"), num_steps=5)]
-    begin(pool.bench.journal, jobs, faults={})
+    begin_jobs(pool.bench.journal, jobs, faults={})
     pool.gangs.step_s.update({(n, registry.dotted_path("single"), 1): 1.0 for n in ("base", "child")})
     local = {"night/base": job("base"), "night/child": job("child", base="base")}
     entries = [

@@ -22,7 +22,7 @@ from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStat
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
+from ringmaster.tasks.storage.journal import JobStatus, Journal, begin_jobs
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.unit.execution.fakes import Bench, job, profile
@@ -160,7 +160,7 @@ def run_here(tmp_path, monkeypatch):
     vit = ModelSpec(architecture="ViTForImageClassification", config={"image_size": 8, "patch_size": 2})
     jobs = [Job(name=name, model=vit, data=DataSpec(source="digits"), num_steps=20) for name in "ab"]
     bench = Bench(folder, jobs)
-    begin(bench.journal, jobs, faults={})
+    begin_jobs(bench.journal, jobs, faults={})
     bench.executor.job_table._read(bench.executor.job_table.entries)
     bench.journal.put("batch", Batch.of(name="nightly", jobs=jobs, folder=tmp_path).to_json())
     alone = ActiveBatch(id=ALONE, name="nightly", job_names=("a", "b"), given=PlanningTerms(), started_s=0.0)
@@ -189,7 +189,7 @@ def run_here(tmp_path, monkeypatch):
 
 
 def test_without_a_pool_the_run_on_this_machine_is_controlled(run_here):
-    checkpoint = run_here.place.folder / "checkpoints" / "a" / "step-00000010"
+    checkpoint = run_here.paths.folder / "checkpoints" / "a" / "step-00000010"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
     code, output = run("jobs", "clone", "nightly", "a", "--set", "optimizer.lr=5e-4", "--warm", "--dry-run")
@@ -201,7 +201,7 @@ def test_without_a_pool_the_run_on_this_machine_is_controlled(run_here):
     assert "a-clone1: a clone of a from its checkpoint of step 10" in " ".join(output.split())
     clone = run_here.executor.job_table.entries["a-clone1"].job
     assert (clone.optimizer.lr, clone.started_from.step, run_here.journal.jobs()["a-clone1"].step) == (5e-4, 10, 10)
-    assert (run_here.place.folder / "checkpoints" / "a-clone1" / "start" / "step-00000010").is_dir()
+    assert (run_here.paths.folder / "checkpoints" / "a-clone1" / "start" / "step-00000010").is_dir()
     assert run("jobs", "pause", "nightly", "b") == (0, "nightly: paused: b of batch nightly\n")
     code, output = run("jobs", "set", "nightly", "a", "steps=30", "weight=2", "deadline=60")
     assert (code, run_here.executor.job_table.entries["a"].job.num_steps) == (0, 30)

@@ -13,7 +13,7 @@ STAMP = "%Y%m%d-%H%M%S"
 RUN = re.compile(r"(\d{8}-\d{6})(?:-(\d+))?")
 
 
-def run_order(run: Path) -> tuple[str, int]:
+def folder_date(run: Path) -> tuple[str, int]:
     """Returns the place of a run among others, of its folder's name: `20260101-000000-10` comes after `...-2`."""
     match = RUN.fullmatch(run.name)
     return (match[1], int(match[2] or 1)) if match else ("", 0)
@@ -21,7 +21,7 @@ def run_order(run: Path) -> tuple[str, int]:
 
 def in_order(runs: Iterable[Path]) -> list[Path]:
     """Returns the folders of runs, the oldest first."""
-    return sorted(runs, key=run_order)
+    return sorted(runs, key=folder_date)
 
 
 def runs_below(folder: Path, pattern: str = "*") -> list[Path]:
@@ -42,7 +42,7 @@ def stamped_folder(parent: Path) -> Path:
     """
     parent.mkdir(parents=True, exist_ok=True)
     stamp, first = datetime.now(UTC).strftime(STAMP), 1
-    newest, number = max(map(run_order, parent.parent.glob("*/*")), default=("", 0))
+    newest, number = max(map(folder_date, parent.parent.glob("*/*")), default=("", 0))
     if newest >= stamp:
         stamp, first = newest, number + 1
     for number in itertools.count(first):

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ringmaster.flows import run_order
+from ringmaster.flows import dated_runs
+from ringmaster.flows.dated_runs import in_order, runs_below, stamped_folder
 from ringmaster.flows.reports.watch import newest_run
-from ringmaster.flows.run_order import in_order, runs_below, stamped_folder
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def clock(monkeypatch):
             def now(cls, tz=None):
                 return datetime.fromisoformat(text).replace(tzinfo=UTC).astimezone(tz)
 
-        monkeypatch.setattr(run_order, "datetime", Clock)
+        monkeypatch.setattr(dated_runs, "datetime", Clock)
 
     return set_to
 
