@@ -60,7 +60,7 @@ class Profile:
     stall_s: seconds for which a checkpoint that is written in the background holds up training; None for `save_s`.
     source: "measured" by a trial or by a segment that trained, or "predicted".
     spread: the standard error of `step_s`, relative to it; 0 where it is unknown.
-    load: how many times as long as on a quiet machine the seconds are (`tasks/profiling/speed_beliefs.py`).
+    load: how many times as long as on a quiet machine the seconds are (`tasks/profiling/machine_load.py`).
     predicted_step_s: the seconds of a step that the preflight predicted; None where it could not.
     num_measured_steps: over how many steps `step_s` was measured; 0 where it was not, or by an earlier release.
     key: under which it is stored; None if it is not.

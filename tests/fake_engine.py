@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,11 +29,12 @@ class FakeGang:
     last_step: int
     since_s: float
     chunk: int = 0
+    load: float = 1.0
     stops: bool = False
 
     @property
     def next_s(self):
-        return self.since_s + self.chunk * self.step_s
+        return self.since_s + self.chunk * self.step_s * self.load
 
     @property
     def nodes(self):
@@ -48,11 +50,15 @@ class FakeEngine:
     also let the time pass by `advance`, where the executor has another inbox.
 
     epoch_s: seconds since the epoch at second 0 of the clock.
+    load: how many times as long as alone steps and startups take that begin at a time of the clock.
+    measured_load: the load that gangs report, by the true one.
     """
 
     step_s: dict = field(default_factory=dict)
     startup_s: float = 0.0
     report_s: float = 5.0
+    load: Callable = lambda now_s: 1.0
+    measured_load: Callable = lambda load: load
     now_s: float = 0.0
     steps: dict = field(default_factory=dict)  # checkpointed step of each job
     heard: list = field(default_factory=list)  # (segment, command)
@@ -135,10 +141,11 @@ class FakeEngine:
         order, future = call.order, Future()
         job, first = order.job.name, self.steps.get(order.job.name, 0)
         step_s = self.step_s[job, order.technique, len(order.slots)]
-        gang = FakeGang(call, future, step_s, first, first, order.last_step, self.now_s + self.startup_s)
+        startup_s = self.startup_s * self.load(self.now_s)
+        gang = FakeGang(call, future, step_s, first, first, order.last_step, self.now_s + startup_s)
         self.gangs[call.number] = gang
         self._begin_chunk(gang)
-        call.on_event(JobReady(step=first, startup_s=self.startup_s))
+        call.on_event(JobReady(step=first, startup_s=startup_s))
         return future
 
     def adopt(self, number, *, on_event):
@@ -158,7 +165,7 @@ class FakeEngine:
             return
         if command == STOP:
             gang.stops = True
-            gang.chunk = min(gang.chunk, max(0, math.ceil((self.now_s - gang.since_s) / gang.step_s)))
+            gang.chunk = min(gang.chunk, max(0, math.ceil((self.now_s - gang.since_s) / (gang.step_s * gang.load))))
         else:
             gang.last_step = max(gang.last_step, int(command.removeprefix(UNTIL)))
 
@@ -222,11 +229,14 @@ class FakeEngine:
         return True
 
     def _begin_chunk(self, gang):
-        gang.chunk = min(max(1, round(self.report_s / gang.step_s)), gang.last_step - gang.step)
+        gang.load = self.load(gang.since_s)
+        step_s = gang.step_s * gang.load
+        gang.chunk = min(max(1, round(self.report_s / step_s)), gang.last_step - gang.step)
 
     def _go_on(self, gang):
         if gang.chunk:
-            gang.call.on_event(Steps(first_step=gang.step, seconds=(gang.step_s,) * gang.chunk))
+            seconds, load = (gang.step_s * gang.load,) * gang.chunk, self.measured_load(gang.load)
+            gang.call.on_event(Steps(first_step=gang.step, seconds=seconds, load=load))
         gang.step, gang.since_s = gang.step + gang.chunk, gang.next_s
         if gang.step < gang.last_step and not gang.stops:
             self._begin_chunk(gang)

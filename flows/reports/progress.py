@@ -204,6 +204,7 @@ class ConsoleView(View):
     ) -> None:
         self._console, self._is_verbose, self._clock = console, is_verbose, clock
         self._batch = BatchProgress(clock=clock)
+        self._plan: events.PlanUpdate | None = None
         self._live_display: AbstractContextManager[object] = self._open()
 
     def _open(self) -> AbstractContextManager[object]:
@@ -229,6 +230,10 @@ class ConsoleView(View):
         """Notes the event, and prints a line about it if it matters."""
         self._batch.handle_event(event)
         text, style = describe(event)
+        if isinstance(event, events.PlanUpdate):
+            before, self._plan = self._plan, event
+            if before is not None and event.continues(before):
+                return
         if text and self._is_printed(event):
             self._console.print(text, style=style, soft_wrap=True)
 
@@ -278,7 +283,7 @@ class LiveView(ConsoleView):
         self._batch.begin(text)
 
     def _is_printed(self, event: events.ExecutionEvent) -> bool:
-        return not isinstance(event, events.SegmentStarted)
+        return not isinstance(event, events.SegmentStarted) or event.first_step > 0
 
     def _picture(self) -> RenderableType:
         self._spinner.update(text=styled(self._batch.headline() or " "))  # it ignores an empty text
@@ -333,10 +338,12 @@ def _described(event: events.ExecutionEvent) -> tuple[str, str]:
             # The gap holds for the runtimes that were planned with, however good they are.
             gap = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best plan with these runtimes"
             return f"{text}{gap}", ""
-        case events.SegmentStarted(segment=segment, first_step=first, attempt=attempt, members=members):
-            again = f" (attempt {attempt})" if attempt > 1 else ""
+        case events.SegmentStarted(segment=segment, first_step=first, members=members):
+            again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
             who = f"{label_of(segment.job, members)} start" if members else f"{segment.job} starts"
-            return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
+            is_part = first > 0 or segment.last_step < max(event.num_steps, default=0)
+            why = f": {segment.why}" if segment.why and is_part else ""
+            return f"{who} at step {first} on {_devices(segment.devices)}{again}{why}", ""
         case events.GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows)):
             return f"{job} at step {step}: {_metrics(metrics, num_rows)}", ""
         case events.GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):

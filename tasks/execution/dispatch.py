@@ -31,7 +31,10 @@ def device_of(lease: str) -> DeviceId:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSegment:
-    """A range of a job's steps up to `last_step` (exclusive), on `devices` under its option number `option`."""
+    """A range of a job's steps up to `last_step` (exclusive), on `devices` under its option number `option`.
+
+    why: the reason for which a job begins it that runs, or has run, under another option or elsewhere.
+    """
 
     job: str
     option: int
@@ -39,6 +42,7 @@ class PlannedSegment:
     devices: tuple[DeviceId, ...]
     start_s: float
     end_s: float
+    why: str = ""
 
 
 def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[str, int]) -> list[PlannedSegment]:

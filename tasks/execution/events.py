@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.codec import SINCE_LATER, from_json, stored_as, to_json
-from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
@@ -138,6 +138,26 @@ class PlanUpdate:
     problem: Problem
     plan: Plan
     why: str
+
+    def continues(self, before: PlanUpdate) -> bool:
+        """Whether it trains on each device what was left of the plan before, in the same order; times may differ."""
+        jobs = {job.id for job in self.problem.jobs}
+        queues = before._queues()
+        for device, queue in self._queues().items():
+            left = [each for each in queues.get(device, ()) if each[0] in jobs]
+            if left[-len(queue) :] != queue:
+                return False
+        return True
+
+    def _queues(self) -> dict[DeviceId, list[tuple[str, int]]]:
+        """Returns by device the jobs in order, and the numbers of their options."""
+        queues: dict[DeviceId, list[tuple[str, int]]] = {}
+        for segment in sorted(self.plan.segments, key=lambda segment: segment.start_s):
+            for device in ((node, number) for node, numbers in segment.devices for number in numbers):
+                queue = queues.setdefault(device, [])
+                if queue[-1:] != [(segment.job, segment.option)]:
+                    queue.append((segment.job, segment.option))
+        return queues
 
 
 @dataclass(frozen=True, kw_only=True)

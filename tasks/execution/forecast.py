@@ -51,7 +51,8 @@ from ringmaster.tasks.planning.bounds.bounds import certified_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem_parts import MIN_RUNTIME_S
-from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, SpeedBeliefs, SpeedErrors, errors_of
+from ringmaster.tasks.profiling.machine_load import MachineLoad
+from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs, SpeedErrors, errors_of
 from ringmaster.techniques import Profile
 
 NUM_DRAWS = 200

@@ -17,6 +17,7 @@ from ringmaster.tasks.execution.dispatch import (
     startable,
 )
 from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.profiling.machine_load import LOAD_ERROR
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.events import (
     CheckpointSaved,
@@ -70,6 +71,7 @@ class RunningSegment:
     first_steps: the first step of each other job in this gang.
     members: those of them that have not ended.
     reported_steps: the steps that members have reported.
+    newest_load: the load of the machine by its newest report; by its profile where reports do not contain it.
     refusal: why the gang is stopped and its job fails: what is wrong with an event that it has reported.
     """
 
@@ -85,16 +87,18 @@ class RunningSegment:
     is_stopping: bool = False
     first_steps: Mapping[str, int] = field(default_factory=dict)
     members: set[str] = field(init=False)
+    newest_load: float = field(init=False)
     reported_steps: dict[str, int] = field(default_factory=dict)
     refusal: str = ""
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    _quiet_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))  # the same steps without load
     _mean_s: float | None = None  # of `_steps_s`, once it was requested
     _is_warm: bool = False
     _learnt: dict[str, Any] = field(default_factory=dict)  # what its gang has reported, as fields of a profile
     _whole_group: Profile | None = None  # what was measured of its whole group, once a member has left
 
     def __post_init__(self) -> None:
-        self.members = set(self.first_steps)
+        self.members, self.newest_load = set(self.first_steps), self.profile.load
 
     def may_go_on(self, last_step: int) -> bool:
         """Whether its gang can be commanded to end at `last_step`.
@@ -139,7 +143,10 @@ class RunningSegment:
             self._learnt["startup_s"] = event.startup_s
         elif isinstance(event, Steps):
             self._learnt["peak_bytes"] = max(self._learnt.get("peak_bytes", 0), event.peak_bytes)
-            self._steps_s.extend(event.seconds if self._is_warm else event.seconds[1:])
+            self.newest_load = self.profile.load if event.load is None else event.load
+            steps_s = event.seconds if self._is_warm else event.seconds[1:]
+            self._steps_s.extend(steps_s)
+            self._quiet_s.extend(step_s / self.newest_load for step_s in steps_s)
             self._mean_s = None
             self._is_warm = True
 
@@ -151,6 +158,7 @@ class RunningSegment:
             self._whole_group = self.measured({})
         self.members.discard(member)
         self._steps_s.clear()
+        self._quiet_s.clear()
         self._mean_s = None
 
     def measured(self, result: Mapping[str, Any]) -> Profile | None:
@@ -169,7 +177,7 @@ class RunningSegment:
         ends = {name: result[name] for name in ("save_s", "evaluate_s", "export_s") if name in result}
         learnt = {name: value for name, value in (self._learnt | ends).items() if value}
         return replace(
-            self.profile,
+            self.profile.under_load(self.load),
             step_s=self.step_s,
             spread=self.step_error,
             num_measured_steps=len(self._steps_s),
@@ -201,16 +209,25 @@ class RunningSegment:
         return self._mean_s
 
     @property
-    def step_error(self) -> float:
-        """The standard error of `step_s`, relative to it: steps of uneven widths take unequal seconds.
+    def load(self) -> float:
+        """How many times as long as on a quiet machine its newest steps took."""
+        quiet_s = sum(self._quiet_s)
+        return sum(self._steps_s) / quiet_s if quiet_s else 1.0
 
-        A few steps are a poor estimate of their spread: `USUAL_DEVIATION` counts as `FEWEST_STEPS` of them.
+    @property
+    def step_error(self) -> float:
+        """The standard error of `step_s` without load, relative to it: steps of uneven widths take unequal seconds.
+
+        A few steps are a poor estimate of their spread: `USUAL_DEVIATION` counts as `FEWEST_STEPS` of them. What loads
+        are wrong by is wrong for all steps, however many there are.
         """
-        mean_s, num_steps = self.step_s, len(self._steps_s)
+        num_steps = len(self._quiet_s)
+        mean_s = sum(self._quiet_s) / num_steps if num_steps else 0.0
         if not mean_s:
             return USUAL_DEVIATION
-        squares = FEWEST_STEPS * USUAL_DEVIATION**2 + sum((step_s / mean_s - 1) ** 2 for step_s in self._steps_s)
-        return math.sqrt(squares / (FEWEST_STEPS + num_steps - 1) / num_steps)
+        squares = FEWEST_STEPS * USUAL_DEVIATION**2 + sum((step_s / mean_s - 1) ** 2 for step_s in self._quiet_s)
+        of_steps = math.sqrt(squares / (FEWEST_STEPS + num_steps - 1) / num_steps)
+        return math.hypot(of_steps, LOAD_ERROR * math.log(self.load))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,10 @@ equal for all jobs; r_j is the further price of a second of job j, in devices: t
 the planned one. It is 0 for a job that takes the cheapest option, and large for a job that is spread over many devices
 as it decides the end.
 
+What is measured has an error, on a machine with other work above all. Where the logarithm of c_p / c_b has the spread s
+and its measurement the error e, what a trial may change is what will be believed after it, whose spread is
+s^2 / (s^2 + e^2)^(1/2).
+
 Trying p costs a switch, two for a job that runs, and the part of the devices' time that p leaves unused or wastes.
 """
 
@@ -69,25 +73,29 @@ def explored(
     *,
     switch_cost_s: float,
     most: int,
+    noise: float = 0.0,
 ) -> list[PlannedSegment]:
     """Returns the planned segments with short segments before the first one of each job where these are worth it.
 
     planned: in order of their start.
     jobs: the jobs that may change their options.
     most: the most options of a job to try.
+    noise: the relative error of measured speeds that more steps do not reduce.
     """
     segments: list[PlannedSegment] = []
     seen: set[str] = set()
     for segment in planned:
         if segment.job in jobs and segment.job not in seen:
-            segments += _trying_segments(segment, jobs[segment.job], switch_cost_s=switch_cost_s, most=most)
+            trials = _trying_segments(segment, jobs[segment.job], switch_cost_s=switch_cost_s, most=most, noise=noise)
+            segments += trials
+            segment = replace(segment, why="goes on as planned, now that options are measured") if trials else segment
         seen.add(segment.job)
         segments.append(segment)
     return segments
 
 
 def _trying_segments(
-    segment: PlannedSegment, job: ExploredJob, *, switch_cost_s: float, most: int
+    segment: PlannedSegment, job: ExploredJob, *, switch_cost_s: float, most: int, noise: float
 ) -> list[PlannedSegment]:
     segments: list[PlannedSegment] = []
     step, left = job.step, job.total_steps - job.step
@@ -97,7 +105,8 @@ def _trying_segments(
     options = {option for option in range(len(job.options)) if _may_try(option, segment, job)}
     while options and len(segments) < most:
         trials = [
-            _OptionTrial.of(k, segment, job, price=price, saved=saved, switch_cost_s=switch_cost_s) for k in options
+            _OptionTrial.of(k, segment, job, price=price, saved=saved, switch_cost_s=switch_cost_s, noise=noise)
+            for k in options
         ]
         best = max(trials, key=lambda trial: (trial.worth_s, -trial.option))
         if best.worth_s <= 0:
@@ -106,8 +115,9 @@ def _trying_segments(
         if best.num_steps > MAX_SHARE * left or step + best.num_steps >= segment.last_step:
             continue
         step, saved = step + best.num_steps, saved + best.saves
-        devices = segment.devices[: job.options[best.option].num_devices]
-        segments.append(replace(segment, option=best.option, last_step=step, devices=devices))
+        tried = job.options[best.option]
+        devices, why = segment.devices[: tried.num_devices], f"measures {tried.technique} up to step {step}"
+        segments.append(replace(segment, option=best.option, last_step=step, devices=devices, why=why))
     return segments
 
 
@@ -141,7 +151,15 @@ class _OptionTrial:
 
     @classmethod
     def of(
-        cls, option: int, segment: PlannedSegment, job: ExploredJob, *, price: float, saved: float, switch_cost_s: float
+        cls,
+        option: int,
+        segment: PlannedSegment,
+        job: ExploredJob,
+        *,
+        price: float,
+        saved: float,
+        switch_cost_s: float,
+        noise: float,
     ) -> _OptionTrial:
         """Returns the trial of an option.
 
@@ -151,6 +169,7 @@ class _OptionTrial:
         cost_used = used.runtime_s * (used.num_devices + price)
         ratio = tried.runtime_s * (tried.num_devices + price) / (cost_used * (1.0 - saved))
         spread = job.beliefs[option].spread_relative_to(job.beliefs[segment.option])
+        spread *= spread / math.hypot(spread, noise) if spread else 1.0
         saves = (1.0 - saved) * (expected_saving(math.log(ratio), spread) - max(0.0, 1.0 - ratio))
         held = len(segment.devices) + price
         num_steps = _num_steps(job, option, switch_cost_s=switch_cost_s)
@@ -228,7 +247,12 @@ class ReplanTrigger:
         self.expected_s = dict(ends_s)
 
     def why_now(
-        self, now_s: float, ends_s: Mapping[str, float], *, deadlines_s: Mapping[str, float] | None = None
+        self,
+        now_s: float,
+        ends_s: Mapping[str, float],
+        *,
+        deadlines_s: Mapping[str, float] | None = None,
+        noise: float = 0.0,
     ) -> str | None:
         """Returns the reason to re-plan now, None if there is none.
 
@@ -236,6 +260,7 @@ class ReplanTrigger:
 
         ends_s: the forecast end of each job by what is known now.
         deadlines_s: the deadline of each job that has one.
+        noise: the relative error of measured speeds, which is no surprise.
         """
         late_s = {job: ends_s[job] - at_s for job, at_s in (deadlines_s or {}).items() if ends_s.get(job, 0.0) > at_s}
         fresh = sorted(set(late_s) - self.endangered)
@@ -249,7 +274,7 @@ class ReplanTrigger:
         left_s = max(ends_s.values(), default=now_s) - now_s
         off_s = {job: end_s - self.expected_s[job] for job, end_s in ends_s.items() if job in self.expected_s}
         worst = max(off_s, key=lambda job: abs(off_s[job]), default=None)
-        if worst is None or abs(off_s[worst]) <= self.policy.surprise * left_s:
+        if worst is None or abs(off_s[worst]) <= (self.policy.surprise + noise) * left_s:
             return None
         return f"{worst} is {'late' if off_s[worst] > 0 else 'early'} by {abs(off_s[worst]):.0f} s"
 
@@ -366,12 +391,16 @@ def plan_rest(rest: RemainingProblem, make_plan: Callable[[Problem], Plan]) -> P
     return rest.real(plan)
 
 
-def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: ReplanPolicy) -> bool:
+def is_worth_it(
+    now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: ReplanPolicy, noise: float = 0.0
+) -> bool:
     """Whether following `fresh` from now on gains more than it costs.
 
     Both plans are simulated to their ends by the dispatch rules, so that each pays for the switches that it makes.
     `now` continues at the speeds that are assumed. Additional switches must gain more than their own seconds, because
-    forecasts err and the next plan may undo them.
+    forecasts err and the next plan may undo them. They must also gain more than the measured speeds may be wrong by.
+
+    noise: the relative error of measured speeds.
     """
     kept, new = now.fork(), now.fork()
     new.adopt(fresh)
@@ -380,6 +409,7 @@ def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: 
         return False
     more_switches = max(0, new.num_switches - kept.num_switches)
     price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * more_switches * (now.now_s + new_s)
+    price_s += noise * new_s if more_switches else 0.0
     late_s = kept.late_s - new.late_s
     return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
 

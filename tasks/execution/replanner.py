@@ -35,6 +35,7 @@ from ringmaster.tasks.execution.replan_policy import (
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
+from ringmaster.tasks.profiling.machine_load import CurrentLoad
 from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
@@ -139,6 +140,7 @@ class Replanner:
         self._background = background or partial(in_a_thread, "replanning")
         self._began_s, self.conditions = clock(), conditions or ForecastConditions()
         self._beliefs, self._when = SpeedBeliefs(), ReplanTrigger(policy)
+        self._load = CurrentLoad(self.conditions.load.ratio)
         self._pending_plan: PendingPlan | None = None
         self._certificate: Certificate | None = None  # of the plan that is followed
         self._heard_s: dict[str, float] = {}  # by job, when its gang last reported
@@ -148,17 +150,20 @@ class Replanner:
         self.failures: list[BaseException] = []  # of needed plans, since the last one that was made
 
     def handle_event(self, running: RunningSegment) -> None:
-        """Records the measured speed of a running segment."""
-        self._heard_s[running.segment.job] = self._now_s()
-        expected_s = running.profile.restricted_to(running.members).gang_step_s
+        """Records the measured speed of a running segment, and the load of the machine."""
+        job = running.segment.job
+        self._heard_s[job] = self._now_s()
+        self._load.note(running.newest_load, now_s=self._now_s())
+        expected_s = running.profile.under_load(1.0).restricted_to(running.members).gang_step_s
         if (step_s := running.step_s) and expected_s > 0:  # a command may report no seconds
             errors = errors_of(running.profile)
             self._beliefs.note(
-                running.segment.job,
+                job,
                 running.segment.option,
-                step_s / expected_s,
+                step_s / running.load / expected_s,
                 technique=running.profile.technique,
                 errors=replace(errors, measurement=max(errors.measurement, running.step_error)),
+                segment=running.number,
             )
 
     def forget(self, job: str) -> None:
@@ -219,7 +224,7 @@ class Replanner:
         took_s = self._now_s() - now_s
         self._look_s = now_s + max(self._policy.least * self._when.first_s / LOOKS, took_s / LOOK_SHARE)
         deadlines_s = {job.id: now_s + job.deadline_s for job in left.jobs if job.deadline_s is not None}
-        why = self._when.why_now(now_s, ends_s, deadlines_s=deadlines_s)
+        why = self._when.why_now(now_s, ends_s, deadlines_s=deadlines_s, noise=self._load.error)
         if why is None:
             return None
         self._when.planned(now_s, ends_s)
@@ -259,7 +264,8 @@ class Replanner:
         if left is None:
             return None
         optimistic = self._left(state, optimism=self._policy.optimism)
-        return fresh if is_worth_it(self.timeline(state, optimistic), fresh, policy=self._policy) else None
+        now = self.timeline(state, optimistic)
+        return fresh if is_worth_it(now, fresh, policy=self._policy, noise=self._load.error) else None
 
     def explored(self, state: State, planned: Sequence[PlannedSegment]) -> list[PlannedSegment]:
         """Returns planned segments of the current state with short ones that try options where that is worth it."""
@@ -283,7 +289,13 @@ class Replanner:
             for each in left.jobs
             if each.id in free
         }
-        return explored(planned, jobs, switch_cost_s=left.switch_cost_s, most=self._policy.most_explored)
+        return explored(
+            planned,
+            jobs,
+            switch_cost_s=left.switch_cost_s,
+            most=self._policy.most_explored,
+            noise=self._load.error,
+        )
 
     def seconds_left(self, state: State) -> tuple[dict[str, Draws], EarliestEnds | None]:
         """Returns draws of the seconds until each job ends by the plan that is followed, and the least by any plan."""
@@ -295,7 +307,7 @@ class Replanner:
             state.profiles,
             beliefs=self._beliefs,
             certificate=self._certificate,
-            load=self.conditions.load.ratio,
+            load=self._load.ratio,
             silences_s={
                 each.segment.job: self._now_s() - self._heard_s.get(each.segment.job, 0.0) for each in state.running
             },
@@ -426,17 +438,21 @@ class Replanner:
         optimism: see `ReplanPolicy`.
         """
         options = {running.segment.job: running.segment.option for running in state.running}
-        profiles = {
-            job.name: [
-                replace(
-                    profile.at_pace(self._belief(job.name, k, profile).ratio(optimism=optimism)),
-                    startup_s=0.0 if options.get(job.name) == k else profile.startup_s,
-                )
-                for k, profile in enumerate(state.profiles[job.name])
-            ]
+        at_load = {
+            job.name: [profile.under_load(self._load.ratio) for profile in state.profiles[job.name]]
             for job in state.jobs
         }
-        cost_s = switch_cost_s([profile for job in state.jobs for profile in state.profiles[job.name]])
+        profiles = {
+            job: [
+                replace(
+                    profile.at_pace(self._belief(job, k, profile).ratio(optimism=optimism)),
+                    startup_s=0.0 if options.get(job) == k else profile.startup_s,
+                )
+                for k, profile in enumerate(job_profiles)
+            ]
+            for job, job_profiles in at_load.items()
+        }
+        cost_s = switch_cost_s([profile for job_profiles in at_load.values() for profile in job_profiles])
         problem = planning_problem(
             state.jobs,
             profiles,

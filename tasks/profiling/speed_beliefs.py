@@ -20,141 +20,24 @@ Integrating over w_j, the job contributes to theta
 
 so that one system of 1 + K equations is solved, however many jobs there are. `SpeedBeliefs.draws` draws theta, then
 each w_j given theta, then each z_jo given both, so that draws of several options are correlated as the posterior is.
-
-The load of a machine by other work, as the reference kernel measures it during trials and before a plan.
-
-The load is the kernel's mean seconds over its seconds on a quiet machine. These are the fewest seconds that a
-repetition took on this machine lately: repetitions are shorter than a time slice, so some of them are undisturbed on a
-busy machine, too.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import platform
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.codec import digest
-from ringmaster.errors import ChannelClosed
-from ringmaster.files import write_atomically
-from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import RankExited, ReferenceTimed, TrialMeasured, event_from_json
-from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.techniques.registry import TECHNIQUES
-
-TARGET = "ringmaster.techniques.estimates.device_rates:main"
-VERSION = 1  # incremented when the kernel changes
-BUSY_LOAD = 1.15
-"""The load above which a machine counts as busy with other work, which is reported."""
-NUM_KEPT = 100  # measurements by which a quiet machine is known; older ones may be of another state of it
 
 MIN_SPREAD = 1e-9  # of an option that has not run
 Option = int | str
 """The number or the fingerprint of an option of a job."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineLoad:
-    """The load of a machine by other work.
-
-    ratio: how many times as long as on a quiet machine a computation takes.
-    spread: the standard error of the ratio, relative to it.
-    """
-
-    ratio: float = 1.0
-    spread: float = 0.0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether other work slows the machine down noticeably."""
-        return self.ratio > BUSY_LOAD
-
-
-class QuietTimes:
-    """The seconds of the reference kernel on this machine while it is quiet, by kind of device; kept in `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def load(self, timed: Sequence[ReferenceTimed]) -> MachineLoad:
-        """Returns the mean load at some timings of the kernel, and learns from them; no load without timings."""
-        if not timed:
-            return MachineLoad()
-        ratios = [max(1.0, each.mean_s / self._quiet_s(each)) for each in timed]
-        ratio = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        drift = math.log(max(ratios) / min(ratios)) / 2
-        return MachineLoad(ratio=ratio, spread=max(drift, *(each.spread for each in timed)))
-
-    def _quiet_s(self, timed: ReferenceTimed) -> float:
-        """Returns the fewest seconds of a repetition, of those that are kept and the one that is timed."""
-        file = self._folder / f"reference-{digest([platform.node(), timed.kind, VERSION])}.json"
-        try:
-            kept: list[float] = json.loads(file.read_text())
-        except (OSError, ValueError):  # there is none; a power failure may leave an empty one
-            kept = []
-        kept = [*kept, timed.fastest_s][-NUM_KEPT:]
-        write_atomically(file, json.dumps(kept).encode())
-        return min(kept)
-
-
-def without_load(measured: TrialMeasured, load: MachineLoad) -> dict[str, Any]:
-    """Returns the measured fields of a `Profile` as they would be on a quiet machine.
-
-    The mean of the steps contains the time slices of other work, as the load does, and is divided by it. Of steps that
-    are shorter than a time slice most are undisturbed: then the median is less, and nearer to the truth.
-    """
-    seconds: Mapping[str, Any] = {
-        k: v / load.ratio for k, v in measured.profile.items() if k.endswith("_s") and k != "step_s" and v is not None
-    }
-    step_s = measured.profile["step_s"]
-    if measured.mean_step_s is not None:
-        step_s = min(step_s, measured.mean_step_s / load.ratio)
-    return {**measured.profile, **seconds, "step_s": step_s}
-
-
-def at_load(profiles: Mapping[str, Sequence[Profile]], load: MachineLoad) -> dict[str, tuple[Profile, ...]]:
-    """Returns the profiles of each job on a machine with this load."""
-    return {
-        job: tuple(profile.under_load(load.ratio) for profile in job_profiles) for job, job_profiles in profiles.items()
-    }
-
-
-def present_load(devices: Sequence[Device], *, server: ForkServerClient, cache_dir: Path) -> MachineLoad:
-    """Returns the load of a machine's CPU slots now, timed on all of them at once in half a second.
-
-    GPUs have no load: nothing else may compute on a leased GPU, and another process on it would need its own context.
-    """
-    slots = [device for device in devices if device.kind == "cpu"]
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    log = cache_dir / "reference.log"
-    channels = [server.spawn(target=TARGET, argument={"cores": list(slot.cores)}, log=log) for slot in slots]
-    timed = [event for channel in channels if (event := _timed(channel)) is not None]
-    return QuietTimes(cache_dir).load(timed)
-
-
-def _timed(channel: Channel) -> ReferenceTimed | None:
-    """Returns what a worker process measures; None where it, or the fork server, ends without an answer."""
-    with closing(channel):
-        while True:
-            try:
-                event = event_from_json(channel.receive())
-            except ChannelClosed:
-                return None
-            if isinstance(event, ReferenceTimed):
-                return event
-            if isinstance(event, RankExited):
-                return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,20 +129,39 @@ class _Measurement:
     errors: SpeedErrors
 
 
+def _mean_of(measurements: Sequence[_Measurement]) -> _Measurement:
+    """Returns the mean of measurements of one option by the inverse squares of their errors."""
+    weights = [each.errors.measurement**-2 for each in measurements]
+    total = sum(weights)
+    mean = sum(weight * each.log_ratio for weight, each in zip(weights, measurements, strict=True)) / total
+    newest = measurements[-1]
+    return replace(newest, log_ratio=mean, errors=replace(newest.errors, measurement=total**-0.5))
+
+
 class SpeedBeliefs:
-    """The posterior of all step times, given the newest measurement of each option that has run."""
+    """The posterior of all step times, given a measurement of each option that has run."""
 
     def __init__(self) -> None:
         self._measured: dict[str, dict[Option, _Measurement]] = {}
+        self._of_segments: dict[tuple[str, Option], dict[int, _Measurement]] = {}
         self._posterior: _Posterior | None = None  # of the machine and the techniques, until something is measured
         self._beliefs: dict[Hashable, SpeedBelief] = {}  # equal ones of thousands of options, until then
 
-    def note(self, job: str, option: Option, ratio: float, *, technique: str, errors: SpeedErrors) -> None:
-        """Records the measured over the predicted seconds of a step under an option; replaces its last measurement.
+    def note(
+        self, job: str, option: Option, ratio: float, *, technique: str, errors: SpeedErrors, segment: int = 0
+    ) -> None:
+        """Records the measured over the predicted seconds of a step under an option, both without load.
+
+        The mean of what segments have measured of the option counts.
 
         errors: the prior errors of the option's predicted step time.
+        segment: the number of the one that measures, whose last measurement is replaced.
         """
         measurement = _Measurement(log_ratio=math.log(ratio), technique=technique, errors=errors)
+        of_segments = self._of_segments.setdefault((job, option), {})
+        of_segments[segment] = measurement
+        if len(of_segments) > 1:
+            measurement = _mean_of([*of_segments.values()])
         known = self._measured.setdefault(job, {})
         if known.get(option) != measurement:
             known[option] = measurement
@@ -268,6 +170,7 @@ class SpeedBeliefs:
     def forget(self, job: str) -> None:
         """Drops the measurements of a job whose options have changed."""
         if self._measured.pop(job, None):
+            self._of_segments = {key: known for key, known in self._of_segments.items() if key[0] != job}
             self._posterior = None
 
     def of(self, job: str, option: Option, *, technique: str, errors: SpeedErrors) -> SpeedBelief:

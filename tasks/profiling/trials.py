@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.profiling.machine_load import QuietTimes, without_load
 from ringmaster.tasks.profiling.preflight import MAX_ATTEMPTS, Notice, TrialEnvironment, slots_of
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.search import (
@@ -27,7 +28,6 @@ from ringmaster.tasks.profiling.search import (
     Result,
     worthwhile,
 )
-from ringmaster.tasks.profiling.speed_beliefs import QuietTimes, without_load
 from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.preflight import Candidate, Preflight
 from ringmaster.techniques.processes import events

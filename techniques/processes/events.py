@@ -79,6 +79,12 @@ def _checked_seconds(seconds: Any) -> Any:
     return seconds
 
 
+def _checked_load(load: Any) -> Any:
+    if load is not None and not (isinstance(load, (int, float)) and 1 <= load < math.inf):
+        raise ValueError(f"a load is a number from 1, not {load!r:.100}")
+    return load
+
+
 def _checked_result(result: Any) -> Any:
     """Checks what a rank returns for its job, and for each member of a group."""
     if not isinstance(result, Mapping):
@@ -108,6 +114,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("num_samples", "num_tokens", "peak_bytes"), _checked_count),
     **dict.fromkeys(("result", "outcome"), _checked_result),
     "metrics": checked_values,
+    "load": _checked_load,
     "num_rows": lambda number: number if number is None else _checked_count(number),
     "message": _printable_message,
 }
@@ -258,6 +265,7 @@ class Steps(JobEvent):
     measurements: what features have measured in some of the steps, as plain values.
     num_samples, num_tokens: of these steps on all ranks; tokens without padding, 0 where the samples have none.
     peak_bytes: the most memory that the device of rank 0 (its process, on CPU slots) has held so far; 0 if unknown.
+    load: how many times as long as on cores of its own rank 0 has computed (`core_load`); None if unknown.
     """
 
     NAME = "steps"
@@ -269,6 +277,7 @@ class Steps(JobEvent):
     num_samples: int = field(default=0, metadata=SINCE_LATER)
     num_tokens: int = field(default=0, metadata=SINCE_LATER)
     peak_bytes: int = field(default=0, metadata=SINCE_LATER)
+    load: float | None = field(default=None, metadata=SINCE_LATER)
     measurements: tuple[Mapping[str, Any], ...] = field(default=(), metadata={"key": "noise", **SINCE_LATER})
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.saving import CheckpointedState, Saver, SaveVotes, WriteRetries, takes_nothing
+from ringmaster.techniques.processes.core_load import CoreLoad
 from ringmaster.techniques.processes.events import (
     NUM_ROWS,
     EvaluationReported,
@@ -58,6 +59,7 @@ class StepProgress:
 
     def __init__(self, reporter: Reporter, ranks: RankContext) -> None:
         self._reporter, self._ranks = reporter, ranks
+        self._load = CoreLoad() if ranks.device.type == "cpu" else None
         self._steps: list[StepReport] = []
         self._sent_s = time.monotonic()
 
@@ -80,6 +82,7 @@ class StepProgress:
                     num_samples=sum(report.num_samples for report in self._steps),
                     num_tokens=sum(report.num_tokens for report in self._steps),
                     peak_bytes=self._ranks.peak_bytes(),
+                    load=None if self._load is None else self._load.since_last(),
                     measurements=tuple(each for report in self._steps for each in report.measurements),
                 )
             )

@@ -7,9 +7,9 @@ import pytest
 from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling import stage, trials
+from ringmaster.tasks.profiling.machine_load import QuietTimes
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.profiling.profile_store import ProfileStore
-from ringmaster.tasks.profiling.speed_beliefs import QuietTimes
 from ringmaster.tasks.profiling.stage import profile_jobs
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.processes.events import ReferenceTimed

@@ -15,7 +15,7 @@ from ringmaster.flows.batch.result import STARTED
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
-from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
+from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile

@@ -18,7 +18,7 @@ from ringmaster.flows.caller import Caller
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.forecast import ForecastConditions
-from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
+from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import Outcome, OutcomeStatus

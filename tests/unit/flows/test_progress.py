@@ -1,6 +1,7 @@
 """What is shown of a running batch: a live table on a terminal, lines in a pipe. The clocks are fake."""
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,14 @@ from ringmaster.tasks.execution.events import (
     DeviceWait,
     GangReport,
     JobEnded,
+    PlanUpdate,
     PredictedEnd,
     Prediction,
     PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
 )
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.techniques.processes.events import (
     EvaluationReported,
     JobReady,
@@ -108,6 +111,49 @@ def test_a_pipe_has_a_line_a_running_job_every_thirty_seconds(clock):
     view.listen(SegmentEnded(number=1, segment=segment(), outcome=Outcome(status=OutcomeStatus.DONE), decision=""))
     view.tick()
     assert new() == []
+
+
+def planned_jobs(*rows, why="start"):
+    """A plan by rows of (job, device, option, start)."""
+    option = Option("ddp", 1, 10.0)
+    jobs = tuple(PlanningJob(name, (option, option)) for name in dict.fromkeys(row[0] for row in rows))
+    segments = tuple(
+        Segment(name, number, start_s, start_s + 10.0, 1.0, 0.0, (("n", (device,)),))
+        for name, device, number, start_s in rows
+    )
+    problem = Problem("p", (PlanningNode("n", 2),), jobs)
+    return PlanUpdate(problem=problem, plan=Plan("p", segments), why=why)
+
+
+def test_a_pipe_has_a_line_about_a_plan_that_decides_something_and_none_if_only_times_are_others(clock):
+    view, new = lines(clock)
+    view.listen(planned_jobs(("a", 0, 0, 0.0), ("b", 1, 0, 0.0), ("c", 0, 0, 10.0)))
+    assert new() == ["planned (start): 20.0 s for 3 jobs"]
+    view.listen(planned_jobs(("a", 0, 0, 0.0), ("b", 1, 0, 0.0), ("c", 0, 0, 25.0), why="a is late by 15 s"))
+    view.listen(planned_jobs(("b", 1, 0, 0.0), ("c", 0, 0, 9.0), why="a has ended"))
+    assert new() == []
+    view.listen(planned_jobs(("b", 1, 0, 0.0), ("c", 0, 1, 9.0), why="c is late by 9 s"))
+    view.listen(planned_jobs(("b", 1, 0, 0.0), ("c", 1, 1, 12.0), why="b is early by 9 s"))
+    view.listen(planned_jobs(("c", 1, 1, 0.0), ("b", 1, 0, 12.0), why="c is urgent"))
+    view.listen(planned_jobs(("c", 1, 1, 0.0), ("b", 1, 0, 12.0), ("d", 0, 0, 0.0), why="d was added"))
+    assert [line.partition(":")[0] for line in new()] == [
+        "planned (c is late by 9 s)",
+        "planned (b is early by 9 s)",
+        "planned (c is urgent)",
+        "planned (d was added)",
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_restart_has_a_line_with_its_reason(clock, is_terminal):
+    console = TextConsole(file=io.StringIO(), width=200, force_terminal=False)
+    view = (LiveView if is_terminal else LinesView)(console, clock=clock)
+    view.listen(started())
+    again = started(number=2)
+    reason = "a new plan (a is late by 9 s)"
+    view.listen(replace(again, first_step=7, segment=replace(again.segment, why=reason)))
+    line = f"a starts at step 7 on device 0,1: {reason}"
+    assert console.file.getvalue().splitlines()[-1] == line
 
 
 def test_evaluations_and_ends_have_lines_at_once(clock):

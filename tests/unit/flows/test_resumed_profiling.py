@@ -10,7 +10,7 @@ from ringmaster.flows.batch import local_run
 from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.flows.caller import Caller
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
+from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.preflight import Preflight, Refusal

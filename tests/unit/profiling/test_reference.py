@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, QuietTimes, at_load, present_load, without_load
+from ringmaster.tasks.profiling.machine_load import MachineLoad, QuietTimes, at_load, present_load, without_load
 from ringmaster.techniques import Profile
 from ringmaster.techniques.estimates.device_rates import standard_error, time_reference
 from ringmaster.techniques.processes.events import ReferenceTimed, TrialMeasured, event_to_json

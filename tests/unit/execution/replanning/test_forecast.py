@@ -44,7 +44,8 @@ from ringmaster.tasks.execution.plan_manager import EVERY_S, MAX_SHARE
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, MachineLoad, SpeedBeliefs, errors_of
+from ringmaster.tasks.profiling.machine_load import MachineLoad
+from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile
