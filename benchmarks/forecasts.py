@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.codec import from_json
-from ringmaster.tasks.execution.events import PredictedEnd, Prediction
+from ringmaster.tasks.execution.execution_events import PredictedEnd, Prediction
 from ringmaster.tasks.execution.forecast import EndScores, calibrated
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.bounds.job_costs import only

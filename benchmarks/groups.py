@@ -20,7 +20,7 @@ from typing import Any
 from ringmaster.tasks.cluster import Cluster, detect
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, Group, classes
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_searches
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.profile_store import ProfileStore, speed_key
 from ringmaster.tasks.profiling.stage import TrialPolicy, profile_jobs
 from ringmaster.tasks.profiling.trials import run_wave

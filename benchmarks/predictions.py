@@ -37,10 +37,10 @@ import torch
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import Adapter, Job, registry
 from ringmaster.techniques.estimates.device_rates import in_children
-from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.preflight_result import Candidate
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join

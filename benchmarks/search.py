@@ -25,11 +25,11 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.profiling.search import ConfigSearch, FailedTrial, Result, quickest_looking_first, worthwhile
 from ringmaster.tasks.profiling.trials import Trial, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.preflight_result import Candidate
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.profiles import ProfileKey
 

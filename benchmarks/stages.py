@@ -25,13 +25,13 @@ from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.parallel.pipe import parts_of
-from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight_result import Candidate, Preflight
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join

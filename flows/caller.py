@@ -12,7 +12,7 @@ from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import error_console
 from ringmaster.flows.reports.progress import View, view_on
 from ringmaster.flows.services.first_processes import ServerProcess
-from ringmaster.tasks.profiling.preflight import PreflightAhead
+from ringmaster.tasks.profiling.preflight_runs import PreflightAhead
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 
 

@@ -9,14 +9,8 @@ from pydantic import Field
 
 from ringmaster.errors import LedgerError, RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
-from ringmaster.flows.batch.flow_runs import (
-    LocalFlow,
-    Notice,
-    cancel_batches,
-    final_state,
-    for_prefect,
-    run_name_template,
-)
+from ringmaster.flows.batch.embedded_prefect import LocalFlow
+from ringmaster.flows.batch.flow_runs import Notice, cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted

@@ -22,7 +22,8 @@ from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.batch_run import BatchRun
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, final_state, for_prefect, run_name_template
+from ringmaster.flows.batch.embedded_prefect import LocalFlow
+from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.caller import Caller
@@ -30,7 +31,7 @@ from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import emit_alarm
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import PlanUpdate
+from ringmaster.tasks.execution.execution_events import PlanUpdate
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler

@@ -24,7 +24,7 @@ from ringmaster.compat import mlflow as compat
 from ringmaster.errors import LedgerError, UnknownModel
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage.graph import Graph
-from ringmaster.model_lineage.ledger import registry
+from ringmaster.model_lineage.ledger import families
 from ringmaster.model_lineage.ledger.connection import database_fault, paged
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import (
@@ -92,17 +92,17 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
 def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases, Outcomes]:
     with closing(read_only(file)) as connection:
         connection.execute("BEGIN")  # a consistent state, despite concurrent writers
-        tags = _by_model(compat.model_tags(connection, experiment=experiment, but=f"{registry.CHILD}%"))
+        tags = _by_model(compat.model_tags(connection, experiment=experiment, but=f"{families.CHILD}%"))
         params = _by_model(compat.model_params(connection, experiment=experiment))
         metrics = _by_model(compat.model_metrics(connection, experiment=experiment))
         rows = [
             ModelRow(**model, tags=tags[id], params=params.get(id, {}), metrics=metrics.get(id, {}))
             for model in compat.models(connection, experiment=experiment)
-            if registry.KIND in tags.get(id := model["model_id"], {})
+            if families.KIND in tags.get(id := model["model_id"], {})
         ]
         aliases = _by_model(compat.aliases(connection))
-        decided = compat.version_tags(connection, key=registry.DECISION)
-        decisions = {(name, version): registry.outcome_in({registry.DECISION: tag}) for name, version, tag in decided}
+        decided = compat.version_tags(connection, key=families.DECISION)
+        decisions = {(name, version): families.outcome_in({families.DECISION: tag}) for name, version, tag in decided}
         return rows, aliases, {version: outcome for version, outcome in decisions.items() if outcome is not None}
 
 
@@ -152,7 +152,7 @@ def _changed(ledger: Ledger, known: Collection[str], *, since_ms: int) -> tuple[
         newest_ms = max(newest_ms, version.last_updated_timestamp)
         if not known or version.last_updated_timestamp < since_ms:
             break
-        if (id := version.tags.get(registry.MODEL_ID, "")) in known:
+        if (id := version.tags.get(families.MODEL_ID, "")) in known:
             ids[f"'{id}'"] = None
     return list(ids), newest_ms
 
@@ -173,7 +173,7 @@ def _rows_where(ledger: Ledger, condition: str) -> Iterator[ModelRow]:
         return
     order, where = (
         [{"field_name": "creation_timestamp", "ascending": True}],
-        f"tags.`{registry.KIND}` != '' AND {condition}",
+        f"tags.`{families.KIND}` != '' AND {condition}",
     )
     yield from map(_row, paged(ledger.client.search_logged_models, experiment_ids, where, order_by=order))
 
@@ -189,7 +189,7 @@ def _row(model: Any) -> ModelRow:
         source_run_id=model.source_run_id,
         is_ready=model.status == "READY",
         # Without page texts, and children, which the children's parent ids give.
-        tags={k: v for k, v in model.tags.items() if k != registry.NOTE and not k.startswith(registry.CHILD)},
+        tags={k: v for k, v in model.tags.items() if k != families.NOTE and not k.startswith(families.CHILD)},
         params=dict(model.params or {}),
         metrics={metric.key: metric.value for metric in metrics},
     )
@@ -392,8 +392,8 @@ def node_of(row: ModelRow, aliases: Aliases, outcomes: Outcomes | None = None) -
     """Returns the node for a row of the ledger."""
     outcomes = outcomes or {}
     *others, last = [
-        registry.record_of(row, name=name, version=number) for name, number in registry.versions_of(row.tags)
-    ] or [registry.record_of(row)]
+        families.record_of(row, name=name, version=number) for name, number in families.versions_of(row.tags)
+    ] or [families.record_of(row)]
     node = LineageNode(
         record=last,
         aliases=_aliases_of(last, aliases),
@@ -402,12 +402,12 @@ def node_of(row: ModelRow, aliases: Aliases, outcomes: Outcomes | None = None) -
         created_ms=row.creation_timestamp,
         is_ready=row.is_ready,
         location=row.artifact_location,
-        culprit_by=row.tags.get(registry.CULPRIT, ""),
+        culprit_by=row.tags.get(families.CULPRIT, ""),
         metric=metric_text(
-            row.metrics, main=row.tags.get(registry.MAIN_METRIC), num_rows=row.params.get(registry.NUM_ROWS)
+            row.metrics, main=row.tags.get(families.MAIN_METRIC), num_rows=row.params.get(families.NUM_ROWS)
         ),
         outcome=_outcome_of(last, outcomes),
-        is_undone=registry.UNDONE in row.tags,
+        is_undone=families.UNDONE in row.tags,
     )
     named = (
         replace(node, record=other, aliases=_aliases_of(other, aliases), outcome=_outcome_of(other, outcomes))
@@ -502,10 +502,10 @@ def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Seque
     for node in nodes:
         for each in node.versions:
             if each.record.version is not None:
-                registry.unless_missing(
+                families.unless_missing(
                     ledger.client.delete_model_version, each.record.registered_name, str(each.record.version)
                 )
-        registry.unless_missing(ledger.client.delete_logged_model, node.id)
+        families.unless_missing(ledger.client.delete_logged_model, node.id)
     left = snapshot.nodes.keys() - {node.id for node in nodes}
     return store.gc(drop=ledger.gone(store.owners(), but=left))
 

@@ -37,7 +37,7 @@ from typing import Any, Protocol
 import psutil
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.techniques.processes.events import DeviceTelemetry
+from ringmaster.techniques.processes.gang_events import DeviceTelemetry
 
 logger = logging.getLogger(__name__)
 

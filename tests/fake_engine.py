@@ -9,7 +9,7 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.techniques.processes.events import JobReady, Outcome, OutcomeStatus, Steps
+from ringmaster.techniques.processes.gang_events import JobReady, Outcome, OutcomeStatus, Steps
 from ringmaster.techniques.processes.reporter import STOP, UNTIL
 
 

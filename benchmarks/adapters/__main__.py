@@ -99,7 +99,7 @@ def prediction(options: argparse.Namespace, _: object) -> list[dict]:
     from benchmarks.adapters.jobs import TINY, Size, jobs_on, save_base
     from benchmarks.groups import compare
     from ringmaster.tasks.cluster import detect
-    from ringmaster.tasks.profiling.preflight import TrialEnvironment
+    from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     size, num, ranks, sizes = (TINY, 4, (4,), [2, 3]) if options.tiny else (Size(), 24, (4, 8), [2, 4, 8, 12, 16, 24])

@@ -21,7 +21,7 @@ RUN = """
 import json, sys, ringmaster
 from ringmaster.flows.reports.progress import View
 from ringmaster.flows.caller import Caller
-from ringmaster.tasks.execution.events import PredictionUpdate
+from ringmaster.tasks.execution.execution_events import PredictionUpdate
 class Predictions(View):
     def listen(self, event):
         if isinstance(event, PredictionUpdate):

@@ -18,7 +18,7 @@ from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Ti
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import KILL, GangShare, MessageStore, OrderStatus
 from ringmaster.tasks.storage.schema import GANG_EVENTS, NODES, ORDERS
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     CheckpointSaved,
     Event,
     JobReady,

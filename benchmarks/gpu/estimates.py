@@ -100,7 +100,7 @@ def compare(arguments):
     # Preflight and ranks import the factories.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     from ringmaster.tasks.cluster import detect, gpus
-    from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_order, run_preflight
+    from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_order, run_preflight
     from ringmaster.techniques.estimates.device_rates import in_children
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
@@ -153,7 +153,7 @@ def drawn(candidates, number):
 
 def measure(job, data, candidate, environment):
     """Trains some steps; returns the median seconds of one, and the bytes that were allocated and reserved at most."""
-    from ringmaster.tasks.profiling.preflight import slots_of
+    from ringmaster.tasks.profiling.preflight_runs import slots_of
     from ringmaster.techniques import registry
     from ringmaster.techniques.processes.order import TRIAL, GangOrder
     from ringmaster.techniques.processes.ranks import join

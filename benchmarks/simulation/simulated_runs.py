@@ -21,7 +21,7 @@ from ringmaster.tasks.execution.dispatch import (
     SimulatedSegment,
     in_steps,
 )
-from ringmaster.tasks.execution.events import Prediction
+from ringmaster.tasks.execution.execution_events import Prediction
 from ringmaster.tasks.execution.forecast import EarliestEnds, predict, seconds_left
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,

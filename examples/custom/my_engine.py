@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall
-from ringmaster.techniques.processes.events import Event, Outcome, OutcomeStatus
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import Event, Outcome, OutcomeStatus
 
 
 class TwoNodes:

@@ -18,7 +18,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from ringmaster.errors import LedgerError
-from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect, has_lasting_server
+from ringmaster.flows.batch.embedded_prefect import has_lasting_server
+from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.job_forms import job_forms
 from ringmaster.flows.reports.plan_report import interval_text
@@ -26,7 +27,7 @@ from ringmaster.flows.reports.progress import describe
 from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PlanUpdate, Prediction
+from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.gantt import compared_with_plan, counted, practice_text
@@ -34,7 +35,7 @@ from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant, write_artifact
-from ringmaster.techniques.processes.events import EvaluationReported
+from ringmaster.techniques.processes.gang_events import EvaluationReported
 from ringmaster.text import markdown, markdown_table
 
 CONTROL = "control-jobs/control-jobs"

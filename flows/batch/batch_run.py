@@ -29,9 +29,9 @@ from ringmaster.flows.batch.run_folder import IS_OVER, is_done_and_recorded, sha
 from ringmaster.flows.reports.progress import View
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, Listener, PlanUpdate
+from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, NEWEST_PREDICTION, Listener, PlanUpdate
 from ringmaster.tasks.execution.job_table import jobs_left
-from ringmaster.tasks.profiling.preflight import distinct
+from ringmaster.tasks.profiling.preflight_runs import distinct
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord

@@ -22,10 +22,10 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, detect
-from ringmaster.tasks.execution.engine import FileLeases, leases_of
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
+from ringmaster.tasks.execution.leases import FileLeases, leases_of
 from ringmaster.tasks.profiling.machine_load import MachineLoad, at_load, present_load
-from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
+from ringmaster.tasks.profiling.preflight_runs import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import Lend

@@ -29,7 +29,7 @@ from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
 from ringmaster.tasks.control.requests import Requests
-from ringmaster.tasks.execution.events import Prediction
+from ringmaster.tasks.execution.execution_events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import GOAL, added_jobs, jobs_left
 from ringmaster.tasks.execution.steering import first_goals

@@ -39,8 +39,8 @@ from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
 from ringmaster.tasks.control.request_handler import RequestHandler
-from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
+from ringmaster.tasks.execution.engine import Engine, EngineContext, watching
+from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import JobState, JobTable, added_jobs, variant_options
@@ -49,12 +49,13 @@ from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import FeaturePolicy, first_goals, steering_policy
+from ringmaster.tasks.execution.step_events import StepEvents
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
-from ringmaster.tasks.profiling.preflight import EquivalentJobs, with_chunk
+from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED

@@ -11,7 +11,7 @@ from prefect.context import FlowRunContext
 from ringmaster.codec import to_json
 from ringmaster.flows.reports.progress import View, describe
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     FIRST_PREDICTION,
     ExecutionEvent,
     JobEnded,
@@ -25,14 +25,14 @@ from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, P
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import list_scheduling
 from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES
-from ringmaster.tasks.profiling.preflight import ReportFailure
+from ringmaster.tasks.profiling.preflight_runs import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FUSION, IS_MEASURED
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.events import NUM_ROWS
+from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
 

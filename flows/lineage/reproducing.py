@@ -30,7 +30,7 @@ from ringmaster.model_lineage.ledger.runs import flat_params
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.comparison import SAME, tensor_changes, tensors_of_folder
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, gang_shape, preflight_jobs, slots_of
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, gang_shape, preflight_jobs, slots_of
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
 from ringmaster.tasks.recording.rows import ROWS, code_version, manifest_of
@@ -40,9 +40,9 @@ from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
 from ringmaster.techniques.checkpoints.environment import TrainingEnvironment, cpu_name, versions
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import Event, OutcomeStatus, Steps
+from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import Event, OutcomeStatus, Steps
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.text import enumerated
 

@@ -17,7 +17,7 @@ from ringmaster.model_lineage.records import COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors.comparison import CHANGED, SAME, TensorChange
 from ringmaster.techniques.checkpoints.chain import StateLink
-from ringmaster.techniques.processes.events import NUM_ROWS
+from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.text import enumerated, printable
 
 MAX_LINES = 60  # lines of a tree that are shown

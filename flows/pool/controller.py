@@ -52,7 +52,7 @@ from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import EngineContext
-from ringmaster.tasks.execution.events import ExecutionEvent
+from ringmaster.tasks.execution.execution_events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replanner import Replanner

@@ -28,7 +28,7 @@ from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.requests import RequestKind, Requests
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     NEWEST_PREDICTION,
     ExecutionEvent,
     Listener,
@@ -43,13 +43,13 @@ from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest, 
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
-from ringmaster.tasks.profiling.preflight import EquivalentJobs
+from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
-from ringmaster.techniques.preflight import Preflight, Refusal
+from ringmaster.techniques.preflight_result import Preflight, Refusal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, Flo
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.engine import leases_of
+from ringmaster.tasks.execution.leases import leases_of
 from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.node_agent import DRAIN_S, NodeAgent
 from ringmaster.tasks.pool.nodes import Timeouts

@@ -16,7 +16,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch.references import NAME_REMEDY
 from ringmaster.tasks.cluster import Cluster, Device, Node, detect
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.engine import FileLeases, leases_of
+from ringmaster.tasks.execution.leases import FileLeases, leases_of
 from ringmaster.tasks.pool.node_agent import DRAIN_S
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend

@@ -54,7 +54,7 @@ from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
-from ringmaster.tasks.execution.events import PlanUpdate
+from ringmaster.tasks.execution.execution_events import PlanUpdate
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition

@@ -25,14 +25,14 @@ from sqlalchemy import select
 from ringmaster.flows.batch.flow_runs import prefect_is_away
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog, PoolEntry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import SEGMENTS
-from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 from ringmaster.techniques.processes.reporter import STOP
 from ringmaster.text import printable
 

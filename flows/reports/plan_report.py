@@ -38,11 +38,11 @@ from ringmaster.tasks.planning.whatif.answers import (
     proof_text,
 )
 from ringmaster.techniques.metric import metrics_text
-from ringmaster.techniques.processes.events import NUM_ROWS
+from ringmaster.techniques.processes.gang_events import NUM_ROWS
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
-    from ringmaster.tasks.execution.events import Prediction
+    from ringmaster.tasks.execution.execution_events import Prediction
     from ringmaster.tasks.planning import Plan, Problem
     from ringmaster.tasks.planning.whatif.gains import Change, Deadline, WhatIf
 

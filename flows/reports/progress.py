@@ -15,13 +15,13 @@ from rich.table import Table
 
 from ringmaster.flows.output import fitting_columns, print_lines, styled
 from ringmaster.tasks.background_worker import background_thread
-from ringmaster.tasks.execution import events
+from ringmaster.tasks.execution import execution_events
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
 from ringmaster.tasks.execution.starter import label_of
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import metrics_text, why_undefined
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     NUM_ROWS,
     CheckpointFailed,
     EvaluationReported,
@@ -87,7 +87,7 @@ class BatchProgress:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now_s = clock
-        self._prediction: events.Prediction | None = None
+        self._prediction: execution_events.Prediction | None = None
         self._since_s = 0.0  # the begin from which the prediction counts
         self.rows: dict[tuple[int, str], RunningJob] = {}
         self._activity, self._activity_s = "starting", clock()
@@ -98,33 +98,33 @@ class BatchProgress:
         """Notes what is done now, until the next event."""
         self._activity, self._activity_s = activity, self.now_s()
 
-    def handle_event(self, event: events.ExecutionEvent) -> None:
+    def handle_event(self, event: execution_events.ExecutionEvent) -> None:
         """Takes in an event of an executor."""
         now_s = self.now_s()
-        if not isinstance(event, (events.GangReport, events.PredictionUpdate)):
+        if not isinstance(event, (execution_events.GangReport, execution_events.PredictionUpdate)):
             self._activity, self._activity_s = "", now_s
         match event:
-            case events.PredictionUpdate():
+            case execution_events.PredictionUpdate():
                 self._prediction = event.prediction
                 self._since_s = now_s - event.age_s - event.prediction.made_s
-            case events.PlanUpdate():
+            case execution_events.PlanUpdate():
                 planned = sum(1 + len(job.members) for job in event.problem.jobs)
                 self._num_jobs = max(self._num_jobs, self._num_done + planned)
                 self._planned_s = now_s if self._planned_s is None else self._planned_s
-            case events.SegmentStarted():
+            case execution_events.SegmentStarted():
                 self._start(event, now_s)
-            case events.GangReport():
+            case execution_events.GangReport():
                 for row in self._rows_of(event):
                     row.progress.handle_event(event.event, now_s=now_s)
-            case events.SegmentEnded():
+            case execution_events.SegmentEnded():
                 self.rows = {key: row for key, row in self.rows.items() if key[0] != event.number}
-            case events.JobEnded():
+            case execution_events.JobEnded():
                 self._num_done += 1
                 self.rows = {key: row for key, row in self.rows.items() if key[1] != event.job}
-            case events.DeviceWait():
+            case execution_events.DeviceWait():
                 self._activity = _waiting(event)
 
-    def _start(self, event: events.SegmentStarted, now_s: float) -> None:
+    def _start(self, event: execution_events.SegmentStarted, now_s: float) -> None:
         jobs = (event.segment.job, *event.members)
         totals = event.num_steps or (None,) * len(jobs)
         option = f"{event.technique} on {_numbers(event.segment.devices)}"
@@ -134,7 +134,7 @@ class BatchProgress:
                 progress.step = 0  # it says where it begins
             self.rows[event.number, job] = RunningJob(job=job, option=option, num_steps=total, progress=progress)
 
-    def _rows_of(self, event: events.GangReport) -> list[RunningJob]:
+    def _rows_of(self, event: execution_events.GangReport) -> list[RunningJob]:
         """Returns the jobs that an event is about. A phase of a gang is one of all its jobs."""
         if isinstance(event.event, PhaseStarted):
             return [row for (number, _), row in self.rows.items() if number == event.number]
@@ -159,7 +159,7 @@ class BatchProgress:
         """Returns in how long a job likely ends: "3 to 5 min"; empty where that is not predicted."""
         return self._ends_in(self._prediction.jobs.get(job)) if self._prediction else ""
 
-    def _ends_in(self, end: events.PredictedEnd | None) -> str:
+    def _ends_in(self, end: execution_events.PredictedEnd | None) -> str:
         """Returns the range of the seconds that are left; empty where nothing is predicted, or the time is over."""
         if self._prediction is None or end is None:
             return ""
@@ -189,7 +189,7 @@ class View:
     def say(self, text: str) -> None:
         """Shows a line that must be seen, from any thread."""
 
-    def listen(self, event: events.ExecutionEvent) -> None:
+    def listen(self, event: execution_events.ExecutionEvent) -> None:
         """Shows an executor's event; it is a listener of the executor."""
 
 
@@ -204,7 +204,7 @@ class ConsoleView(View):
     ) -> None:
         self._console, self._is_verbose, self._clock = console, is_verbose, clock
         self._batch = BatchProgress(clock=clock)
-        self._plan: events.PlanUpdate | None = None
+        self._plan: execution_events.PlanUpdate | None = None
         self._live_display: AbstractContextManager[object] = self._open()
 
     def _open(self) -> AbstractContextManager[object]:
@@ -226,18 +226,18 @@ class ConsoleView(View):
         """Prints the line."""
         self._console.print(text, style="bold", soft_wrap=True)
 
-    def listen(self, event: events.ExecutionEvent) -> None:
+    def listen(self, event: execution_events.ExecutionEvent) -> None:
         """Notes the event, and prints a line about it if it matters."""
         self._batch.handle_event(event)
         text, style = describe(event)
-        if isinstance(event, events.PlanUpdate):
+        if isinstance(event, execution_events.PlanUpdate):
             before, self._plan = self._plan, event
             if before is not None and event.continues(before):
                 return
         if text and self._is_printed(event):
             self._console.print(text, style=style, soft_wrap=True)
 
-    def _is_printed(self, event: events.ExecutionEvent) -> bool:
+    def _is_printed(self, event: execution_events.ExecutionEvent) -> bool:
         return True
 
 
@@ -282,8 +282,8 @@ class LiveView(ConsoleView):
         """Shows the present activity below the jobs."""
         self._batch.begin(text)
 
-    def _is_printed(self, event: events.ExecutionEvent) -> bool:
-        return not isinstance(event, events.SegmentStarted) or event.first_step > 0
+    def _is_printed(self, event: execution_events.ExecutionEvent) -> bool:
+        return not isinstance(event, execution_events.SegmentStarted) or event.first_step > 0
 
     def _picture(self) -> RenderableType:
         self._spinner.update(text=styled(self._batch.headline() or " "))  # it ignores an empty text
@@ -324,33 +324,35 @@ def view_on(console: Console, *, is_verbose: bool = False) -> ConsoleView:
     return (LiveView if console.is_terminal else LinesView)(console, is_verbose=is_verbose)
 
 
-def describe(event: events.ExecutionEvent) -> tuple[str, str]:
+def describe(event: execution_events.ExecutionEvent) -> tuple[str, str]:
     """Returns an event as a line for a person, empty if it is not worth one, and the line's style on a terminal."""
     text, style = _described(event)
     return printable(text), style
 
 
-def _described(event: events.ExecutionEvent) -> tuple[str, str]:
+def _described(event: execution_events.ExecutionEvent) -> tuple[str, str]:
     match event:
-        case events.PlanUpdate(problem=problem, plan=plan, why=why):
+        case execution_events.PlanUpdate(problem=problem, plan=plan, why=why):
             jobs = {name for s in plan.segments for name in (s.job, *problem.job(s.job).members)}
             text = f"planned ({why}): {plan.makespan_s:.1f} s for {counted(len(jobs), 'job')}"
             # The gap holds for the runtimes that were planned with, however good they are.
             gap = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best plan with these runtimes"
             return f"{text}{gap}", ""
-        case events.SegmentStarted(segment=segment, first_step=first, members=members):
+        case execution_events.SegmentStarted(segment=segment, first_step=first, members=members):
             again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
             who = f"{label_of(segment.job, members)} start" if members else f"{segment.job} starts"
             is_part = first > 0 or segment.last_step < max(event.num_steps, default=0)
             why = f": {segment.why}" if segment.why and is_part else ""
             return f"{who} at step {first} on {_devices(segment.devices)}{again}{why}", ""
-        case events.GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows)):
+        case execution_events.GangReport(
+            job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows)
+        ):
             return f"{job} at step {step}: {_metrics(metrics, num_rows)}", ""
-        case events.GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):
+        case execution_events.GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):
             return f"warning: {message}", "yellow"
-        case events.SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
+        case execution_events.SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"{segment.job}: {printable(outcome.message)}; {decision}", "yellow"
-        case events.JobEnded(job=job, status=status, details=details, message=message):
+        case execution_events.JobEnded(job=job, status=status, details=details, message=message):
             if status == JobStatus.CANCELLED:
                 return f"{job} is cancelled: {message}", "yellow"
             if status == JobStatus.STOPPED:
@@ -361,12 +363,12 @@ def _described(event: events.ExecutionEvent) -> tuple[str, str]:
             found = _metrics(details["metrics"], details.get(NUM_ROWS))
             text = "; ".join([f"{job} is done: {found}", *filter(None, [message]), *causes])
             return text, "yellow" if causes else "green"
-        case events.DeviceWait():
+        case execution_events.DeviceWait():
             return _waiting(event), ""
     return "", ""
 
 
-def _waiting(event: events.DeviceWait) -> str:
+def _waiting(event: execution_events.DeviceWait) -> str:
     return f"waiting for devices held by {', '.join(event.holders)}"
 
 

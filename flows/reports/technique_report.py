@@ -20,9 +20,9 @@ from ringmaster.flows.output import error_console, output_console, plain_table, 
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight, slots_of
+from ringmaster.tasks.profiling.preflight_runs import gang_shape, run_preflight, slots_of
 from ringmaster.techniques import GangShape, Job, registry
-from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder
+from ringmaster.techniques.preflight_result import Candidate, Preflight, PreflightOrder
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import Slot
 

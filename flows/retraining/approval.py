@@ -21,7 +21,8 @@ from prefect.input import RunInput, keyset_from_base_key, read_flow_run_input
 from pydantic import Field
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import current_flow_run, has_lasting_server
+from ringmaster.flows.batch.embedded_prefect import has_lasting_server
+from ringmaster.flows.batch.flow_runs import current_flow_run
 from ringmaster.tasks.background_worker import background_thread
 
 POLL_S = 5

@@ -37,7 +37,7 @@ from ringmaster.tasks.datasets.checking import NamedData
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine, examine_each
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import OF_POLICY, PromotionDecision, PromotionPolicy, decide_by, load_policy

@@ -17,7 +17,7 @@ from ringmaster.flows.retraining.examine import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.preflight import preflight_jobs
+from ringmaster.tasks.profiling.preflight_runs import preflight_jobs
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining.production import Production, with_tagged
 from ringmaster.tasks.retraining.promotion import MoveLog, ServingVersions, standings
@@ -26,7 +26,7 @@ from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, R
 from ringmaster.tasks.retraining.selection import Clock, day_text
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import Job
-from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.preflight_result import Preflight
 
 TAG = "ringmaster.retraining"
 """The tag of a registered model that specifies how it is retrained."""

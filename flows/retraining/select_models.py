@@ -20,7 +20,7 @@ from ringmaster.flows.batch.run_folder import with_models
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.shrinking import SMALLER
 from ringmaster.model_lineage import ModelRecord
-from ringmaster.model_lineage.ledger.registry import unless_lost
+from ringmaster.model_lineage.ledger.families import unless_lost
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
 from ringmaster.tasks.evaluation.suite import load_suite

@@ -19,7 +19,7 @@ from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
-from ringmaster.model_lineage.ledger.registry import unless_lost
+from ringmaster.model_lineage.ledger.families import unless_lost
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
 from ringmaster.tasks.retraining.promotion import TRAINED

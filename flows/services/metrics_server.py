@@ -44,7 +44,7 @@ from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import PLAN_REASONS, Measurement, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED
-from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang_events import OutcomeStatus
 
 CANCELLED = "cancelled"
 OUTCOMES = (

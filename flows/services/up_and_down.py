@@ -41,7 +41,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import leases_of
+from ringmaster.tasks.execution.leases import leases_of
 from ringmaster.tasks.pool.engines import CONTROLLER, Service
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.process_identity import KILL_TIMEOUT_S, ProcessId, write_secret

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.model_lineage import model_pages
+from ringmaster.model_lineage.ledger.families import CHILD, COMPONENT_OF, KIND, NAME, NOTE, TENSORS, record_of
 from ringmaster.model_lineage.ledger.models import Models
-from ringmaster.model_lineage.ledger.registry import CHILD, COMPONENT_OF, KIND, NAME, NOTE, TENSORS, record_of
 from ringmaster.model_lineage.mlflow_calls import redacted
 from ringmaster.model_lineage.records import COMPONENT, ModelRecord
 from ringmaster.text import code_span, markdown, markdown_table

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError, SignatureError, TensorStoreError
 from ringmaster.model_lineage import model_pages
-from ringmaster.model_lineage.ledger import registry
+from ringmaster.model_lineage.ledger import families
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
 from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME
@@ -35,7 +35,13 @@ def _recorded(model: Any) -> dict[str, Any]:
     """Returns what a signature protects of a LoggedModel's records."""
     tags = {
         key: model.tags.get(key)
-        for key in (registry.KIND, registry.NAME, registry.PARENTS, registry.DATASETS, registry.ORIGIN)
+        for key in (
+            families.KIND,
+            families.NAME,
+            families.PARENTS,
+            families.DATASETS,
+            families.ORIGIN,
+        )
     }
     return {"model_id": model.model_id, "run_id": model.source_run_id, "params": dict(model.params), **tags}
 
@@ -43,7 +49,7 @@ def _recorded(model: Any) -> dict[str, Any]:
 _DIGEST_LIMIT = 36  # the maximum length of a data set's digest in MLflow
 
 
-class Models(registry.Families):
+class Models(families.Families):
     """The part of the ledger that records models."""
 
     def record_model(
@@ -82,16 +88,16 @@ class Models(registry.Families):
         if model is not None and model.model_id in [parent.model_id for parent in parent_records]:
             raise LedgerError(f"{name} cannot be its own parent. To fix: name the model that it was made from")
         tags = {
-            registry.KIND: kind,
-            registry.NAME: name,
-            registry.PARENTS: json.dumps([parent.model_id for parent in parent_records]),
-            registry.DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
-            registry.ORIGIN: registry.origin_text(origin),
-            **({registry.MAIN_METRIC: next(iter(metrics))} if metrics else {}),
+            families.KIND: kind,
+            families.NAME: name,
+            families.PARENTS: json.dumps([parent.model_id for parent in parent_records]),
+            families.DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
+            families.ORIGIN: families.origin_text(origin),
+            **({families.MAIN_METRIC: next(iter(metrics))} if metrics else {}),
         }
         if model is None:
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
-        elif len(json.loads(model.tags[registry.PARENTS])) < len(parent_records):  # some could not be recorded then
+        elif len(json.loads(model.tags[families.PARENTS])) < len(parent_records):  # some could not be recorded then
             self.client.set_logged_model_tags(model.model_id, tags)
             model = self.client.get_logged_model(model.model_id)
             if model.status == "READY":
@@ -107,7 +113,7 @@ class Models(registry.Families):
         self._log_model_metrics(run_id, model.model_id, metrics or {})
         record = self._register(model, parent_records, description)
         if self.keys is not None and (
-            digest := self.client.get_logged_model(record.model_id).tags.get(registry.SIGNED)
+            digest := self.client.get_logged_model(record.model_id).tags.get(families.SIGNED)
         ):
             self._rewrite_page(record, lambda text: model_pages.with_signature(text, record, digest=digest))
         if datasets:
@@ -129,7 +135,7 @@ class Models(registry.Families):
         except TensorStoreError:  # its weights are no valid safetensors, and are stored as they are
             self.client.log_model_artifacts(model.model_id, str(folder))
         else:
-            self.client.set_logged_model_tags(model.model_id, {registry.TENSORS: stored.id})
+            self.client.set_logged_model_tags(model.model_id, {families.TENSORS: stored.id})
 
     def _sign(self, model: Any, folder: Path, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:
         """Adds a signature over all files of a model, and a statement of how it was made, where there is a key."""
@@ -149,14 +155,14 @@ class Models(registry.Families):
             for each, content in signed.items():
                 (added / each).write_bytes(content)
             self.client.log_model_artifacts(model.model_id, str(added))
-            self.client.set_logged_model_tags(model.model_id, {registry.SIGNED: sha256(signed[SIGNATURE]).hexdigest()})
+            self.client.set_logged_model_tags(model.model_id, {families.SIGNED: sha256(signed[SIGNATURE]).hexdigest()})
 
     def _materials(self, model: Any, parents: Sequence[ModelRecord]) -> list[dict[str, Any]]:
         """Returns what a model was made from, with the digests that are known."""
-        origin = registry.of_tag(model.tags, registry.ORIGIN, dict)
+        origin = families.of_tag(model.tags, families.ORIGIN, dict)
         data = [
             {"name": f"data: {each['name']}", "uri": each["source"], "digest": {"ringmaster": each["digest"]}}
-            for each in registry.of_tag(model.tags, registry.DATASETS, list)
+            for each in families.of_tag(model.tags, families.DATASETS, list)
         ]
         bases = [
             {"name": f"base: {each.uri}", "uri": f"models:/{each.model_id}", "digest": self._digest_of(each)}
@@ -168,7 +174,7 @@ class Models(registry.Families):
         artifacts = [
             {"name": path, "uri": f"runs:/{run_id}/{path}", "digest": {"sha256": sha256(text.encode()).hexdigest()}}
             for run_id, path in texts
-            if (text := registry.unless_lost(self.read_text, run_id, path)) is not None
+            if (text := families.unless_lost(self.read_text, run_id, path)) is not None
         ]
         code = str(origin.get("code_version") or "")
         kind, _, commit = code.partition(" ")
@@ -178,7 +184,7 @@ class Models(registry.Families):
     def _digest_of(self, record: ModelRecord) -> dict[str, str]:
         """Returns the digests of a base: that of its signature, or that of its list of tensors."""
         model = self.client.get_logged_model(record.model_id)
-        if registry.SIGNED in model.tags:
+        if families.SIGNED in model.tags:
             with tempfile.TemporaryDirectory() as aside:
                 return {"sha256": signed_digest(self._downloaded(model, Path(aside), SIGNATURE).read_bytes())}
         return {} if record.tensors_id is None else {"tensors": record.tensors_id}
@@ -196,7 +202,7 @@ class Models(registry.Families):
     def verify(self, record: ModelRecord) -> SignatureProof:
         """Verifies a model's files and records as they are now in MLflow. Raises SignatureError where they differ."""
         model = self.client.get_logged_model(record.model_id)
-        if self.keys is None or registry.SIGNED not in model.tags:
+        if self.keys is None or families.SIGNED not in model.tags:
             remedy = f"record it with a key in {self.keys.folder if self.keys else 'keys'}"
             raise SignatureError(f"{record.uri} was not signed when it was recorded. To fix: {remedy}")
         with tempfile.TemporaryDirectory() as aside:
@@ -206,7 +212,7 @@ class Models(registry.Families):
                 if isinstance(error, LedgerError) and error.may_pass:
                     raise
                 raise SignatureError(f"the files of {record.uri} cannot be read: {error}") from error
-            proof = verify(folder, self.keys, model=record.uri, signature_digest=model.tags[registry.SIGNED])
+            proof = verify(folder, self.keys, model=record.uri, signature_digest=model.tags[families.SIGNED])
         recorded = dict(proof.recorded())
         metrics = {valid_key(key): value for key, value in recorded.pop("metrics").items() if math.isfinite(value)}
         now = _recorded(model)
@@ -228,7 +234,7 @@ class Models(registry.Families):
         if scheme == "models" and material["digest"]:
             now: Mapping[str, str] | None = self._digest_of(self.resolve_model(f"models:/{rest}"))
         elif scheme == "runs":
-            text = registry.unless_lost(self.read_text, *rest.split("/", 1))
+            text = families.unless_lost(self.read_text, *rest.split("/", 1))
             now = None if text is None else {"sha256": sha256(text.encode()).hexdigest()}
         else:
             return
@@ -255,11 +261,11 @@ class Models(registry.Families):
         model, client = self.client.get_logged_model(record.model_id), self.client
         parents = self._parents(record)
         version = self._version(model, name, parents, text)
-        known = registry.of_tag(model.tags, registry.VERSIONS, list)
+        known = families.of_tag(model.tags, families.VERSIONS, list)
         entry = {"name": name, "version": str(version.version)}
         tag = json.dumps([*(other for other in known if other != entry), entry])
-        client.set_logged_model_tags(model.model_id, {registry.VERSIONS: tag})
-        added = registry.record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
+        client.set_logged_model_tags(model.model_id, {families.VERSIONS: tag})
+        added = families.record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
         for parent in parents:  # their pages show the newest name
             self._link_child(parent, added)
         return added
@@ -275,7 +281,7 @@ class Models(registry.Families):
             if not client.search_model_versions(f"name = '{version.name}'"):
                 client.delete_registered_model(version.name)
         for model in client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'"):
-            for parent in registry.parents_of(model.tags):
+            for parent in families.parents_of(model.tags):
                 self._unlink_child(parent, model.model_id)
             client.delete_logged_model(model.model_id)
         client.delete_run(run_id)
@@ -287,31 +293,31 @@ class Models(registry.Families):
     def models(self) -> list[ModelRecord]:
         """Returns every model recorded in this ledger, oldest first."""
         order = [{"field_name": "creation_timestamp", "ascending": True}]
-        are_models = f"tags.`{registry.KIND}` != '{COMPONENT}'"
+        are_models = f"tags.`{families.KIND}` != '{COMPONENT}'"
         result = paged(self.client.search_logged_models, self.experiment_ids(), are_models, order_by=order)
-        return [registry.record_of(model) for model in result]
+        return [families.record_of(model) for model in result]
 
     def jobs_of(self, name: str) -> list[str]:
         """Returns the names of the jobs that have made models recorded under a name."""
-        result = paged(self.client.search_logged_models, self.experiment_ids(), f"tags.`{registry.NAME}` = '{name}'")
-        jobs = [registry.record_of(model).origin.job for model in result]
+        result = paged(self.client.search_logged_models, self.experiment_ids(), f"tags.`{families.NAME}` = '{name}'")
+        jobs = [families.record_of(model).origin.job for model in result]
         return sorted({job for job in jobs if job is not None})
 
     def batches_of(self, name: str) -> set[str]:
         """Returns the batches whose jobs have made the versions of a registered model; "" for what is no job's."""
         result = set()
         for version in paged(self.client.search_model_versions, filter_string=f"name = '{name}'"):
-            id = version.tags.get(registry.MODEL_ID) or version.model_id
+            id = version.tags.get(families.MODEL_ID) or version.model_id
             model = None if id is None else self._logged_model(id)
-            made = "" if model is None else model.tags.get(registry.NAME, "")
-            job = None if model is None else registry.record_of(model).origin.job
+            made = "" if model is None else model.tags.get(families.NAME, "")
+            job = None if model is None else families.record_of(model).origin.job
             result.add(made.removesuffix(f".{job}") if made.endswith(f".{job}") else "")
         return result
 
     def _made_by(self, run_id: str, name: str) -> Any | None:
         """Returns the LoggedModel `name` that run `run_id` has already made, or None."""
         result = self.client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'")
-        return next((model for model in result if model.tags.get(registry.NAME) == name), None)
+        return next((model for model in result if model.tags.get(families.NAME) == name), None)
 
     def _create_logged_model(
         self, run_id: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]
@@ -322,7 +328,7 @@ class Models(registry.Families):
             source_run_id=run_id,
             tags=dict(tags),
             params={valid_key(key): param_text(value) for key, value in flat_params(params).items()},
-            model_type=tags[registry.KIND],
+            model_type=tags[families.KIND],
         )
 
     def _log_edges(
@@ -360,7 +366,7 @@ class Models(registry.Families):
         own = (
             result
             for result in versions
-            if result.name == name and result.tags.get(registry.MODEL_ID) == model.model_id
+            if result.name == name and result.tags.get(families.MODEL_ID) == model.model_id
         )
         if (version := next(own, None)) is not None:
             return version
@@ -375,9 +381,9 @@ class Models(registry.Families):
             source=model.artifact_location,
             run_id=model.source_run_id,
             tags={
-                registry.MODEL_ID: model.model_id,
-                registry.KIND: model.tags[registry.KIND],
-                registry.PARENTS: model.tags[registry.PARENTS],
+                families.MODEL_ID: model.model_id,
+                families.KIND: model.tags[families.KIND],
+                families.PARENTS: model.tags[families.PARENTS],
             },
             description=self._card(model, parents, text),
             model_id=model.model_id,
@@ -386,31 +392,31 @@ class Models(registry.Families):
 
     def _register(self, model: Any, parents: Sequence[ModelRecord], text: str) -> ModelRecord:
         """Registers the LoggedModel as a version of the registered model of its name, unless it is one already."""
-        name, client = model.tags[registry.NAME], self.client
+        name, client = model.tags[families.NAME], self.client
         version = self._version(model, name, parents, text)
-        tags = {registry.NOTE: version.description}
-        if not registry.versions_of(model.tags):  # a model recorded earlier may have further names by now
-            tags[registry.VERSIONS] = json.dumps([{"name": name, "version": str(version.version)}])
+        tags = {families.NOTE: version.description}
+        if not families.versions_of(model.tags):  # a model recorded earlier may have further names by now
+            tags[families.VERSIONS] = json.dumps([{"name": name, "version": str(version.version)}])
         client.set_logged_model_tags(model.model_id, tags)
-        return registry.record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
+        return families.record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
 
     def _card(self, model: Any, parents: Sequence[ModelRecord], text: str) -> str:
         run = self.client.get_run(model.source_run_id)
         batch_id = run.data.tags.get("mlflow.parentRunId")
         batch = (self.client.get_run(batch_id).info.run_name, batch_id) if batch_id else None
         return model_pages.card(
-            registry.record_of(model),
+            families.record_of(model),
             text=text,
             parents=parents,
             run_name=run.info.run_name,
             batch=batch,
-            metric=registry.metric_of(self.client.get_logged_model(model.model_id)),
+            metric=families.metric_of(self.client.get_logged_model(model.model_id)),
         )
 
     def _write_hub_card(self, model: Any, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:
         """Adds a card to the model's files, so that the files show their origin wherever they are copied."""
         bases = [parent.origin.source or parent.registered_name for parent in parents]
-        text = hub_card(registry.record_of(model), base_models=bases, metrics=metrics, params=model.params)
+        text = hub_card(families.record_of(model), base_models=bases, metrics=metrics, params=model.params)
         with tempfile.TemporaryDirectory() as aside:
             (Path(aside) / CARD).write_text(text, encoding="utf-8")
             self.client.log_model_artifacts(model.model_id, aside)
@@ -424,7 +430,7 @@ class Models(registry.Families):
         entry = {"kind": child.kind, "name": child.registered_name, "version": child.version}
         if (relation := child.relation_to(parent.model_id)) != child.kind:
             entry["relation"] = relation
-        self.client.set_logged_model_tags(parent.model_id, {f"{registry.CHILD}{child.model_id}": json.dumps(entry)})
+        self.client.set_logged_model_tags(parent.model_id, {f"{families.CHILD}{child.model_id}": json.dumps(entry)})
         if parent.version is None:
             return
         shown: list[str] = []
@@ -435,11 +441,11 @@ class Models(registry.Families):
     def _unlink_child(self, parent_id: str, child_id: str) -> None:
         """Removes a child that `_link_child` has added to a parent's page."""
         parent = self.client.get_logged_model(parent_id)
-        if f"{registry.CHILD}{child_id}" not in parent.tags:
+        if f"{families.CHILD}{child_id}" not in parent.tags:
             return
-        self.client.delete_logged_model_tag(parent_id, f"{registry.CHILD}{child_id}")
+        self.client.delete_logged_model_tag(parent_id, f"{families.CHILD}{child_id}")
         self._rewrite_page(
-            registry.record_of(parent), partial(model_pages.with_children, children=self._child_lines(parent_id))
+            families.record_of(parent), partial(model_pages.with_children, children=self._child_lines(parent_id))
         )
 
     def _child_lines(self, model_id: str) -> list[str]:
@@ -450,7 +456,7 @@ class Models(registry.Families):
                 f"{child['name']} version {child['version']}",
                 model_pages.model_version_path(child["name"], child["version"]),
             )
-            for _, child in registry.children_of(self.client.get_logged_model(model_id).tags)
+            for _, child in families.children_of(self.client.get_logged_model(model_id).tags)
         ]
 
 

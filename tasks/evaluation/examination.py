@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
-from ringmaster.model_lineage.ledger.registry import final_fault
+from ringmaster.model_lineage.ledger.families import final_fault
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult, check, importable, rows_of
 from ringmaster.tasks.evaluation.scores import Cases, MetricRows, Scores, ScoringResult, compare, estimate, score_models
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import ModelMetric, default_metrics, metric_named, metrics_named
 from ringmaster.techniques.scoring import Progress

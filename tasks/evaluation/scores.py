@@ -26,11 +26,17 @@ import numpy.typing as npt
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import SCORES, GatheredMetric, Metric, metric_named
-from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
+from ringmaster.techniques.processes.gang_events import (
+    ModelFailed,
+    RankExited,
+    RowsScored,
+    ScoringProgress,
+    event_from_json,
+)
 from ringmaster.techniques.scoring import Progress, ScoringOrder
 from ringmaster.techniques.scoring.scored_rows import TrainingData
 

@@ -1,47 +1,27 @@
-"""`Engine`, which provides nodes and runs the gangs of segments on them, and `LocalEngine`, that of this machine.
-
-`FileLeases` is a ledger of the machine's devices on disk, so
-that processes that share the machine never share a device. A lease identifies its holder's process by pid and start
-time. The leases of a process that has ended are void. The processes that a holder started cannot outlive it (the fork
-server ensures that), so the devices of a void lease are free.
-"""
+"""`Engine`, which provides nodes and runs the gangs of segments on them, and `LocalEngine`, that of this machine."""
 
 from __future__ import annotations
 
-import math
-import os
-import platform
-import sqlite3
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringmaster.errors import DatabaseFileError
-from ringmaster.model_lineage.sqlite_files import fault_of
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, SegmentEnded
-from ringmaster.tasks.process_identity import identity
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import (
-    EvaluationReported,
+from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import (
     Event,
-    JobReady,
     Outcome,
     OutcomeStatus,
-    PhaseStarted,
-    Steps,
 )
-from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import GangOrder, Launcher
 
 Say = Callable[[Event], None]
@@ -255,97 +235,7 @@ def completed(outcome: Outcome) -> Future[Outcome]:
     return future
 
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS device_leases (
-    device TEXT PRIMARY KEY, holder TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, since_s REAL NOT NULL
-)
-"""
-
 END_TIMEOUT_S = 30.0
-EVERY_S = 2.0  # per segment: a write costs milliseconds, and pages need no finer resolution
-MAX_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`
-MAX_STEPS = 200  # the newest steps of each write, whose losses and seconds are stored: curves of most jobs are whole
-
-
-def leases_of(home: Path, cluster: Cluster) -> FileLeases:
-    """Returns the ledger of this machine, for the devices of `cluster`.
-
-    Each machine has its own file, as `home` may be on storage that machines share, whose processes are unknown here.
-    """
-    units = {name: cluster.device(*place).units() for place, name in cluster.lease_names().items()}
-    return FileLeases(home / "machines" / (platform.node() or "localhost") / "leases.db", units=units)
-
-
-class FileLeases:
-    """The leases of one machine's devices, named "node:kind:number". Safe between threads and between processes.
-
-    units: what each device consists of, which decides whether devices of two processes are the same: processes see
-        different GPUs under one number, and divide the cores into different numbers of slots.
-    """
-
-    def __init__(self, file: Path, *, units: Mapping[str, Collection[str]] | None = None) -> None:
-        self._units = units or {}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file
-        try:
-            with self._transaction() as db:
-                db.execute(SCHEMA)
-        except sqlite3.Error as error:
-            if fault := fault_of(file, contents="who holds which device of this machine now"):
-                raise DatabaseFileError([fault]) from error
-            raise
-
-    def take(self, devices: Sequence[str], *, holder: str) -> bool:
-        """Leases all of `devices` to `holder`, or none if one is leased already. Returns whether it did."""
-        return self.take_each([devices], holder=holder)[0]
-
-    def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
-        """Leases the devices of each gang as `take` does, in one transaction. Returns which were leased."""
-        pid = os.getpid()
-        born = identity(pid)
-        with self._transaction() as db:
-            busy, are_taken = {*self._held(db)}, []
-            for gang in map(self._units_of, gangs):
-                are_taken.append(busy.isdisjoint(gang))
-                if are_taken[-1]:
-                    busy.update(gang)
-                    rows = [(unit, holder, pid, born, time.time()) for unit in gang]
-                    db.executemany("INSERT OR REPLACE INTO device_leases VALUES (?, ?, ?, ?, ?)", rows)
-        return are_taken
-
-    def give_back(self, devices: Sequence[str]) -> None:
-        """Ends this process's leases of `devices`."""
-        with self._transaction() as db:
-            rows = [(unit, os.getpid()) for unit in self._units_of(devices)]
-            db.executemany("DELETE FROM device_leases WHERE device = ? AND pid = ?", rows)
-
-    def held(self) -> dict[str, str]:
-        """Returns the holder of each device that is leased now, by the names of `units`."""
-        with self._transaction() as db:
-            held = self._held(db)
-        if not self._units:
-            return held
-        return {name: held[unit] for name, units in self._units.items() for unit in units if unit in held}
-
-    def _units_of(self, devices: Sequence[str]) -> list[str]:
-        return [unit for device in devices for unit in self._units.get(device, (device,))]
-
-    def processes(self) -> dict[str, int]:
-        """Returns the process id of each holder of a device that is leased now."""
-        with self._transaction() as db:
-            rows = db.execute("SELECT holder, pid, born FROM device_leases").fetchall()
-        return {holder: pid for holder, pid, born in rows if identity(pid) == born}
-
-    def _held(self, db: sqlite3.Connection) -> dict[str, str]:
-        rows = db.execute("SELECT device, holder, pid, born FROM device_leases").fetchall()
-        return {device: holder for device, holder, pid, born in rows if identity(pid) == born}
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._file, isolation_level=None, timeout=30)) as db:
-            db.execute("BEGIN IMMEDIATE")
-            yield db
-            db.execute("COMMIT")
 
 
 @contextmanager
@@ -451,89 +341,3 @@ class LocalEngine:
             for gang in self._gangs.values():
                 gang.kill()
             self._ended.wait_for(lambda: not self._gangs, timeout=END_TIMEOUT_S)
-
-
-@dataclass
-class _UnstoredEvents:
-    """What a gang has reported that is not stored yet.
-
-    events: the newest of each kind, by job and kind.
-    num_stored, stored_s: how many events are stored, and when the last ones were.
-    num_phases, since_s: how many phases may be stored at once, and since when.
-    """
-
-    since_s: float
-    events: dict[tuple[str, type[Event]], Event] = field(default_factory=dict)
-    num_stored: int = 0
-    stored_s: float = -math.inf
-    phase: str = ""
-    num_phases: float = MAX_PHASES
-
-
-class StepEvents:
-    """Writes each gang's progress at intervals, in the form in which a pool's nodes write all events of their gangs.
-
-    The start of another phase is written at once, as the gang may be silent until its end. Phases that follow each
-    other quickly, as those of a job that is evaluated at every step, are written at intervals too: each write waits for
-    the disk, and the executor for the write.
-    """
-
-    PURPOSE = "the progress that other processes read"
-
-    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._message_store, self._clock = MessageStore(database), clock
-        self._unstored: dict[int, _UnstoredEvents] = {}  # by segment
-
-    def listen(self, event: ExecutionEvent) -> None:
-        """Stores the event if it is about progress, at most one write every `EVERY_S` seconds per segment.
-
-        The steps since the last write are stored as one event, and what is left once the segment ends.
-        """
-        if isinstance(event, SegmentEnded) and (left := self._unstored.pop(event.number, None)):
-            self._store(event.number, left)
-        if not isinstance(event, GangReport) or not isinstance(
-            event.event, (Steps, EvaluationReported, PhaseStarted, JobReady)
-        ):
-            return
-        report, now_s, is_due = event.event, self._clock(), False
-        own = self._unstored.setdefault(event.number, _UnstoredEvents(since_s=now_s))
-        if isinstance(report, PhaseStarted):
-            if own.phase == report.phase:  # it goes on, with another timeout
-                return
-            own.phase = report.phase
-            num_phases = min(float(MAX_PHASES), own.num_phases + (now_s - own.since_s) / EVERY_S)
-            is_due = num_phases >= 1.0
-            own.num_phases, own.since_s = num_phases - is_due, now_s
-        elif isinstance(report, Steps):
-            is_due = now_s - own.stored_s >= EVERY_S
-        before = own.events.pop((event.job, type(report)), None)  # so that they stay in order
-        if isinstance(report, Steps) and isinstance(before, Steps) and before.step == report.first_step:
-            report = _joined(before, report)
-        own.events[event.job, type(report)] = report
-        if is_due:
-            self._store(event.number, own)
-
-    def _store(self, number: int, own: _UnstoredEvents) -> None:
-        events = [each.newest(MAX_STEPS) if isinstance(each, Steps) else each for each in own.events.values()]
-        if events:
-            self._message_store.store(number, "", events=list(enumerate(events, own.num_stored)))
-        own.num_stored, own.stored_s = own.num_stored + len(events), self._clock()
-        own.events.clear()
-
-
-def _joined(before: Steps, report: Steps) -> Steps:
-    """Returns the report with the steps of the one before it; at most twice as many as are stored."""
-    before = before.newest(MAX_STEPS)
-
-    def joined(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
-        return (*one, *other) if one and other else ()
-
-    return replace(
-        report,
-        first_step=before.first_step,
-        seconds=(*before.seconds, *report.seconds),
-        losses=joined(before.losses, report.losses),
-        rewards=joined(before.rewards, report.rewards),
-        num_samples=before.num_samples + report.num_samples,
-        num_tokens=before.num_tokens + report.num_tokens,
-    )

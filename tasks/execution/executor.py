@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.execution_events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor_hooks import ExecutionState, executor_hooks
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable
@@ -32,7 +32,7 @@ from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segmen
 from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, SegmentRecord
 from ringmaster.techniques import Job
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     CheckpointFailed,
     CheckpointSaved,
     EvaluationReported,

@@ -13,7 +13,7 @@ from ringmaster.features import modules
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.techniques.processes.events import Outcome
+from ringmaster.techniques.processes.gang_events import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journa
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase, Variant
 from ringmaster.techniques.loss import loss_function_of
-from ringmaster.techniques.processes.events import NUM_ROWS, EvaluationReported
+from ringmaster.techniques.processes.gang_events import NUM_ROWS, EvaluationReported
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE, ADDED = "job", "like", "cloned"

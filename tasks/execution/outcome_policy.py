@@ -14,11 +14,11 @@ cannot continue as it is (three crashes, no memory under any option), the group 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.execution_events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import ENDED_EARLY, MEMBERS, NUM_ROWS, Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import ENDED_EARLY, MEMBERS, NUM_ROWS, Outcome, OutcomeStatus
 from ringmaster.text import printable_lines
 
 MAX_ATTEMPTS = 3  # of a segment that crashes without progress

@@ -13,7 +13,7 @@ from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserLimits, in_steps
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     FIRST_PREDICTION,
     NEWEST_PREDICTION,
     ExecutionEvent,
@@ -34,7 +34,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 
 SCORES = "end_scores"  # the fact of a pool: {"jobs", "batches"}, of each the rows of `EndScores`
 EVERY_S = 2.0  # while speeds are measured

@@ -19,7 +19,7 @@ from ringmaster.tasks.execution.dispatch import (
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.profiling.machine_load import LOAD_ERROR
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     CheckpointSaved,
     EvaluationReported,
     Event,

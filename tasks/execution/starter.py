@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
-from ringmaster.tasks.execution.events import DeviceWait, ExecutionEvent, SegmentStarted
+from ringmaster.tasks.execution.execution_events import DeviceWait, ExecutionEvent, SegmentStarted
 from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.profiling.preflight import slots_of
+from ringmaster.tasks.profiling.preflight_runs import slots_of
 from ringmaster.tasks.storage.journal import LEAD_JOB, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
-from ringmaster.techniques.processes.events import MEMBERS, Event, Outcome
+from ringmaster.techniques.processes.gang_events import MEMBERS, Event, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.profiles import MEASURED
 from ringmaster.techniques.training.fused.group_requirements import steps_taken

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.features import modules
-from ringmaster.tasks.execution.events import ExecutionEvent
+from ringmaster.tasks.execution.execution_events import ExecutionEvent
 from ringmaster.tasks.execution.job_table import GOAL, phases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import JobRecord, Journal

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas
-from ringmaster.tasks.execution import events
+from ringmaster.tasks.execution import execution_events
 from ringmaster.tasks.execution.job_table import JobState, variant_options
 from ringmaster.tasks.execution.starter import OptionKey, option_key
 from ringmaster.tasks.planning import Plan
@@ -128,28 +128,32 @@ def split(name: str) -> tuple[str, str]:
     return batch, job
 
 
-def batch_of(event: events.ExecutionEvent) -> str | None:
+def batch_of(event: execution_events.ExecutionEvent) -> str | None:
     """Returns the batch that an event is about; None for an event that is about all batches."""
-    if isinstance(event, events.PredictionUpdate):
+    if isinstance(event, execution_events.PredictionUpdate):
         return event.batch
-    if isinstance(event, (events.PlanUpdate, events.DeviceWait)):
+    if isinstance(event, (execution_events.PlanUpdate, execution_events.DeviceWait)):
         return None
-    return split(event.segment.job if isinstance(event, (events.SegmentStarted, events.SegmentEnded)) else event.job)[0]
+    return split(
+        event.segment.job
+        if isinstance(event, (execution_events.SegmentStarted, execution_events.SegmentEnded))
+        else event.job
+    )[0]
 
 
-def as_logged(event: events.ExecutionEvent, batch: str) -> events.ExecutionEvent | None:
+def as_logged(event: execution_events.ExecutionEvent, batch: str) -> execution_events.ExecutionEvent | None:
     """Returns an event as one batch sees it, with the batch's own job names; None if it does not concern the batch."""
-    if isinstance(event, events.PlanUpdate):
+    if isinstance(event, execution_events.PlanUpdate):
         return _planned(event, batch)
-    if isinstance(event, (events.SegmentStarted, events.SegmentEnded)):
+    if isinstance(event, (execution_events.SegmentStarted, execution_events.SegmentEnded)):
         members = tuple(split(member)[1] for member in event.members)
         return replace(event, segment=replace(event.segment, job=split(event.segment.job)[1]), members=members)
-    if isinstance(event, events.JobEnded):
+    if isinstance(event, execution_events.JobEnded):
         return replace(event, job=split(event.job)[1], message=event.message.replace(f"{batch}/", ""))
     return event
 
 
-def _planned(event: events.PlanUpdate, batch: str) -> events.PlanUpdate | None:
+def _planned(event: execution_events.PlanUpdate, batch: str) -> execution_events.PlanUpdate | None:
     """Returns the part of a plan that is about one batch. It has bounds only if the plan has no other jobs."""
     problem, plan = event.problem, event.plan
     own = {job.id: split(job.id)[1] for job in problem.jobs if split(job.id)[0] == batch}
@@ -172,4 +176,4 @@ def _planned(event: events.PlanUpdate, batch: str) -> events.PlanUpdate | None:
         certificates = plan.certificate, plan.value_certificate
         own_certificate, of_value = (each and each.renamed(own) for each in certificates)
         part = replace(plan, segments=segments, certificate=own_certificate, value_certificate=of_value)
-    return events.PlanUpdate(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
+    return execution_events.PlanUpdate(problem=replace(problem, jobs=jobs), plan=part, why=event.why)

@@ -20,7 +20,13 @@ from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas, combined_t
 from ringmaster.tasks.control.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.control.requests import LOOK_EVERY_S, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import Engine, completed
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate, SegmentEnded
+from ringmaster.tasks.execution.execution_events import (
+    ExecutionEvent,
+    GangReport,
+    JobEnded,
+    PredictionUpdate,
+    SegmentEnded,
+)
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import LIKE
 from ringmaster.tasks.execution.known_nodes import KnownNodes
@@ -46,7 +52,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.storage.schema import BATCHES, EVENT_LOG, FACTS, PLANS, REQUESTS, SEGMENTS
-from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang_events import OutcomeStatus
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar, get_args
 from sqlalchemy import Connection, Integer, cast, func, insert, select
 
 from ringmaster.codec import from_json, stored_as, to_json
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     DeviceWait,
     ExecutionEvent,
     GangReport,
@@ -37,7 +37,7 @@ from ringmaster.tasks.execution.events import (
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EVENT_LOG, GANG_EVENTS, SEGMENTS, json_field
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     DeviceTelemetry,
     EvaluationReported,
     Event,

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device, Node
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
 from ringmaster.tasks.execution.starter import OptionKey, is_known, option_key_of, segment_of
 from ringmaster.tasks.pool.event_log import BatchEvents
@@ -33,7 +33,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journa
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import EVENT_LOG, EXECUTOR, json_field
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 
 T = TypeVar("T")
 

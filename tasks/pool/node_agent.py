@@ -25,10 +25,10 @@ from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangShare, MessageStore, OrderStatus
-from ringmaster.techniques.processes.events import Beat, Event, Outcome, OutcomeStatus
 from ringmaster.techniques.processes.forkserver import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import Beat, Event, Outcome, OutcomeStatus
 from ringmaster.techniques.processes.order import Launcher
 from ringmaster.techniques.processes.reporter import STOP
 

@@ -23,7 +23,7 @@ from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeS
 from ringmaster.tasks.pool.provider import GONE, MAX_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
-from ringmaster.techniques.processes.events import Event, Outcome, OutcomeStatus, RefusedEvent
+from ringmaster.techniques.processes.gang_events import Event, Outcome, OutcomeStatus, RefusedEvent
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.requests import RequestKind, RequestStatus
-from ringmaster.tasks.execution.events import NEWEST_PREDICTION, JobEnded, predictions_in
+from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, JobEnded, predictions_in
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, SilenceClock, is_loan, read_nodes
 from ringmaster.tasks.pool.submissions import BatchStatus

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import RequestRefused
 from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.execution_events import JobEnded
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep

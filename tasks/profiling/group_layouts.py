@@ -15,7 +15,7 @@ from typing import Any
 from ringmaster.codec import digest
 from ringmaster.tasks.profiling.search import num_evaluations
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight_result import Candidate, Preflight
 from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 

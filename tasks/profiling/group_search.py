@@ -39,7 +39,7 @@ from ringmaster.tasks.profiling.profile_store import fingerprint
 from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result, num_evaluations
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
-from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.preflight_result import Candidate
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile, ProfileKey
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, NAME
 

@@ -23,8 +23,8 @@ from ringmaster.files import write_atomically
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import RankExited, ReferenceTimed, TrialMeasured, event_from_json
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
+from ringmaster.techniques.processes.gang_events import RankExited, ReferenceTimed, TrialMeasured, event_from_json
 
 TARGET = "ringmaster.techniques.estimates.device_rates:main"
 VERSION = 1  # incremented when the kernel changes

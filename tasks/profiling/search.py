@@ -9,7 +9,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.profiling.speed_beliefs import GUESS_SPREAD, SpeedBeliefs, SpeedErrors, prediction_errors
 from ringmaster.techniques import Job
-from ringmaster.techniques.preflight import Candidate, Preflight, Refusal
+from ringmaster.techniques.preflight_result import Candidate, Preflight, Refusal
 from ringmaster.techniques.profiles import PREDICTED, Profile, ProfileKey
 from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.fused.group_requirements import NAME

@@ -18,7 +18,7 @@ from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.group_layouts import Group, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.preflight import (
+from ringmaster.tasks.profiling.preflight_runs import (
     Notice,
     ReportFailure,
     TrialEnvironment,
@@ -52,7 +52,7 @@ from ringmaster.tasks.profiling.trials import (
     trial_of_config,
 )
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.profiles import PREDICTED
 
 

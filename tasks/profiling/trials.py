@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.machine_load import QuietTimes, without_load
-from ringmaster.tasks.profiling.preflight import MAX_ATTEMPTS, Notice, TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight_runs import MAX_ATTEMPTS, Notice, TrialEnvironment, slots_of
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.search import (
     FAILED,
@@ -29,8 +29,8 @@ from ringmaster.tasks.profiling.search import (
     worthwhile,
 )
 from ringmaster.techniques import Job, Profile, registry
-from ringmaster.techniques.preflight import Candidate, Preflight
-from ringmaster.techniques.processes import events
+from ringmaster.techniques.preflight_result import Candidate, Preflight
+from ringmaster.techniques.processes import gang_events
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
@@ -148,11 +148,11 @@ class _TrialWave:
     def __init__(self, runs: Sequence[_RunningTrial], quiet_times: QuietTimes, *, limit_s: float) -> None:
         self._runs, self._quiet_times, self._limit_s = runs, quiet_times, limit_s
         self._began_s = time.monotonic()
-        self._heard: queue.Queue[tuple[int, events.Event | events.Outcome]] = queue.Queue()
+        self._heard: queue.Queue[tuple[int, gang_events.Event | gang_events.Outcome]] = queue.Queue()
         self._ready: set[int] = set()
-        self._measured: dict[int, events.TrialMeasured] = {}
-        self._timed: dict[int, list[events.ReferenceTimed]] = {}
-        self._ended: dict[int, events.Outcome] = {}
+        self._measured: dict[int, gang_events.TrialMeasured] = {}
+        self._timed: dict[int, list[gang_events.ReferenceTimed]] = {}
+        self._ended: dict[int, gang_events.Outcome] = {}
         self._killed: set[int] = set()  # as they took too long
 
     def conduct(self) -> list[Result]:
@@ -190,13 +190,13 @@ class _TrialWave:
                     self._runs[number].gang.kill()
                 limit_s = math.inf  # they end now
                 continue
-            if isinstance(heard, events.Outcome):
+            if isinstance(heard, gang_events.Outcome):
                 self._ended[index] = heard
-            elif isinstance(heard, events.JobReady):
+            elif isinstance(heard, gang_events.JobReady):
                 self._ready.add(index)
-            elif isinstance(heard, events.TrialMeasured):
+            elif isinstance(heard, gang_events.TrialMeasured):
                 self._measured[index] = heard
-            elif isinstance(heard, events.ReferenceTimed):
+            elif isinstance(heard, gang_events.ReferenceTimed):
                 self._timed.setdefault(index, []).append(heard)
 
     def _result(self, index: int) -> Result:
@@ -217,13 +217,13 @@ class _TrialWave:
             return FailedTrial(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
         outcome = self._ended[index]
         is_refused = (
-            outcome.status == events.OutcomeStatus.INVALID and KERNELS in self._runs[index].trial.candidate.config
+            outcome.status == gang_events.OutcomeStatus.INVALID and KERNELS in self._runs[index].trial.candidate.config
         )
         return FailedTrial(kind=REFUSED if is_refused else _kind(outcome), message=outcome.message)
 
 
-def _kind(outcome: events.Outcome) -> str:
-    if outcome.status == events.OutcomeStatus.OUT_OF_MEMORY:
+def _kind(outcome: gang_events.Outcome) -> str:
+    if outcome.status == gang_events.OutcomeStatus.OUT_OF_MEMORY:
         return OUT_OF_MEMORY
     return KILLED if outcome.was_killed else FAILED
 

@@ -20,7 +20,7 @@ from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate
+from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of, kind_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal

@@ -15,7 +15,7 @@ from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     ExecutionEvent,
     GangReport,
     JobEnded,
@@ -49,8 +49,8 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model
 from ringmaster.techniques.metric import metrics_text, why_undefined
-from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.preflight_result import Preflight
+from ringmaster.techniques.processes.gang_events import (
     NUM_ROWS,
     CheckpointFailed,
     CheckpointSaved,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringmaster.features import modules
 from ringmaster.techniques import Job
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 
 
 class RecordHook:

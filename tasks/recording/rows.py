@@ -15,7 +15,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.distribution import own_release
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import DatasetInput, MetricPoint
-from ringmaster.tasks.execution.events import GangReport, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.execution_events import GangReport, PlanUpdate, SegmentEnded
 from ringmaster.tasks.recording.record_hooks import record_hooks
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
@@ -25,7 +25,7 @@ from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import loss_function_of, options_of
-from ringmaster.techniques.processes.events import DeviceTelemetry, EvaluationReported, Event, Steps
+from ringmaster.techniques.processes.gang_events import DeviceTelemetry, EvaluationReported, Event, Steps
 
 
 def end_details(record: JobRecord) -> dict[str, Any]:

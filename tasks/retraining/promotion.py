@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
-from ringmaster.model_lineage.ledger.registry import (
+from ringmaster.model_lineage.ledger.families import (
     CHALLENGER_OF,
     NOBODY,
     final_fault,
@@ -22,7 +22,7 @@ from ringmaster.model_lineage.ledger.registry import (
     unless_lost,
     unless_missing,
 )
-from ringmaster.model_lineage.ledger.registry import DECISION as TAG
+from ringmaster.model_lineage.ledger.families import DECISION as TAG
 from ringmaster.model_lineage.records import (
     CHALLENGER,
     CHAMPION,

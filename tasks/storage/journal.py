@@ -22,7 +22,7 @@ from ringmaster.model_lineage.sqlite_files import fault_of, read_only
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
-from ringmaster.techniques.processes.events import MEMBERS
+from ringmaster.techniques.processes.gang_events import MEMBERS
 
 CLOCK = "clock"
 """The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, json_values
 from ringmaster.tasks.storage.schema import COMMANDS, GANG_EVENTS, ORDERS
-from ringmaster.techniques.processes.events import Event, Outcome, event_or_refusal, event_to_json
+from ringmaster.techniques.processes.gang_events import Event, Outcome, event_or_refusal, event_to_json
 from ringmaster.techniques.processes.order import GangOrder
 
 KILL = "kill"  # the command to end the gang at once

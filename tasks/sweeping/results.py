@@ -6,15 +6,15 @@ from typing import Any
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import model_pages
+from ringmaster.model_lineage.ledger.families import CHALLENGER_OF, NOBODY
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.ledger.registry import CHALLENGER_OF, NOBODY
 from ringmaster.model_lineage.records import CHALLENGER, ModelRecord
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.figures import Reports, SweepFigures, last
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.processes.events import NUM_ROWS
+from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.text import enumerated, markdown
 
 VARIED = {"model": "varied model"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringmaster.clock import boot_s
 from ringmaster.codec import to_json
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded
+from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import ADDED, GOAL, LIKE, SETTLED
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
@@ -21,7 +21,7 @@ from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec, TrialState
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.processes.events import EvaluationReported
+from ringmaster.techniques.processes.gang_events import EvaluationReported
 
 FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
 TOO_LATE = "stopped early: the sweep's deadline has passed"

@@ -12,14 +12,14 @@ from typing import Any
 from sqlalchemy import Select, func, or_, select
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.events import NEWEST_PREDICTION, Prediction, predictions_in
+from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, Journal, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, GANG_EVENTS, JOBS, NODES, PLANS, SEGMENTS
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, TimelineSpan
-from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_or_refusal
+from ringmaster.techniques.processes.gang_events import Event, OutcomeStatus, event_or_refusal
 
 
 @dataclass(frozen=True)

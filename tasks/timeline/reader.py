@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import device_of
-from ringmaster.tasks.execution.events import PredictedEnd
+from ringmaster.tasks.execution.execution_events import PredictedEnd
 from ringmaster.tasks.execution.job_table import changed_steps
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
@@ -22,7 +22,7 @@ from ringmaster.tasks.timeline.run_timeline import (
     TimelineNote,
     TimelineSpan,
 )
-from ringmaster.techniques.processes.events import EvaluationReported, JobEvent, JobReady, PhaseStarted, Steps
+from ringmaster.techniques.processes.gang_events import EvaluationReported, JobEvent, JobReady, PhaseStarted, Steps
 from ringmaster.techniques.profiles import UNTRUSTED
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, num_steps_of_gang
 

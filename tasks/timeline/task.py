@@ -16,14 +16,20 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
 from ringmaster.tasks.background_worker import CoalescingWorker
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import (
+    ExecutionEvent,
+    GangReport,
+    JobEnded,
+    SegmentEnded,
+    SegmentStarted,
+)
 from ringmaster.tasks.execution.job_table import changed_steps
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.drawing import job_table, render_svg
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.text import markdown as foreign
 from ringmaster.text import markdown_table
 

@@ -29,7 +29,7 @@ from ringmaster.files import write_patience_s
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, RankPieces, WritePieces
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.checkpoints.storage import Block
-from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, CheckpointSaved
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import BEAT_EVERY_S, Reporter
 

@@ -37,7 +37,7 @@ from ringmaster.techniques.estimates.rank_memory import LiveBytes
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import ReferenceTimed, event_to_json
+from ringmaster.techniques.processes.gang_events import ReferenceTimed, event_to_json
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import BACKENDS, RankContext, show_gpus, take_device
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES

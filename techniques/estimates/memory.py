@@ -31,7 +31,7 @@ from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import FP32_BYTES, model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
-from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
+from ringmaster.techniques.preflight_result import ARITHMETIC, FROM_META_STEP, Forecast
 from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 

@@ -32,7 +32,7 @@ from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
-from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
+from ringmaster.techniques.preflight_result import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.probing.probe import code_of_steps
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique

@@ -31,7 +31,7 @@ from ringmaster.techniques.models.peft_format import base_of, is_adapter, quanti
 from ringmaster.techniques.models.pruning import prune
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.models.structured_pruning import narrow
-from ringmaster.techniques.processes.events import JobReady, TrialMeasured
+from ringmaster.techniques.processes.gang_events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import WAITING_TIMEOUT_S, Reporter, wait_for_stop

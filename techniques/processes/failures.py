@@ -3,7 +3,7 @@
 import torch
 
 from ringmaster.errors import PERMANENT_ERRORS
-from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang_events import OutcomeStatus
 
 # Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")

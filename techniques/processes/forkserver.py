@@ -39,7 +39,7 @@ from collections.abc import Callable
 from ringmaster.errors import ChannelClosed
 from ringmaster.registry import resolve
 from ringmaster.techniques.processes.channel import HANG_UP, TELL_S, Channel
-from ringmaster.techniques.processes.events import RankExited, RankStarted, event_to_json
+from ringmaster.techniques.processes.gang_events import RankExited, RankStarted, event_to_json
 
 TICK = struct.Struct("d")
 """The format of a tick: a moment, by `seconds_since_boot`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     Event,
     Outcome,
     OutcomeStatus,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ringmaster.techniques.metric import metrics_text
-from ringmaster.techniques.processes import events
+from ringmaster.techniques.processes import gang_events
 from ringmaster.techniques.processes.channel import Channel, woken_by
 from ringmaster.text import printable
 
@@ -46,15 +46,15 @@ class RankLog:
         self._logger.addHandler(handler)
         self._phase = ""
         self._steps_s = -LOG_EVERY_S
-        self._unprinted: dict[str | None, events.Steps] = {}  # by job: the newest report, where it has no line yet
+        self._unprinted: dict[str | None, gang_events.Steps] = {}  # by job: the newest report, where it has no line yet
 
-    def note(self, event: events.Event) -> None:
+    def note(self, event: gang_events.Event) -> None:
         """Prints a line about the event, if it is worth one."""
-        if isinstance(event, events.Steps):
+        if isinstance(event, gang_events.Steps):
             self._unprinted[event.job] = event
             if self._clock() - self._steps_s >= LOG_EVERY_S:
                 self._print_steps()
-        elif isinstance(event, events.PhaseStarted):
+        elif isinstance(event, gang_events.PhaseStarted):
             if event.phase != self._phase:  # else it goes on, with another timeout
                 self._print_steps()
                 self._phase = event.phase
@@ -78,20 +78,20 @@ class RankLog:
         self._logger.info("%s", printable(line))
 
 
-def _log_line(event: events.Event) -> str | None:
+def _log_line(event: gang_events.Event) -> str | None:
     match event:
-        case events.JobReady(step=step):
+        case gang_events.JobReady(step=step):
             return f"{_of(event.job)}goes on from step {step}" if step else f"{_of(event.job)}begins"
-        case events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows):
+        case gang_events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows):
             return f"{_of(event.job)}evaluated at step {step}: {metrics_text(metrics, num_rows=num_rows)}"
-        case events.CheckpointSaved(step=step):
+        case gang_events.CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"
-        case events.CheckpointFailed(message=message) | events.KernelsRefused(message=message):
+        case gang_events.CheckpointFailed(message=message) | gang_events.KernelsRefused(message=message):
             return f"{_of(event.job)}{message}"
-        case events.JobOfGroupEnded(outcome=outcome) | events.RankResult(result=outcome) if "step" in outcome:
-            job = event.job if isinstance(event, events.JobOfGroupEnded) else None
+        case gang_events.JobOfGroupEnded(outcome=outcome) | gang_events.RankResult(result=outcome) if "step" in outcome:
+            job = event.job if isinstance(event, gang_events.JobOfGroupEnded) else None
             ended = f"{_of(job)}{outcome['status']} at step {outcome['step']}"
-            text = metrics_text(outcome.get("metrics") or {}, num_rows=outcome.get(events.NUM_ROWS))
+            text = metrics_text(outcome.get("metrics") or {}, num_rows=outcome.get(gang_events.NUM_ROWS))
             return f"{ended}: {text}" if text else ended
     return None
 
@@ -122,19 +122,19 @@ class Reporter:
 
     def phase(self, name: str, *, timeout_s: float) -> None:
         """Starts a phase in which this rank may be silent for `timeout_s` seconds before it counts as hung."""
-        self.send(events.PhaseStarted(phase=name, timeout_s=timeout_s))
+        self.send(gang_events.PhaseStarted(phase=name, timeout_s=timeout_s))
 
     def beat(self) -> None:
         """Reports that the rank is alive, a few times a second at most."""
         if time.monotonic() - self._last_sent_s >= BEAT_EVERY_S:
-            self.send(events.Beat())
+            self.send(gang_events.Beat())
 
-    def send(self, event: events.Event) -> None:
+    def send(self, event: gang_events.Event) -> None:
         """Sends one event."""
         self._last_sent_s = time.monotonic()
-        if isinstance(event, (events.Steps, events.JobReady)):
+        if isinstance(event, (gang_events.Steps, gang_events.JobReady)):
             self.has_stepped = self.has_stepped or event.step > 0
-        self._channel.send(events.event_to_json(event))
+        self._channel.send(gang_events.event_to_json(event))
         if self.log is not None:
             self.log.note(event)
 
@@ -171,8 +171,8 @@ class _JobReporter(Reporter):
     def beat(self) -> None:
         self._reporter.beat()
 
-    def send(self, event: events.Event) -> None:
-        self._reporter.send(replace(event, job=self._job) if isinstance(event, events.JobEvent) else event)
+    def send(self, event: gang_events.Event) -> None:
+        self._reporter.send(replace(event, job=self._job) if isinstance(event, gang_events.JobEvent) else event)
 
 
 def wait_for_stop(reporter: Reporter) -> None:

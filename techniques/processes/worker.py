@@ -16,8 +16,8 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import OutcomeStatus, RankFailed, RankResult
 from ringmaster.techniques.processes.failures import failure_kind, is_of_code
+from ringmaster.techniques.processes.gang_events import OutcomeStatus, RankFailed, RankResult
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join, show_gpus
 from ringmaster.techniques.processes.reporter import RankLog, Reporter

@@ -22,7 +22,7 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.metric import scored_metrics, why_generating
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
+from ringmaster.techniques.processes.gang_events import ModelFailed, RowsScored, ScoringProgress, event_to_json
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder
 from ringmaster.techniques.scoring import scored_rows
 

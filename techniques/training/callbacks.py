@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques.data_source import PreparedData
     from ringmaster.techniques.job import Job
     from ringmaster.techniques.job_specs import Adapter
-    from ringmaster.techniques.processes.events import JobEvent
+    from ringmaster.techniques.processes.gang_events import JobEvent
     from ringmaster.techniques.processes.order import GangOrder
     from ringmaster.techniques.processes.ranks import RankContext
     from ringmaster.techniques.processes.reporter import Reporter

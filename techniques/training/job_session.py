@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.saving import CheckpointedState, Saver, SaveVotes, WriteRetries, takes_nothing
 from ringmaster.techniques.processes.core_load import CoreLoad
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     NUM_ROWS,
     EvaluationReported,
     JobEvent,

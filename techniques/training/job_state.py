@@ -18,7 +18,7 @@ from ringmaster.techniques.checkpoints.state import read_whole
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect, FirstCheckpoint
-from ringmaster.techniques.processes.events import CheckpointFailed, JobEvent
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, JobEvent
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import Technique

@@ -24,8 +24,8 @@ from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.processes.events import JobOfGroupEnded, OutcomeStatus
 from ringmaster.techniques.processes.failures import failure_kind
+from ringmaster.techniques.processes.gang_events import JobOfGroupEnded, OutcomeStatus
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import STOP, Reporter

@@ -11,7 +11,7 @@ import torch
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
-from ringmaster.techniques.processes.events import JobReady, TrialMeasured
+from ringmaster.techniques.processes.gang_events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter

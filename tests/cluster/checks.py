@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Outcome
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Outcome
 from tests.cluster.jobs import assert_same_weights
 from tests.integration.workbench import SINGLE
 

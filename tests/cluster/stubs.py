@@ -19,7 +19,7 @@ from torch import nn
 from ringmaster.tasks.process_identity import ProcessId
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.processes.events import JobReady, Steps
+from ringmaster.techniques.processes.gang_events import JobReady, Steps
 from ringmaster.techniques.processes.reporter import STOP
 
 NODE = "RINGMASTER_TEST_NODE"  # set by the tests for every process on a node
@@ -47,7 +47,7 @@ def leave_to_hurry(trace, job):
 
 def is_looked_at():
     """Returns whether this process evaluates or runs a preflight, for which no device is leased."""
-    return not torch.is_grad_enabled() or "ringmaster.techniques.estimates.preflight" in sys.modules
+    return not torch.is_grad_enabled() or "ringmaster.techniques.estimates.job_preflight" in sys.modules
 
 
 class Slow(nn.Module):

@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.preflight import with_probe
+from ringmaster.techniques.estimates.job_preflight import with_probe
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import Event, Outcome, Steps
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import Event, Outcome, Steps
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot, rank_argument
 from ringmaster.techniques.technique import GangShape
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 
 
 def test_an_outcome_can_be_kept_whatever_a_users_exception_says():

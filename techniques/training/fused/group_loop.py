@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringmaster.techniques.processes.events import MEMBERS
+from ringmaster.techniques.processes.gang_events import MEMBERS
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.group import FusedGroup, join_group, open_group, orders_of

@@ -16,7 +16,7 @@ import pytest
 
 from ringmaster.tasks.control.requests import RequestStatus
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import JobReady
+from ringmaster.techniques.processes.gang_events import JobReady
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
 from tests.cluster.faults.chaos import NODES, Kills, WholePool, all_up
 from tests.cluster.faults.test_faults_of_parents import layouts_of

@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from ringmaster.techniques import DataSpec, EvaluationSpec, ModelSpec
-from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.scoring import score_together
 from ringmaster.techniques.technique import GangShape
 from tests.integration.evaluation.test_commands import ringmaster

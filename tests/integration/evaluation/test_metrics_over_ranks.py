@@ -11,7 +11,7 @@ from ringmaster.tasks.evaluation.scores import MetricRows, estimate
 from ringmaster.techniques import EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.context import Context
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.processes.events import EvaluationReported
+from ringmaster.techniques.processes.gang_events import EvaluationReported
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import LLAMA, VIT, Layout
 from tests.matrix import matrix

@@ -17,7 +17,7 @@ from ringmaster.registry import installed
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine, figure
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_policy
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.techniques import EvaluationSpec

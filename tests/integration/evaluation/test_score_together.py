@@ -14,7 +14,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine, examine_each
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.adapters import first_state, sites

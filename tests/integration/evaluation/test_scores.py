@@ -10,7 +10,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import Cases, score_models
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from ringmaster.techniques import DataSpec, ModelSpec, registry
-from ringmaster.techniques.processes.events import JobReady, Steps, TrialMeasured
 from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.gang_events import JobReady, Steps, TrialMeasured
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
 from tests.integration.workbench import Layout, Workbench
@@ -210,7 +210,7 @@ def test_only_the_gangs_devices_can_be_seen(bench, tmp_path):
 
 
 def test_a_commands_job_is_for_the_command_alone(bench):
-    from ringmaster.techniques.estimates.preflight import _black_box
+    from ringmaster.techniques.estimates.job_preflight import _black_box
     from ringmaster.techniques.models.facts import model_facts
 
     commanded, plain = job(bench), bench.job()

@@ -17,7 +17,7 @@ import ringmaster.flows.train_batch
 import psutil
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
-from ringmaster.flows.batch.flow_runs import embedded_server
+from ringmaster.flows.batch.embedded_prefect import embedded_server
 assert not psutil.Process().children() and PREFECT_API_URL.value() is None  # an import starts nothing
 with embedded_server(), get_client(sync_client=True) as client:
     client.read_flows()

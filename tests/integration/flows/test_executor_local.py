@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import LocalEngine, SegmentCall
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.techniques.processes.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
 

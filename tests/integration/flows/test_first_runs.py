@@ -20,7 +20,7 @@ from ringmaster.flows.services.prefect_server import started_alone
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.sqlite_files import exclusive_lock
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.execution.engine import leases_of
+from ringmaster.tasks.execution.leases import leases_of
 from ringmaster.tasks.storage.database import Database
 import mlflow  # so that both begin at once
 import alembic.command

@@ -17,13 +17,13 @@ from ringmaster.flows.pool import segment_runs
 from ringmaster.flows.pool.segment_runs import AWAY, SegmentRuns
 from ringmaster.tasks.control.requests import Requests, RequestStatus
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import Outcome
+from ringmaster.techniques.processes.gang_events import Outcome
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 

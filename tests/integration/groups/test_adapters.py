@@ -15,7 +15,7 @@ from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.preflight import why_no_adaptation
+from ringmaster.techniques.estimates.job_preflight import why_no_adaptation
 from ringmaster.techniques.models.adapter_modules import merge
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model

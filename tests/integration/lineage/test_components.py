@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.features.composition.job import Components
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from tests.integration.workbench import SINGLE, Layout, is_bit_equal
 
 FSDP = Layout("fsdp", 2, {"reshard": True})

@@ -16,7 +16,7 @@ from ringmaster.errors import InputError, SignatureError
 from ringmaster.flows import cli
 from ringmaster.flows.batch.run_folder import base_weights
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin, signatures
-from ringmaster.model_lineage.ledger.registry import SIGNED
+from ringmaster.model_lineage.ledger.families import SIGNED
 from ringmaster.model_lineage.signatures import SIGNATURE, STATEMENT, SigningKeys
 from ringmaster.tasks.batch import Batch
 from ringmaster.techniques import DataSpec, Job, ModelSpec

@@ -15,7 +15,7 @@ from ringmaster.tasks.recording.rows import ROWS, code_version, dataset_inputs, 
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from tests.integration.workbench import SINGLE
 
 LINKS = (3, 6, 9)

@@ -10,12 +10,12 @@ from ringmaster.codec import to_json
 from ringmaster.errors import StepError
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
+from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
 from tests.integration.workbench import ADAMW, LLAMA, SINGLE, Layout, is_bit_equal, largest_difference
 
 REWARDS = "tests.integration.losses.my_rewards"

@@ -10,13 +10,13 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.estimates.job_preflight import preflight_job, why_no_adaptation
 from ringmaster.techniques.estimates.memory import Workload, copies_reference, forecast_memory
-from ringmaster.techniques.estimates.preflight import preflight_job, why_no_adaptation
 from ringmaster.techniques.models.rewriting import EvaluationOrder
-from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
+from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from tests.integration.evaluating import evaluate_model
 from tests.integration.losses.pairs import VOCAB_SIZE, preferences

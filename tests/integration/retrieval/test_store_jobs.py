@@ -12,7 +12,7 @@ from ringmaster.features.stores.job import IVF, StoreSettings
 from ringmaster.features.stores.knowledge_store import KnowledgeStore, Passage, build_store
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
-from ringmaster.techniques.processes.events import Steps, TrialMeasured
+from ringmaster.techniques.processes.gang_events import Steps, TrialMeasured
 from tests.integration.workbench import Layout
 from tests.matrix import matrix
 from tests.unit.retrieval.encoders import SIZES, WORDS, save_encoder

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from ringmaster.tasks.cluster import detect
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from ringmaster.techniques.processes.events import OutcomeStatus
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import OutcomeStatus
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from tests.matrix import matrix
 

@@ -7,13 +7,13 @@ from itertools import product
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.profiling.preflight import with_chunk
+from ringmaster.tasks.profiling.preflight_runs import with_chunk
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, registry
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.preflight import Preflight, PreflightOrder
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.estimates.job_preflight import preflight_job
+from ringmaster.techniques.preflight_result import Preflight, PreflightOrder
+from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.techniques.technique import GangShape
 from tests.integration.losses.test_losses import PREFERENCES, TINY
 from tests.integration.techniques.test_architectures import spec

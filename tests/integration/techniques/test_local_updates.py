@@ -11,7 +11,7 @@ from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec, registry
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from tests.integration.workbench import (
     ADAMW,
     GPT2_WITH_DROPOUT,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ringmaster.techniques import AdaptationSpec, Job, registry
-from ringmaster.techniques.estimates.preflight import why_no_adaptation
+from ringmaster.techniques.estimates.job_preflight import why_no_adaptation
 from ringmaster.techniques.models.pruning import is_two_of_four
-from ringmaster.techniques.processes.events import TrialMeasured
+from ringmaster.techniques.processes.gang_events import TrialMeasured
 from tests.integration.workbench import (
     ADAMW,
     LLAMA,

@@ -12,7 +12,7 @@ import pytest
 
 from ringmaster.features.external_trainers.child import inspect_script
 from ringmaster.techniques import DataSpec, ModelSpec
-from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Steps
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
 from tests.integration.workbench import Layout, is_bit_equal, largest_difference

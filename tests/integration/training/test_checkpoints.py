@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ringmaster.techniques.models.conversion import convert
-from ringmaster.techniques.processes.events import CheckpointSaved
+from ringmaster.techniques.processes.gang_events import CheckpointSaved
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
 from tests.matrix import matrix
 

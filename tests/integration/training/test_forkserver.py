@@ -16,9 +16,9 @@ import pytest
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.caches import CODE_CACHES
-from ringmaster.techniques.processes.events import OutcomeStatus
 from ringmaster.techniques.processes.forkserver import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
+from ringmaster.techniques.processes.gang_events import OutcomeStatus
 from tests.integration.workbench import SINGLE, Workbench
 
 

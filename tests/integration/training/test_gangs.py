@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from ringmaster.techniques import ModelSpec, OptimizerSpec
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
 from tests.matrix import matrix
 

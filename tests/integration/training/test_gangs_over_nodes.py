@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ringmaster.techniques.processes.events import OutcomeStatus, Steps
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import OutcomeStatus, Steps
 from ringmaster.techniques.processes.ranks import interface_towards, split_address
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
 from tests.ports import free_port

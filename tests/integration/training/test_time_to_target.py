@@ -13,7 +13,7 @@ from ringmaster.techniques import EvaluationSpec, Job
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.processes.events import ENDED_EARLY, EvaluationReported, Steps
+from ringmaster.techniques.processes.gang_events import ENDED_EARLY, EvaluationReported, Steps
 from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.flows.test_run import Place
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference

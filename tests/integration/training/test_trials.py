@@ -8,11 +8,11 @@ from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling import stage, trials
 from ringmaster.tasks.profiling.machine_load import QuietTimes
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.stage import profile_jobs
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
-from ringmaster.techniques.processes.events import ReferenceTimed
+from ringmaster.techniques.processes.gang_events import ReferenceTimed
 from ringmaster.techniques.profiles import PREDICTED
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT

@@ -11,7 +11,7 @@ from ringmaster.features.untrusted.execute import UNTRUSTED_SEGMENTS, StateCommi
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replanner import Replanner

@@ -12,7 +12,7 @@ import pytest
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.batch import json_schema, parse_batch
-from ringmaster.tasks.profiling.preflight import inspection_key
+from ringmaster.tasks.profiling.preflight_runs import inspection_key
 from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import Job
 from ringmaster.techniques.estimates.measured_steps import _measurable

@@ -21,7 +21,7 @@ from ringmaster.techniques.checkpoints.checkpoint import (
 )
 from ringmaster.techniques.checkpoints.saving import THREAD_NAME, Saver, SaveVotes
 from ringmaster.techniques.checkpoints.tensor_files import blocks_of
-from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, CheckpointSaved
 
 CPU = torch.device("cpu")
 

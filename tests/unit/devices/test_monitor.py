@@ -14,9 +14,9 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.device_monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Telemetry, pids_are_known
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall, SegmentTelemetry
-from ringmaster.tasks.execution.events import GangReport, SegmentEnded
+from ringmaster.tasks.execution.execution_events import GangReport, SegmentEnded
 from ringmaster.tasks.recording.rows import EnergyMeter, telemetry_points
-from ringmaster.techniques.processes.events import Beat, DeviceTelemetry, Outcome
+from ringmaster.techniques.processes.gang_events import Beat, DeviceTelemetry, Outcome
 from tests.unit.execution.fakes import open_journal
 
 

@@ -10,12 +10,12 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates import layer_times as measuring
 from ringmaster.techniques.estimates import time_estimate
+from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
-from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.parallel.pipe import parts_of
-from ringmaster.techniques.preflight import Forecast, PreflightOrder
+from ringmaster.techniques.preflight_result import Forecast, PreflightOrder
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
 

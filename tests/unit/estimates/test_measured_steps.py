@@ -15,7 +15,7 @@ from ringmaster.techniques.estimates import measured_steps as measuring
 from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
 from ringmaster.techniques.estimates.time_estimate import Estimator
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.batch_loader import BatchLoader

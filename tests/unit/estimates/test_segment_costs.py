@@ -10,7 +10,7 @@ from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.estimates import device_rates
 from ringmaster.techniques.estimates.device_rates import DiskRates, disk_rates, segment_costs
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.preflight_result import Candidate
 
 FACTS = ModelFacts(
     num_parameters=1_000_000, parameter_bytes=4_000_000, largest_layer_bytes=1, num_layers=1, has_dropout=False

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.events import PlanUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.plan_manager import problem_left
@@ -16,7 +16,7 @@ from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin_jobs
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.processes.events import CheckpointSaved, Outcome
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, Outcome
 from tests.fake_engine import FakeEngine, cpu_devices
 
 

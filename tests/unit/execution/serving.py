@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import JobEnded, SegmentStarted
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.planning import Plan
 from ringmaster.techniques import registry
-from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang_events import OutcomeStatus
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job

@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.execution.engine import FileLeases
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     DeviceWait,
     GangReport,
     JobEnded,
@@ -18,9 +17,10 @@ from ringmaster.tasks.execution.events import (
     SegmentStarted,
 )
 from ringmaster.tasks.execution.executor import AT_ONCE_S
+from ringmaster.tasks.execution.leases import FileLeases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin_jobs
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     CheckpointFailed,
     CheckpointSaved,
     EvaluationReported,

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.engine import EVERY_S, MAX_PHASES, MAX_STEPS, StepEvents
-from ringmaster.tasks.execution.events import GangReport, SegmentEnded
+from ringmaster.tasks.execution.execution_events import GangReport, SegmentEnded
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_text
+from ringmaster.tasks.execution.step_events import EVERY_S, MAX_PHASES, MAX_STEPS, StepEvents
 from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.data import num_tokens_of
-from ringmaster.techniques.processes.events import EvaluationReported, JobReady, Outcome, PhaseStarted, Steps
+from ringmaster.techniques.processes.gang_events import EvaluationReported, JobReady, Outcome, PhaseStarted, Steps
 
 REPORT = Steps(
     first_step=4,

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.execution.engine import FileLeases, leases_of
+from ringmaster.tasks.execution.leases import FileLeases, leases_of
 from ringmaster.tasks.process_identity import identity
 from tests.children import exit_status, in_a_child, started
 

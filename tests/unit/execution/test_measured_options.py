@@ -6,11 +6,11 @@ import pytest
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import SegmentEnded
+from ringmaster.tasks.execution.execution_events import SegmentEnded
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.profiling.search import FailedTrial
-from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Steps
 from ringmaster.techniques.profiles import GroupMemberProfile, ProfileKey
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ringmaster.tasks.execution.events import PlanUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile, registry
-from ringmaster.techniques.processes.events import JobReady, Steps
+from ringmaster.techniques.processes.gang_events import JobReady, Steps
 from ringmaster.techniques.profiles import GroupMemberProfile
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.fake_engine import FakeEngine, FakeGang

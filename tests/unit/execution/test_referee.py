@@ -8,7 +8,7 @@ from ringmaster.features.untrusted import execute
 from ringmaster.features.untrusted.execute import REPEATED, TRUSTED_ONLY, StateCommitment
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.techniques import Profile
 from ringmaster.techniques.checkpoints.checkpoint import folder_of

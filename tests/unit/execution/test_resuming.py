@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from ringmaster.tasks.execution.events import PlanUpdate, SegmentStarted
+from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from tests.unit.execution.fakes import (
     Bench,

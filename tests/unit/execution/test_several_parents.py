@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.execution_events import JobEnded
 from ringmaster.tasks.execution.starter import gang_order
 from ringmaster.tasks.pool.active_batches import entries_of
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import AdaptationSpec
-from ringmaster.techniques.processes.events import Outcome
+from ringmaster.techniques.processes.gang_events import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, cluster, done, ends, job, profile
 
 SOUP = AdaptationSpec(kind="merged", method="average", parents=("a", "b", "models:/x@champion", "/models/y"))

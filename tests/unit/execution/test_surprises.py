@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, begin_jobs
 from ringmaster.techniques import registry
-from ringmaster.techniques.processes.events import CheckpointSaved, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, OutcomeStatus
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.execution.serving import Pool, over_nodes
 

@@ -17,13 +17,13 @@ from ringmaster.features.target.execute import (
 from ringmaster.features.target.job import Target, Variables
 from ringmaster.features.target.noise_scale import GradientNoise
 from ringmaster.features.warm_start.job import WarmStart
-from ringmaster.tasks.execution.events import GangReport, JobEnded
+from ringmaster.tasks.execution.execution_events import GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import SteeringRequest, first_goals
 from ringmaster.tasks.storage.journal import begin_jobs
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
-from ringmaster.techniques.processes.events import ENDED_EARLY, EvaluationReported, Outcome, Steps
+from ringmaster.techniques.processes.gang_events import ENDED_EARLY, EvaluationReported, Outcome, Steps
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
 
 STEP_S = {16: 1.0, 32: 1.1, 64: 1.4, 128: 2.5}

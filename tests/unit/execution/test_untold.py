@@ -1,8 +1,8 @@
 """Checkpoints that were never reported, because their gang died after writing and before reporting."""
 
-from ringmaster.tasks.execution.events import SegmentStarted
+from ringmaster.tasks.execution.execution_events import SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import JobReady, Outcome
+from ringmaster.techniques.processes.gang_events import JobReady, Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, done, job
 
 

@@ -23,7 +23,7 @@ from ringmaster.files import sha256_of
 from ringmaster.flows.reports.watch import print_timeline
 from ringmaster.flows.services.serving import LOOPBACK, PasswordCheck, checked
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import EvaluationReported, Steps
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Steps
 from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 
 USER, PASSWORD = "ringmaster", "correct horse"

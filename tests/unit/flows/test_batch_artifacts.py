@@ -23,7 +23,7 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.job_forms import SetAction, StateAction
 from ringmaster.flows.pool_requests import control_jobs
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import DeviceWait, JobEnded, PlanUpdate, Prediction
+from ringmaster.tasks.execution.execution_events import DeviceWait, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.pool.active_batches import as_logged
 

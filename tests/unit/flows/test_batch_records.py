@@ -21,11 +21,11 @@ from ringmaster.flows.batch.result import (
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import DeviceWait, JobEnded
+from ringmaster.tasks.execution.execution_events import DeviceWait, JobEnded
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.techniques.preflight import Preflight, Refusal
+from ringmaster.techniques.preflight_result import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.recording.ledgers import FakeLedger
 

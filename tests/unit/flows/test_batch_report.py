@@ -10,7 +10,7 @@ import pytest
 from ringmaster.flows.batch.result import BatchResult, are_measured
 from ringmaster.flows.output import TextConsole
 from ringmaster.flows.reports.plan_report import print_report
-from ringmaster.tasks.execution.events import Prediction
+from ringmaster.tasks.execution.execution_events import Prediction
 from ringmaster.tasks.planning.gantt import compared_with_plan
 from tests.unit.execution.fakes import profile
 

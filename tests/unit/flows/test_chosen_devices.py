@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.flows.batch import context
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.execution.engine import leases_of
+from ringmaster.tasks.execution.leases import leases_of
 
 
 def gpus(number):

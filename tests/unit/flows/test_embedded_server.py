@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from ringmaster.errors import InputError, ServerStartError
 from ringmaster.flows.batch import flow_runs as module
-from ringmaster.flows.batch.flow_runs import LocalFlow, embedded_server, has_lasting_server
+from ringmaster.flows.batch.embedded_prefect import LocalFlow, embedded_server, has_lasting_server
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retrain_daily import retrain_daily
 from ringmaster.flows.services import first_processes

@@ -47,7 +47,14 @@ from ringmaster.model_lineage.ledger.ledger import compared_with_base
 from ringmaster.model_lineage.records import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import DeviceWait, GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import (
+    DeviceWait,
+    GangReport,
+    JobEnded,
+    PlanUpdate,
+    SegmentEnded,
+    SegmentStarted,
+)
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
@@ -55,7 +62,7 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.drawing import render_svg
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, RunTimeline, TimelineNote, TimelineSpan
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
-from ringmaster.techniques.processes.events import CheckpointFailed, Outcome, OutcomeStatus, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, Outcome, OutcomeStatus, Steps
 from ringmaster.text import printable
 from tests.unit.lineage.families import data, node, snapshot
 

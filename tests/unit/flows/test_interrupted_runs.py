@@ -20,8 +20,8 @@ from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.forecast import ForecastConditions
 from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
+from ringmaster.techniques.preflight_result import Preflight
+from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import LeasesInMemory, cluster, job, profile
 from tests.unit.recording.ledgers import FakeLedger

@@ -11,7 +11,7 @@ from ringmaster.flows.commands import running
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import PhaseStarted, Steps
+from ringmaster.techniques.processes.gang_events import PhaseStarted, Steps
 
 
 @pytest.fixture

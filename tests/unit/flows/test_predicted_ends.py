@@ -5,7 +5,7 @@ import time
 import pytest
 
 from ringmaster.flows.reports.watch import runs_of, status_table
-from ringmaster.tasks.execution.events import NEWEST_PREDICTION, PredictedEnd, Prediction
+from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, PredictedEnd, Prediction
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.reader import TimelineReader

@@ -8,7 +8,7 @@ import pytest
 from ringmaster.flows.output import TextConsole, working
 from ringmaster.flows.reports.progress import LINES_EVERY_S, BatchProgress, LinesView, LiveView
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     DeviceWait,
     GangReport,
     JobEnded,
@@ -20,7 +20,7 @@ from ringmaster.tasks.execution.events import (
     SegmentStarted,
 )
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     EvaluationReported,
     JobReady,
     Outcome,

@@ -13,7 +13,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.preflight import Preflight, Refusal
+from ringmaster.techniques.preflight_result import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 REFUSAL = Refusal(technique="ddp", num_devices=1, reason="needs two devices or more")

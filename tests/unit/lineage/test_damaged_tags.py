@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringmaster.model_lineage.ledger.registry import (
+from ringmaster.model_lineage.ledger.families import (
     CHILD,
     DATASETS,
     KIND,

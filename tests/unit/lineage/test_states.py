@@ -7,10 +7,10 @@ from rich.console import Console
 
 from ringmaster.flows.lineage.views import impact_view, show_view
 from ringmaster.model_lineage.exporting import drawing, node_json
-from ringmaster.model_lineage.ledger import registry
+from ringmaster.model_lineage.ledger import families
 from ringmaster.model_lineage.records import DatasetInput, metric_text, states_of
 from ringmaster.model_lineage.snapshot import ModelRow, Snapshot, node_of
-from ringmaster.techniques.processes.events import NUM_ROWS
+from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from tests.unit.lineage.families import data, node, snapshot
 from tests.unit.lineage.test_pictures import marks, texts
 
@@ -104,11 +104,11 @@ def test_pictures_mark_the_states_and_have_a_line_for_metric_and_data():
 
 
 def test_rows_of_the_registry_become_nodes_with_metric_and_state():
-    assert registry.NUM_ROWS == NUM_ROWS
+    assert families.NUM_ROWS == NUM_ROWS
     tags = {
-        registry.KIND: "pretrained",
-        registry.MAIN_METRIC: "accuracy",
-        registry.VERSIONS: '[{"name": "shop.x", "version": "2"}, {"name": "best", "version": "1"}]',
+        families.KIND: "pretrained",
+        families.MAIN_METRIC: "accuracy",
+        families.VERSIONS: '[{"name": "shop.x", "version": "2"}, {"name": "best", "version": "1"}]',
     }
     row = ModelRow(
         model_id="m-1",

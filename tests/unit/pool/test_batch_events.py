@@ -8,13 +8,13 @@ from sqlalchemy import event as sql
 from sqlalchemy import insert
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangReport, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import GangReport, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, LogPosition
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import EVENT_LOG
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     EvaluationReported,
     JobOfGroupEnded,
     JobReady,

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus

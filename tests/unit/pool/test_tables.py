@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.execution_events import JobEnded
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus
@@ -15,7 +15,7 @@ from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import GangShare, MessageStore
-from ringmaster.techniques.processes.events import JobReady, Outcome, Steps
+from ringmaster.techniques.processes.gang_events import JobReady, Outcome, Steps
 from ringmaster.techniques.processes.order import GangOrder
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile

@@ -3,7 +3,7 @@
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry
 from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus
-from ringmaster.techniques.processes.events import event_from_json
+from ringmaster.techniques.processes.gang_events import event_from_json
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job

@@ -14,10 +14,10 @@ from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.metric import BUILTIN_METRICS, METRICS
 from ringmaster.techniques.models import architectures
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.probing.probe import _file, source_state
 from ringmaster.techniques.technique import GangShape

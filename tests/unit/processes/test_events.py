@@ -5,8 +5,8 @@ import math
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.preflight_result import Preflight
+from ringmaster.techniques.processes.gang_events import (
     Beat,
     CheckpointFailed,
     CheckpointSaved,

@@ -11,8 +11,8 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from ringmaster.errors import CheckpointError, LedgerError, retry_may_help
 from ringmaster.techniques.processes import worker
-from ringmaster.techniques.processes.events import JobReady, RankFailed, Steps, event_from_json
 from ringmaster.techniques.processes.failures import failure_kind, is_of_code
+from ringmaster.techniques.processes.gang_events import JobReady, RankFailed, Steps, event_from_json
 
 
 @pytest.mark.parametrize(

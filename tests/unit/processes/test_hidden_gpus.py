@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.estimates import preflight
+from ringmaster.techniques.estimates import job_preflight
 from ringmaster.techniques.estimates.device_rates import in_children
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.processes.order import Slot, rank_environment
 from ringmaster.techniques.processes.ranks import show_gpus
 
@@ -52,5 +52,5 @@ def test_an_inspection_and_its_children_see_no_gpu(tmp_path, monkeypatch):
     (seen,) = in_children([lambda: {"gpus": os.environ["CUDA_VISIBLE_DEVICES"]}])
     assert seen == {"gpus": ""}
     order = PreflightOrder(jobs=(), shapes=(), techniques={}, cache_dir=str(tmp_path))
-    preflight.main(None, to_json(order))
+    job_preflight.main(None, to_json(order))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

@@ -13,8 +13,8 @@ import pytest
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import RankStarted, event_to_json
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.gang_events import RankStarted, event_to_json
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.processes.stopped import VARIABLE, StoppedProcesses, is_stopped, stopped_s
 

@@ -3,7 +3,7 @@
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import classes
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight_result import Candidate, Preflight
 
 FACTS = {"has_dropout": False, "parameter_bytes": 1000}
 MODEL = ModelSpec(architecture="LlamaForCausalLM", config={"hidden_size": 32})

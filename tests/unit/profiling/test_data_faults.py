@@ -7,8 +7,8 @@ import pytest
 from ringmaster.codec import from_json
 from ringmaster.errors import StepError
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
-from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.estimates.job_preflight import preflight_job
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.technique import GangShape
 
 BERT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

@@ -10,7 +10,7 @@ from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.group_layouts import MAX_TOGETHER, ONE_DEVICE
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.search import FailedTrial, planning_problem
 from ringmaster.techniques import Profile
 from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, preflight

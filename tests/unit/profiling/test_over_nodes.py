@@ -18,7 +18,7 @@ from ringmaster.tasks.profiling.search import (
 )
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs
 from ringmaster.tasks.profiling.stage import _too_large
-from ringmaster.techniques.preflight import Candidate, Forecast, Preflight
+from ringmaster.techniques.preflight_result import Candidate, Forecast, Preflight
 from ringmaster.techniques.technique import GangShape
 from tests.unit.execution.fakes import job, profile
 

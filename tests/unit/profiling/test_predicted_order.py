@@ -15,7 +15,7 @@ from ringmaster.tasks.profiling.search import (
     worthwhile,
 )
 from ringmaster.techniques import Profile
-from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.preflight_result import Candidate
 
 TECHNIQUES = ("ddp", "zero1", "zero2", "fsdp", "tensor", "pipeline")
 

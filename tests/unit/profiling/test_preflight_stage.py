@@ -8,11 +8,11 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.features.target.job import Variables
-from ringmaster.tasks.profiling import preflight as stage
+from ringmaster.tasks.profiling import preflight_runs as stage
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.estimates.preflight import num_workers
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.estimates.job_preflight import num_workers
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.technique import GangShape
 from tests.unit.profiling.solos import job, preflight
 

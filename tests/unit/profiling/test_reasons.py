@@ -1,7 +1,7 @@
 """Reasons why a job cannot be trained: the cause first, and techniques that do not apply only on request."""
 
 from ringmaster.tasks.profiling.search import FailedTrial, refusal_line, why_nothing_fits
-from ringmaster.techniques.preflight import Refusal
+from ringmaster.techniques.preflight_result import Refusal
 
 TOO_FEW = [
     Refusal(technique=name, num_devices=1, reason="needs two devices or more")

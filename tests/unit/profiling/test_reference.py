@@ -13,7 +13,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.machine_load import MachineLoad, QuietTimes, at_load, present_load, without_load
 from ringmaster.techniques import Profile
 from ringmaster.techniques.estimates.device_rates import standard_error, time_reference
-from ringmaster.techniques.processes.events import ReferenceTimed, TrialMeasured, event_to_json
+from ringmaster.techniques.processes.gang_events import ReferenceTimed, TrialMeasured, event_to_json
 from ringmaster.techniques.profiles import GroupMemberProfile
 
 SECONDS = {"step_s": 0.1, "startup_s": 2.0, "save_s": 1.0, "evaluate_s": 3.0, "export_s": 4.0, "stall_s": None}

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.profiling.search import FAR_BEHIND, MAX_MISSES, ConfigSearch, FailedTrial, worthwhile
 from ringmaster.techniques import Profile
-from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.preflight_result import Candidate
 
 
 def candidates(number, technique="single", num_devices=1):
@@ -96,8 +96,8 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
     """Otherwise a second run of a batch would continue the search where the first one had stopped."""
     from ringmaster.tasks.profiling import stage
     from ringmaster.tasks.profiling import trials as trial_runner
-    from ringmaster.tasks.profiling.preflight import TrialEnvironment
-    from ringmaster.techniques.preflight import Preflight
+    from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+    from ringmaster.techniques.preflight_result import Preflight
     from tests.unit.execution.fakes import cluster, job
 
     draw, measured, kept = random.Random(seed), [], {}

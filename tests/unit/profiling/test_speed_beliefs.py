@@ -16,7 +16,7 @@ from ringmaster.tasks.profiling.speed_beliefs import (
     prediction_errors,
 )
 from ringmaster.techniques import GangShape, Profile
-from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight_result import Candidate, Preflight
 from ringmaster.techniques.profiles import PREDICTED
 
 OF_A = SpeedErrors(machine=0.2, technique=0.1, job=0.25, option=0.1, measurement=0.05)

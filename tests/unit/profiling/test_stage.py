@@ -9,11 +9,11 @@ from ringmaster.codec import to_json
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.profile_store import MAX_STEPS, ProfileStore, combined
 from ringmaster.tasks.profiling.search import GUESSED_STEP_S, FailedTrial
 from ringmaster.techniques import Profile
-from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight_result import Candidate, Preflight
 from tests.unit.profiling.solos import FACTS, cluster, job
 
 DATA = {**dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from ringmaster.flows.retraining import compare_models
 from ringmaster.flows.retraining.compare_models import ComparedCandidate, judge
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.retraining.policy import PromotionPolicy
 from ringmaster.tasks.retraining.production import ProductionModel
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec

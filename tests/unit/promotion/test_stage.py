@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.model_lineage import ModelRecord, Origin
-from ringmaster.model_lineage.ledger.registry import CHALLENGER_OF, NOBODY
+from ringmaster.model_lineage.ledger.families import CHALLENGER_OF, NOBODY
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision

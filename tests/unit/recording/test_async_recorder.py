@@ -14,7 +14,7 @@ from ringmaster.model_lineage import mlflow_calls
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     GangReport,
     JobEnded,
     PlanUpdate,
@@ -34,8 +34,8 @@ from ringmaster.tasks.storage.journal import JobStatus, Journal, begin_jobs
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.job_specs import ModelSpec
-from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
+from ringmaster.techniques.preflight_result import Preflight
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
 from tests.unit.recording.ledgers import FakeLedger

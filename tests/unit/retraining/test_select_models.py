@@ -12,7 +12,7 @@ from ringmaster.flows.retraining.select_models import InspectedModel
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
-from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import ProfileStore
 from ringmaster.tasks.retraining.production import Production, ProductionEntry, ProductionModel, RetrainingEntry
@@ -20,7 +20,7 @@ from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.tasks.retraining.selection import DueDecision
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.job import DISTILLED, QUANTIZED, AdaptationSpec
-from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight_result import Candidate, Preflight
 from tests.unit.promotion.fakes import FakeLedger, version
 
 # A job alone takes 50 s to start and 50 s to train. n jobs of one group start only once.

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError, LedgerError, ServerStartError
 from ringmaster.flows import cli, settings
-from ringmaster.flows.batch import flow_runs
+from ringmaster.flows.batch import embedded_prefect
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import database_of, pool_address
 from ringmaster.flows.services import up_and_down
@@ -166,7 +166,7 @@ def test_records_are_not_asked_of_an_mlflow_that_cannot_answer(home, fault):
 def test_a_prefect_that_nothing_starts_again_is_not_waited_for(home):
     home.kill("supervisor", "prefect")
     with pytest.raises(ServerStartError, match=r"prefect .* has ended. To fix: `ringmaster up`"):
-        flow_runs._ask_pool(home.address.prefect_api)
+        embedded_prefect._ask_pool(home.address.prefect_api)
 
 
 def test_it_is_up_only_while_all_of_it_is(home, start):

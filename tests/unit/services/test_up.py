@@ -16,7 +16,7 @@ from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.service_definitions import PoolOptions, databases
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import leases_of
+from ringmaster.tasks.execution.leases import leases_of
 from ringmaster.tasks.pool.engines import Service
 from ringmaster.techniques.processes.stopped import is_stopped
 from tests.ports import free_port

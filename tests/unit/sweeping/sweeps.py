@@ -8,7 +8,7 @@ from ringmaster.tasks.storage.journal import begin_jobs
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
-from ringmaster.techniques.processes.events import EvaluationReported, Outcome
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner
 
 TEMPLATE = {

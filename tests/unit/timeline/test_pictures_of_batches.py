@@ -11,7 +11,7 @@ from prefect.logging import disable_run_logger
 from sqlalchemy import insert
 
 from ringmaster.tasks.background_worker import CoalescingWorker
-from ringmaster.tasks.execution.events import GangReport, JobEnded
+from ringmaster.tasks.execution.execution_events import GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import PHASES
 from ringmaster.tasks.planning.gantt import axis
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -26,7 +26,7 @@ from ringmaster.tasks.timeline.drawing import (
     rows,
 )
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from tests.unit.timeline.stories import Story, halfway, planned
 
 SVG = "{http://www.w3.org/2000/svg}"

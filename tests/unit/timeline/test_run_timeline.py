@@ -3,14 +3,14 @@
 import pytest
 from sqlalchemy import select
 
-from ringmaster.tasks.execution.engine import StepEvents
-from ringmaster.tasks.execution.events import GangReport
+from ringmaster.tasks.execution.execution_events import GangReport
 from ringmaster.tasks.execution.job_table import PHASES, SETTLED
+from ringmaster.tasks.execution.step_events import StepEvents
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
-from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Steps
 from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 

@@ -9,10 +9,10 @@ from ringmaster.features.kernels.job import Numerics
 from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.job_specs import ParameterGroup
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.technique import KERNELS, GangShape, training_state_bytes
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 

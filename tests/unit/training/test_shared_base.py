@@ -9,12 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single

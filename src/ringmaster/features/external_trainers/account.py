@@ -24,7 +24,7 @@ from ringmaster.features.external_trainers.protocol import (
     TrainingStarted,
 )
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.processes import events
+from ringmaster.techniques.processes import gang_events
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.job_state import weights_digest
@@ -71,7 +71,7 @@ class CommandProgress:
         self._step = newest.manifest.step if newest else 0
         for folder in store.passed_over:
             message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self._step}"
-            self._reporter.send(events.CheckpointFailed(step=self._step, message=message))
+            self._reporter.send(gang_events.CheckpointFailed(step=self._step, message=message))
         if newest is None:
             return None
         if newest.manifest.meta["weights_digest"] != self._meta["weights_digest"]:
@@ -131,7 +131,7 @@ class CommandProgress:
             return
         first_step, losses = self._step - len(seconds), self._losses[num_reported:]
         self._reporter.send(
-            events.Steps(
+            gang_events.Steps(
                 first_step=first_step,
                 losses=tuple(losses),
                 seconds=tuple(seconds),
@@ -150,7 +150,7 @@ class CommandProgress:
             )
         self.startup_s = time.monotonic() - self._order.ordered_at_s
         if self._is_run:
-            self._reporter.send(events.JobReady(step=self.first_step, startup_s=self.startup_s))
+            self._reporter.send(gang_events.JobReady(step=self.first_step, startup_s=self.startup_s))
             self._announce_timeout(0.0)
 
     def _one_step(self, event: StepDone) -> None:
@@ -178,7 +178,7 @@ class CommandProgress:
         stated_s = since_s if event.seconds is None else event.seconds
         self.seconds["checkpoint"] = stated_s + time.monotonic() - started_s
         if self._is_run:
-            self._reporter.send(events.CheckpointSaved(step=self._step, seconds=self.seconds["checkpoint"]))
+            self._reporter.send(gang_events.CheckpointSaved(step=self._step, seconds=self.seconds["checkpoint"]))
 
     def _evaluated(self, event: CommandEvaluation, since_s: float) -> None:
         self._check_step(event)
@@ -186,7 +186,7 @@ class CommandProgress:
         self.seconds["metrics"] = since_s if event.seconds is None else event.seconds
         if self._is_run and self._step < self._order.job.total_steps:  # the last metrics belong to the result
             self._reporter.send(
-                events.EvaluationReported(step=self._step, metrics=self._metrics[1], wall_s=time.time())
+                gang_events.EvaluationReported(step=self._step, metrics=self._metrics[1], wall_s=time.time())
             )
 
     def _check_end(self, event: CommandFinished | CommandStopped) -> None:

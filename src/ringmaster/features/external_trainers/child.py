@@ -36,8 +36,8 @@ from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.channel import Channel, woken_by
-from ringmaster.techniques.processes.events import JobReady, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.gang import num_out_of_memory_kills
+from ringmaster.techniques.processes.gang_events import JobReady, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, WAITING_TIMEOUT_S, Reporter, wait_for_stop
 from ringmaster.techniques.training.trainer import ENOUGH_S, MIN_STEPS, USUAL_STEPS, WARM_UP_STEPS

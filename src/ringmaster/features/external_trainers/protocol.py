@@ -25,7 +25,7 @@ from ringmaster.files import sha256_of
 from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage
 from ringmaster.techniques.metric import checked_values
-from ringmaster.techniques.processes.events import MAX_STEPS, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import MAX_STEPS, OutcomeStatus
 from ringmaster.techniques.processes.order import IMPORT_ROOT, GangOrder
 from ringmaster.text import printable_lines, storable
 

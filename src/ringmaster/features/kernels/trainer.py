@@ -20,7 +20,7 @@ from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import FLASH_PACKAGE, IMPLEMENTATIONS
-from ringmaster.techniques.processes.events import KernelsRefused
+from ringmaster.techniques.processes.gang_events import KernelsRefused
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.technique import ATTENTION, KERNELS, Config, Technique
 from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState

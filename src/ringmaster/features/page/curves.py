@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import GANG_EVENTS, SEGMENTS
-from ringmaster.techniques.processes.events import EvaluationReported, JobEvent, Steps, event_or_refusal
+from ringmaster.techniques.processes.gang_events import EvaluationReported, JobEvent, Steps, event_or_refusal
 
 MAX_POINTS = 2000  # of a curve that are kept
 MAX_ROWS = 1000  # events that are read at a time

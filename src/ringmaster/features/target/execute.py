@@ -30,7 +30,7 @@ from ringmaster.features.target.noise_scale import (
     ratio_interval,
     steps_ratio,
 )
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
+from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, RESTED, variant_options
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest
@@ -38,7 +38,7 @@ from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
 from ringmaster.techniques.job_features import FirstCheckpoint
-from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Event, Steps
 
 FACT = "targets"  # a fact of the batch: {"noise": by job, "choices": by job, "rates": by job}
 MIN_GAIN = 0.15

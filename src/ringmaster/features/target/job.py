@@ -23,7 +23,7 @@ from ringmaster.techniques.job_features import (
     is_black_box,
 )
 from ringmaster.techniques.job_specs import LEARNING_RATE_RULES, EvaluationSpec, OptimizerSpec
-from ringmaster.techniques.processes.events import ENDED_EARLY
+from ringmaster.techniques.processes.gang_events import ENDED_EARLY
 
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
 """The optimizers with which the noise scale of the gradient can be measured."""

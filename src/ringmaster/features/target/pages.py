@@ -7,7 +7,7 @@ from ringmaster.codec import from_json
 from ringmaster.features.target.noise_scale import GradientNoise, noise_blocks
 from ringmaster.tasks.execution.job_table import CHOICE, PHASES
 from ringmaster.tasks.recording.record_hooks import RecordHook
-from ringmaster.techniques.processes.events import ENDED_EARLY, Steps
+from ringmaster.techniques.processes.gang_events import ENDED_EARLY, Steps
 
 NOISE_SCALE = "noise_scale"
 

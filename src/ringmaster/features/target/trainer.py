@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ringmaster.codec import to_json
 from ringmaster.features.target.job import Target, variables_of
 from ringmaster.features.target.noise_scale import DAMPING, MEASURED_EVERY, GradientNoise, probe_steps
-from ringmaster.techniques.processes.events import ENDED_EARLY
+from ringmaster.techniques.processes.gang_events import ENDED_EARLY
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster.techniques.training.gradients import local, squared_norm

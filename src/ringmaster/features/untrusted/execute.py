@@ -43,7 +43,7 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
-from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.profiles import UNTRUSTED
 

@@ -11,7 +11,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.techniques import OptimizerSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.processes.events import CheckpointSaved
+from ringmaster.techniques.processes.gang_events import CheckpointSaved
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.processes.events import JobReady, TrialMeasured
+from ringmaster.techniques.processes.gang_events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave, until
 from tests.integration.groups.shared_base.groups import (

@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.processes.events import CheckpointSaved
+from ringmaster.techniques.processes.gang_events import CheckpointSaved
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave, until
 from tests.integration.groups.shared_base.groups import (

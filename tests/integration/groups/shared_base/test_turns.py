@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, JobReady, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, JobReady, Steps
 from ringmaster.techniques.processes.reporter import STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
     BRIEF,

@@ -2,7 +2,7 @@
 
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.events import Outcome
+from ringmaster.techniques.processes.gang_events import Outcome
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, job
 

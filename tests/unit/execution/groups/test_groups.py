@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
-from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, Outcome
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile

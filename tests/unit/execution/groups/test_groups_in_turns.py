@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Outcome, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Outcome, Steps
 from tests.unit.execution.fakes import FakeRunner, in_a_row, job
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import CheckpointSaved, Outcome
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, Outcome
 from tests.unit.execution.fakes import FakeRunner, ends
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.events import SegmentStarted
+from ringmaster.tasks.execution.execution_events import SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.unit.execution.serving import Pool, two_nodes
 

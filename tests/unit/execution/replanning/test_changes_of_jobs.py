@@ -9,7 +9,7 @@ import pytest
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, begin_jobs
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.reporter import STOP

@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
-from ringmaster.tasks.execution.events import PlanUpdate, SegmentStarted
+from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.execution.job_price import price_of
 from ringmaster.tasks.execution.job_table import ADDED, added_jobs
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy

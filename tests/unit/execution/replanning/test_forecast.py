@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
-from ringmaster.tasks.execution.events import (
+from ringmaster.tasks.execution.execution_events import (
     COVERAGE,
     FIRST_PREDICTION,
     NEWEST_PREDICTION,

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang_events import OutcomeStatus
 from tests.unit.execution.fakes import Bench, FakeRunner, done, ends, job, profile
 
 GRPO = {"loss": "grpo", "loss_options": {"rewards": ["my_rewards:length"]}}

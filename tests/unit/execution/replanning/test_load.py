@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from ringmaster.tasks.execution.events import PlanUpdate, SegmentStarted
+from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.execution.replanner import POLICY
 from ringmaster.tasks.planning import solve
 from ringmaster.techniques import registry

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import FEWEST_STEPS, MAX_STEPS, RunningSegment
 from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.techniques.profiles import ProfileKey
 from tests.unit.execution.fakes import profile
 

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import EvaluationReported, Outcome
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
 LOOK_EVERY_S = 0.01

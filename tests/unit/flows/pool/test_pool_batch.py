@@ -31,7 +31,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.control.batch_terms import combined_terms
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.events import JobEnded, PlanUpdate
+from ringmaster.tasks.execution.execution_events import JobEnded, PlanUpdate
 from ringmaster.tasks.pool.active_batches import active_batch
 from ringmaster.tasks.pool.submissions import (
     BatchStatus,
@@ -47,7 +47,7 @@ from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model
-from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.preflight_result import Preflight
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 from tests.unit.pool.bench import told

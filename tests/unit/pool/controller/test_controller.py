@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.control.requests import RequestKind, RequestStatus
-from ringmaster.tasks.execution.events import GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.submissions import Submissions

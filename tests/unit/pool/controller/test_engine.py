@@ -10,7 +10,7 @@ from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.pool_engine import PRECEDENCE, PoolEngine, merged
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import JobReady, Outcome
+from ringmaster.techniques.processes.gang_events import JobReady, Outcome
 from tests.unit.pool.workers import Worker, call
 
 WAIT_S = 120.0  # the longest wait for another thread

@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.requests import RequestKind, Requests
-from ringmaster.tasks.execution.events import GangReport, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import GangReport, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url

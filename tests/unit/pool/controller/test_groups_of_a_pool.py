@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.control.requests import RequestKind
-from ringmaster.tasks.execution.events import SegmentStarted
+from ringmaster.tasks.execution.execution_events import SegmentStarted
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.execution_events import JobEnded
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.submissions import Submissions

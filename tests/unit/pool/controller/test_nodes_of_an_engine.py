@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.node_scaler import empty_before_s
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.processes.reporter import STOP

@@ -5,7 +5,7 @@ import pytest
 from ringmaster import clock as clock_module
 from ringmaster.clock import AHEAD_S, SteadyClock
 from ringmaster.flows.batch.result import _span_s
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
+from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
 from ringmaster.tasks.pool import pool_clock
 from ringmaster.tasks.pool.pool_clock import PoolClock
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submissions, measured

@@ -2,7 +2,12 @@
 
 import pytest
 
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, PredictionUpdate, predictions_in
+from ringmaster.tasks.execution.execution_events import (
+    FIRST_PREDICTION,
+    NEWEST_PREDICTION,
+    PredictionUpdate,
+    predictions_in,
+)
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.reader import TimelineReader

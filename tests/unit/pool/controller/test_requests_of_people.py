@@ -10,7 +10,7 @@ from ringmaster.features.clones.execute import CLONE
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.batch.grid import SAME_SHAPE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.events import SegmentEnded
+from ringmaster.tasks.execution.execution_events import SegmentEnded
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.journal import JobStatus

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.events import NEWEST_PREDICTION, PredictedEnd, Prediction
+from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, PredictedEnd, Prediction
 from ringmaster.tasks.pool.nodes import LOAN, NodeStatus, PoolLeases
 from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PoolMonitor
 from ringmaster.tasks.pool.submissions import Submissions

@@ -14,7 +14,7 @@ from ringmaster.tasks.pool.node_agent import NodeAgent
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import GangShare, MessageStore, OrderStatus
-from ringmaster.techniques.processes.events import (
+from ringmaster.techniques.processes.gang_events import (
     Beat,
     DeviceTelemetry,
     EvaluationReported,

@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.errors import NodeAlreadyServed
 from ringmaster.flows.pool.own_node import hold_devices
-from ringmaster.tasks.execution.engine import FileLeases
+from ringmaster.tasks.execution.leases import FileLeases
 
 DEVICES = ("here:cpu:0", "here:cpu:1")
 

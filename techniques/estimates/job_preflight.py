@@ -30,9 +30,9 @@ from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.structured_pruning import tensor_sources
-from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
+from ringmaster.techniques.preflight_result import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.probing import TinyStepResult, explained, probe
-from ringmaster.techniques.processes import events
+from ringmaster.techniques.processes import gang_events
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.ranks import show_gpus
 from ringmaster.techniques.technique import (
@@ -59,23 +59,23 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     if order.cores:
         os.sched_setaffinity(0, order.cores)
     for job in order.jobs:
-        channel.send(events.event_to_json(events.PreflightStarted(job=job.name)))
+        channel.send(gang_events.event_to_json(gang_events.PreflightStarted(job=job.name)))
         try:
             with progress_to(partial(_report, channel, job)):
                 preflight = preflight_job(job, order)
         except StepError as fault:
-            channel.send(events.event_to_json(events.PreflightFailed(job=job.name, message=str(fault))))
+            channel.send(gang_events.event_to_json(gang_events.PreflightFailed(job=job.name, message=str(fault))))
         except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
             traceback.print_exc()
             message = f"{type(error).__name__}: {message_of(error)}"
-            channel.send(events.event_to_json(events.PreflightFailed(job=job.name, message=message)))
+            channel.send(gang_events.event_to_json(gang_events.PreflightFailed(job=job.name, message=message)))
         else:
-            channel.send(events.event_to_json(events.PreflightDone(survey=preflight)))
+            channel.send(gang_events.event_to_json(gang_events.PreflightDone(survey=preflight)))
     return 0
 
 
 def _report(channel: Channel, job: Job, progress: str) -> None:
-    channel.send(events.event_to_json(events.DataProgress(job=job.name, progress=progress)))
+    channel.send(gang_events.event_to_json(gang_events.DataProgress(job=job.name, progress=progress)))
 
 
 def preflight_job(job: Job, order: PreflightOrder) -> Preflight:

@@ -13,7 +13,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.events import Event, Outcome
+from ringmaster.techniques.processes.gang_events import Event, Outcome
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)

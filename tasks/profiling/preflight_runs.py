@@ -14,14 +14,14 @@ from ringmaster.techniques import Job, registry
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
 from ringmaster.techniques.job_features import Effect
-from ringmaster.techniques.preflight import Preflight, PreflightOrder
-from ringmaster.techniques.processes import events
+from ringmaster.techniques.preflight_result import Preflight, PreflightOrder
+from ringmaster.techniques.processes import gang_events
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.processes.gang import was_killed
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
 
-PREFLIGHT_TARGET = "ringmaster.techniques.estimates.preflight:main"
+PREFLIGHT_TARGET = "ringmaster.techniques.estimates.job_preflight:main"
 # The attempts of a trial, or of a job's preflight, that is killed from outside.
 MAX_ATTEMPTS = 3
 Notice = Callable[[str], None]
@@ -254,18 +254,18 @@ def _preflight(
     channel = server.spawn(target=PREFLIGHT_TARGET, argument=to_json(order), log=log)
     try:
         while True:
-            match events.event_from_json(channel.receive()):
-                case events.PreflightStarted(job=str(job)):
+            match gang_events.event_from_json(channel.receive()):
+                case gang_events.PreflightStarted(job=str(job)):
                     num_done = sum(len(names) for name, names in names_of.items() if name in preflights)
                     num_jobs = sum(map(len, names_of.values()))
                     notice(f"inspecting {_few(names_of[job])} (inspected: {num_done} of {num_jobs} jobs)")
-                case events.DataProgress(job=job, progress=progress):
+                case gang_events.DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
-                case events.PreflightDone(survey=preflight):
+                case gang_events.PreflightDone(survey=preflight):
                     preflights[preflight.job] = preflight
-                case events.PreflightFailed(job=str(job), message=message):
+                case gang_events.PreflightFailed(job=str(job), message=message):
                     fail(job, message)
-                case events.RankExited(status=status):
+                case gang_events.RankExited(status=status):
                     return status
     except ChannelClosed:  # the fork server itself has ended; the next call starts another one
         return None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.techniques.metric import checked_values
-from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.text import printable_lines, storable_values
 
 MAX_STEPS = 2**53  # JSON's whole numbers; a job has fewer
