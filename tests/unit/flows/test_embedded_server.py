@@ -11,7 +11,7 @@ from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from ringmaster.errors import InputError, ServerStartError
-from ringmaster.flows.batch import flow_runs as module
+from ringmaster.flows.batch import embedded_prefect as module
 from ringmaster.flows.batch.embedded_prefect import LocalFlow, embedded_server, has_lasting_server
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retrain_daily import retrain_daily
