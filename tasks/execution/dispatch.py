@@ -34,6 +34,7 @@ class PlannedSegment:
     """A range of a job's steps up to `last_step` (exclusive), on `devices` under its option number `option`.
 
     why: the reason for which a job begins it that runs, or has run, under another option or elsewhere.
+    is_trial: whether it measures its option, and the rest of the job is decided at its end.
     """
 
     job: str
@@ -43,6 +44,7 @@ class PlannedSegment:
     start_s: float
     end_s: float
     why: str = ""
+    is_trial: bool = False
 
 
 def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[str, int]) -> list[PlannedSegment]:

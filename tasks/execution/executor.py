@@ -220,6 +220,7 @@ class Executor:
         if not self._stopping:
             running = self._plan_progress.running.values()
             if running:
+                self._plan_manager.decide_after_trials()
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.poll():  # no plan moves the jobs off devices that must not be used
                 self._stop_gangs(r for r in running if not self._plan_manager.out.isdisjoint(r.segment.devices))

@@ -21,8 +21,10 @@ as it decides the end.
 
 What is measured has an error, on a machine with other work above all. Where the logarithm of c_p / c_b has the spread s
 and its measurement the error e, what a trial may change is what will be believed after it, whose spread is
-s^2 / (s^2 + e^2)^(1/2).
+s^2 / (s^2 + e^2)^(1/2). What is gained, is gained in each later run of the jobs, too: after n runs, n more are expected
+(Laplace's rule of succession).
 
+At the end of its trials, a job goes on under the option that is best by then, which may be the one that was tried last.
 Trying p costs a switch, two for a job that runs, and the part of the devices' time that p leaves unused or wastes.
 """
 
@@ -42,7 +44,7 @@ from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
 MIN_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured
 MIN_TRIED_S = 1.0
-MAX_SHARE = 0.02  # of the job's remaining steps
+MAX_SHARE = 0.1  # of the job's remaining steps
 
 EPS_S = 1e-6  # rounding error of sums of seconds
 
@@ -74,6 +76,7 @@ def explored(
     switch_cost_s: float,
     most: int,
     noise: float = 0.0,
+    num_runs: int = 1,
 ) -> list[PlannedSegment]:
     """Returns the planned segments with short segments before the first one of each job where these are worth it.
 
@@ -81,33 +84,40 @@ def explored(
     jobs: the jobs that may change their options.
     most: the most options of a job to try.
     noise: the relative error of measured speeds that more steps do not reduce.
+    num_runs: the runs of the jobs that are expected from now on, this one included, which all use what is measured.
     """
     segments: list[PlannedSegment] = []
     seen: set[str] = set()
+    terms = _TrialTerms(switch_cost_s=switch_cost_s, most=most, noise=noise, num_runs=num_runs)
     for segment in planned:
         if segment.job in jobs and segment.job not in seen:
-            trials = _trying_segments(segment, jobs[segment.job], switch_cost_s=switch_cost_s, most=most, noise=noise)
+            trials = _trying_segments(segment, jobs[segment.job], terms)
             segments += trials
-            segment = replace(segment, why="goes on as planned, now that options are measured") if trials else segment
+            segment = replace(segment, why="goes on, now that options are measured") if trials else segment
         seen.add(segment.job)
         segments.append(segment)
     return segments
 
 
-def _trying_segments(
-    segment: PlannedSegment, job: ExploredJob, *, switch_cost_s: float, most: int, noise: float
-) -> list[PlannedSegment]:
+@dataclass(frozen=True, kw_only=True)
+class _TrialTerms:
+    """What decides about trials, for all jobs; see `explored`."""
+
+    switch_cost_s: float
+    most: int
+    noise: float
+    num_runs: int
+
+
+def _trying_segments(segment: PlannedSegment, job: ExploredJob, terms: _TrialTerms) -> list[PlannedSegment]:
     segments: list[PlannedSegment] = []
     step, left = job.step, job.total_steps - job.step
     if left <= 0:  # it is evaluated and exported now
         return segments
     price, saved = _price(job.options, segment.option), 0.0
     options = {option for option in range(len(job.options)) if _may_try(option, segment, job)}
-    while options and len(segments) < most:
-        trials = [
-            _OptionTrial.of(k, segment, job, price=price, saved=saved, switch_cost_s=switch_cost_s, noise=noise)
-            for k in options
-        ]
+    while options and len(segments) < terms.most:
+        trials = [_OptionTrial.of(k, segment, job, terms, price=price, saved=saved) for k in options]
         best = max(trials, key=lambda trial: (trial.worth_s, -trial.option))
         if best.worth_s <= 0:
             break
@@ -117,7 +127,8 @@ def _trying_segments(
         step, saved = step + best.num_steps, saved + best.saves
         tried = job.options[best.option]
         devices, why = segment.devices[: tried.num_devices], f"measures {tried.technique} up to step {step}"
-        segments.append(replace(segment, option=best.option, last_step=step, devices=devices, why=why))
+        trial = replace(segment, option=best.option, last_step=step, devices=devices, why=why, is_trial=True)
+        segments.append(trial)
     return segments
 
 
@@ -155,11 +166,10 @@ class _OptionTrial:
         option: int,
         segment: PlannedSegment,
         job: ExploredJob,
+        terms: _TrialTerms,
         *,
         price: float,
         saved: float,
-        switch_cost_s: float,
-        noise: float,
     ) -> _OptionTrial:
         """Returns the trial of an option.
 
@@ -169,14 +179,14 @@ class _OptionTrial:
         cost_used = used.runtime_s * (used.num_devices + price)
         ratio = tried.runtime_s * (tried.num_devices + price) / (cost_used * (1.0 - saved))
         spread = job.beliefs[option].spread_relative_to(job.beliefs[segment.option])
-        spread *= spread / math.hypot(spread, noise) if spread else 1.0
+        spread *= spread / math.hypot(spread, terms.noise) if spread else 1.0
         saves = (1.0 - saved) * (expected_saving(math.log(ratio), spread) - max(0.0, 1.0 - ratio))
         held = len(segment.devices) + price
-        num_steps = _num_steps(job, option, switch_cost_s=switch_cost_s)
+        num_steps = _num_steps(job, option, switch_cost_s=terms.switch_cost_s)
         share = num_steps / (job.total_steps - job.step)
-        switches_s = (2 if job.is_running else 1) * (switch_cost_s + tried.startup_s) * held
+        switches_s = (2 if job.is_running else 1) * (terms.switch_cost_s + tried.startup_s) * held
         wasted_s = held * share * tried.runtime_s - share * cost_used
-        return cls(option, num_steps, saves, cost_used * saves - switches_s - wasted_s)
+        return cls(option, num_steps, saves, terms.num_runs * cost_used * saves - switches_s - wasted_s)
 
 
 def expected_saving(mean: float, spread: float) -> float:

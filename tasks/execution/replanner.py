@@ -295,7 +295,33 @@ class Replanner:
             switch_cost_s=left.switch_cost_s,
             most=self._policy.most_explored,
             noise=self._load.error,
+            num_runs=1 + len(self.conditions.earlier),
         )
+
+    def best_option(self, state: State, running: PlannedSegment, planned: PlannedSegment) -> int:
+        """Returns the option under which the rest of a job that runs ends first: the planned, or one that has run.
+
+        running: the segment that has measured an option; a change costs a switch, and must exceed the measured noise.
+        planned: the segment that follows on the same devices.
+        """
+        left = self._left(state.only([running.job]))
+        (row,) = left.jobs
+        profiles, used = state.profiles[running.job], row.options[running.option]
+
+        def left_s(option: int) -> float:
+            if option == running.option:
+                return used.runtime_s
+            other = row.options[option]
+            return other.runtime_s * (1.0 + self._load.error) + other.startup_s + left.switch_cost_s
+
+        alike = [
+            k
+            for k, option in enumerate(row.options)
+            if (option.num_devices, option.num_nodes, option.device_type)
+            == (used.num_devices, used.num_nodes, used.device_type)
+            and (k == planned.option or self._belief(running.job, k, profiles[k]).is_measured)
+        ]
+        return min(alike, key=left_s)
 
     def seconds_left(self, state: State) -> tuple[dict[str, Draws], EarliestEnds | None]:
         """Returns draws of the seconds until each job ends by the plan that is followed, and the least by any plan."""

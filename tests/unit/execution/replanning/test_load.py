@@ -39,7 +39,7 @@ def three_fine_tunes(folder, *, load, measured_load=lambda load: load, num_steps
     engine = FakeEngine(speeds, startup_s=1.5, report_s=0.2, load=load, measured_load=measured_load)
     bench = clocked_bench(
         folder, [job(name, num_steps=num_steps) for name in names], engine,
-        make_plan=lambda problem: solve(problem, work_s=0.3, time_limit_s=600.0), policy=POLICY, profiles=profiles,
+        make_plan=lambda problem: solve(problem, work_s=0.05, time_limit_s=600.0), policy=POLICY, profiles=profiles,
     )  # fmt: skip
     assert bench.run()
     return bench
