@@ -3,7 +3,7 @@
 The module `forms` of a feature lists further sections in `JOB_FORMS`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -41,8 +41,13 @@ class JobForm(FormSection):
         """Returns the fields to fill in for a job, or for all jobs ([]), by the text of the link; "" for no link."""
         raise NotImplementedError
 
-    def request(self, database: Database, batch: str) -> Sequence[ControllerAnswer]:
-        """Makes the request; returns the answers of what executes the batch. Raises InputError where it refuses."""
+    def request(
+        self, database: Database, batch: str, *, say: Callable[[str], object] = lambda text: None
+    ) -> Sequence[ControllerAnswer]:
+        """Makes the request; returns the answers of what executes the batch. Raises InputError where it refuses.
+
+        say: logs what precedes the request, such as its price.
+        """
         raise NotImplementedError
 
 
@@ -60,7 +65,9 @@ class SetAction(JobForm, title="Change settings"):
         """Returns the names of the jobs."""
         return {"change settings": {"jobs": list(jobs)}}
 
-    def request(self, database: Database, batch: str) -> Sequence[ControllerAnswer]:
+    def request(
+        self, database: Database, batch: str, *, say: Callable[[str], object] = lambda text: None
+    ) -> Sequence[ControllerAnswer]:
         """Requests what is not empty."""
         settings = self.model_dump(exclude_none=True, exclude={"jobs"})
         return ask_about(database, RequestKind.SET, batch=batch, jobs=self.jobs, settings=settings)
@@ -79,7 +86,9 @@ class StateAction(JobForm, title="Pause, resume or cancel"):
         """Returns each action with the names of the jobs."""
         return {action: {"action": action, "jobs": list(jobs)} for action in ("pause", "resume", "cancel")}
 
-    def request(self, database: Database, batch: str) -> Sequence[ControllerAnswer]:
+    def request(
+        self, database: Database, batch: str, *, say: Callable[[str], object] = lambda text: None
+    ) -> Sequence[ControllerAnswer]:
         """Requests the action."""
         return ask_about(database, RequestKind(self.action), batch=batch, jobs=self.jobs)
 

@@ -89,7 +89,7 @@ def control_jobs(batch: BatchName, what: JobAction) -> list[str]:
         what: What is done with its jobs.
     """
     with batch_requests.database_of(batch) as database:
-        answers = what.request(database, batch)
+        answers = what.request(database, batch, say=get_run_logger().info)
         pages = {answer.batch: Journal(database, batch=answer.batch).get(FLOW_RUN_PAGE) for answer in answers}
     lines = [printable(f"{answer.batch}: {answer.message}") for answer in answers]
     for line in lines:

@@ -205,7 +205,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
-    from ringmaster.flows.pool.batch_requests import ANSWER_TIMEOUT_S, open_database, pool_address, timeout
+    from ringmaster.flows.pool.batch_requests import open_database, pool_address, submit_batch
     from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.batch.references import NAME_REMEDY
     from ringmaster.techniques.job_features import is_name
@@ -220,17 +220,10 @@ def submit(
         check_jobs(jobs)
     if wait:
         raise typer.Exit(show_result(train_and_show(jobs, checkpoint_every_s=checkpoint_every), as_json=as_json))
-    from ringmaster.flows.batch.batch_input import batch_in_file
-    from ringmaster.tasks.control.requests import Requests
-    from ringmaster.tasks.pool.submissions import hand_over
-    from ringmaster.tasks.storage.schema import check_release
-
     with open_database(pool) as database:
-        database.read(check_release)
-        requests = Requests(database)
-        number = hand_over(requests, jobs.to_json(), file=batch_in_file(jobs), checkpoint_every_s=checkpoint_every)
-        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over")
-        run = requests.wait(number, until=timeout(ANSWER_TIMEOUT_S)).answer.get("flow_run")
+        run = submit_batch(
+            database, jobs, checkpoint_every_s=checkpoint_every, notice=lambda text: error_console().print(text)
+        )
     page = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     later = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"

@@ -1,10 +1,12 @@
 """Requests of a person about batches that run on a pool: finding the batch, asking, and waiting for the answer."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
@@ -17,11 +19,14 @@ from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStat
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, unsubmitted
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, hand_over, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.tasks.storage.schema import PLANS
+from ringmaster.tasks.storage.schema import PLANS, check_release
 from ringmaster.techniques.job_features import is_name
+
+if TYPE_CHECKING:
+    from ringmaster.tasks.batch import Batch
 
 DATABASE_TIMEOUT_S = 15.0  # for a person who waits at a command
 ANSWER_TIMEOUT_S = 20.0  # longer than the replacement of a controller takes
@@ -150,6 +155,20 @@ def ask_about(
         )
         for key, request in result.items()
     ]
+
+
+def submit_batch(
+    database: Database, batch: Batch, *, checkpoint_every_s: float | None = None, notice: Callable[[str], object]
+) -> str | None:
+    """Hands a batch over to the pool; returns its flow run, None where no controller has begun it yet."""
+    from ringmaster.flows.batch.batch_input import batch_in_file  # imports pydantic
+
+    database.read(check_release)
+    requests = Requests(database)
+    number = hand_over(requests, batch.to_json(), file=batch_in_file(batch), checkpoint_every_s=checkpoint_every_s)
+    notice(f"batch {batch.name} (jobs: {len(batch.jobs)}) is handed over")
+    run: str | None = requests.wait(number, until=timeout(ANSWER_TIMEOUT_S)).answer.get("flow_run")
+    return run
 
 
 def timeout(timeout_s: float) -> Callable[[], bool]:

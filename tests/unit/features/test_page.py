@@ -4,25 +4,38 @@ import asyncio
 import json
 import math
 import re
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import insert
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from ringmaster.errors import InputError
 from ringmaster.features.page import feed as feeds
+from ringmaster.features.page.actions import submit
 from ringmaster.features.page.curves import MAX_POINTS, Curve
 from ringmaster.features.page.feed import Feed, RunView
 from ringmaster.features.page.patches import difference, patched
 from ringmaster.features.page.routes import STATIC, page_routes
-from ringmaster.features.page.sources import HomeRuns
+from ringmaster.features.page.sources import HomeRuns, PoolBatches
 from ringmaster.files import sha256_of
+from ringmaster.flows import settings
+from ringmaster.flows.batch.run_folder import exclusive_lock
+from ringmaster.flows.job_forms import job_forms
+from ringmaster.flows.pool.batch_requests import ALONE_OVER
 from ringmaster.flows.reports.watch import print_timeline
 from ringmaster.flows.services.serving import LOOPBACK, PasswordCheck, checked
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage.sqlite_files import path_of
+from ringmaster.tasks.background_worker import background_thread
+from ringmaster.tasks.control.requests import Requests, RequestStatus
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.tasks.storage.schema import BATCHES
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Steps
 from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 
@@ -164,8 +177,7 @@ def test_an_item_that_leaves_a_list_is_a_short_patch():
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=300), st.integers(4, 60))
 def test_thinned_curves_keep_the_extremes_and_the_ends(values, most):
     curve = Curve()
-    for step, value in enumerate(values):
-        curve.add(step, value, at_s=step, trained_s=step)
+    curve.extend(range(len(values)), values, at_s=range(len(values)), trained_s=range(len(values)))
     thin = curve.thinned(most)
     assert len(thin) <= most + 4
     assert (min(thin.values), max(thin.values)) == (min(values), max(values))
@@ -176,7 +188,7 @@ def test_thinned_curves_keep_the_extremes_and_the_ends(values, most):
 def test_a_long_curve_takes_bounded_memory_and_keeps_one_spike_of_its_first_steps():
     curve = Curve()
     for step in range(20_000):
-        curve.add(step, 99.0 if step == 17 else 1.0, at_s=step, trained_s=step)
+        curve.extend([step], [99.0 if step == 17 else 1.0], at_s=[step], trained_s=[step])
     assert len(curve) < 2 * MAX_POINTS and max(curve.values) == 99.0
 
 
@@ -228,6 +240,137 @@ def test_the_page_may_load_and_run_its_own_files_alone(client):
 def test_runs_that_do_not_exist_are_refused(client):
     assert client.get("/page/events", params={"run": "../../etc"}).status_code == 404
     assert client.get("/page/events", params={"run": RUN}).status_code == 200
+
+
+def answering(story, answer, status=RequestStatus.DONE):
+    """A context in which the first request is answered as by what executes the batch; yields what was requested."""
+
+    @contextmanager
+    def context():
+        seen, requests = [], Requests(story.database)
+
+        def wait(over):
+            while not over.wait(0.01):
+                for each in requests.open():
+                    seen.append((each.kind, dict(each.content)))
+                    requests.answer(each.id, status=status, answer=answer)
+
+        folder = Path(path_of(story.database.url)).parent
+        with exclusive_lock(folder), background_thread(wait, name="answers"):
+            yield seen
+
+    return context()
+
+
+@pytest.fixture
+def own_home(home, monkeypatch):
+    """The home of this process."""
+    monkeypatch.setenv("RINGMASTER_HOME", str(home[0]))
+    return home
+
+
+def test_each_button_opens_a_form_that_prefect_has_too(client):
+    found = client.get("/page/forms", params={"job": ["b"]}).json()
+    assert {(each["text"], each["form"]) for each in found} == {
+        (text, form.__name__) for form in job_forms() for text in form.links(["b"])
+    }
+    assert found[0]["schema"]["properties"].keys() >= found[0]["fields"].keys()
+    many = client.get("/page/forms", params={"job": ["b", "c"]}).json()
+    assert all(each["fields"]["jobs"] == ["b", "c"] for each in many) and {each["text"] for each in many} >= {"pause"}
+
+
+def test_a_request_goes_to_what_executes_the_run_and_its_answer_comes_back(client, own_home):
+    _, story = own_home
+    fields = {"action": "pause", "jobs": ["b"]}
+    with answering(story, {"message": "paused: b"}) as seen:
+        answer = client.post("/page/requests", json={"form": "StateAction", "run": RUN, "batch": "", "fields": fields})
+    assert seen == [("pause", {"batch": "", "jobs": ["b"]})]
+    assert [each["message"] for each in answer.json()] == ["paused: b"]
+    with looking(own_home[0]) as view:
+        assert [each["text"] for each in view.look()[1]["state"]["requests"]] == ["paused: b"]
+
+
+def test_a_clone_is_priced_and_its_settings_are_lines_as_of_the_command(client, own_home):
+    _, story = own_home
+    fields = {"clone": "b", "settings": "optimizer.lr=1e-4\nnum_steps=9", "mode": "dry-run"}
+    with answering(story, {"message": "b-clone1: it ends in 3 s", "price": {"ends_s": 3.0}, "jump": ""}) as seen:
+        answer = client.post("/page/requests", json={"form": "CloneAction", "run": RUN, "fields": fields})
+    (kind, content), *more = seen
+    assert (kind, content["settings"], content["is_dry"], more) == (
+        "clone",
+        {"optimizer.lr": 1e-4, "num_steps": 9},
+        True,
+        [],
+    )
+    assert answer.json()[0]["price"] == {"ends_s": 3.0}
+
+
+def test_what_cannot_be_done_is_refused_with_its_cause(client, own_home):
+    _, story = own_home
+
+    def faults(**content):
+        answer = client.post("/page/requests", json={"run": RUN, **content})
+        return answer.status_code, answer.json()["faults"]
+
+    pause = {"form": "StateAction", "fields": {"action": "pause", "jobs": ["b"]}}
+    assert faults(**pause) == (400, [ALONE_OVER.format("story")])  # nobody executes the run
+    assert faults(form="None", fields={}) == (400, ["there is no form 'None' with these fields"])
+    code, (fault,) = faults(form="SetAction", fields={"jobs": [], "priority": -1})
+    assert code == 400 and fault.startswith("priority: ")
+    with answering(story, {"message": "b has ended"}, RequestStatus.REFUSED):
+        assert faults(**pause) == (400, ["b has ended"])
+    assert client.post("/page/requests", content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert client.post("/page/requests", json=[1]).status_code == 400
+    assert client.post("/page/requests", json={"x": "y" * 1_000_001}).status_code == 413
+    assert client.post("/page/requests", json={}, headers={"Origin": "http://127.0.0.1:8000"}).status_code == 403
+    assert (
+        client.post("/page/jobs", json={"batch": "b", "text": ""}).json()["faults"][0].startswith("jobs can be added")
+    )
+    client.auth = None
+    assert client.post("/page/requests", json=pause).status_code == 401
+
+
+def test_jobs_that_are_added_to_a_pool_are_handed_over_as_by_submit(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    with closing((story := Story(tmp_path)).database):
+        url = story.database.url
+        pool = PoolAddress(database=url, prefect_api="http://127.0.0.1:4200/api", mlflow_uri="http://127.0.0.1:5000")
+        text = (settings.EXAMPLES / "tiny_batch.yaml").read_text()
+        with answering(story, {"flow_run": "f1"}, RequestStatus.GRANTED) as seen:
+            result = submit(pool, {"batch": "added", "text": text}, folder=tmp_path)
+        assert result["page"] == "http://127.0.0.1:4200/runs/flow-run/f1"
+        ((kind, content),) = seen
+        assert kind == "train" and [job["name"] for job in content["batch"]["jobs"]] == result["jobs"]
+        assert content["batch"]["name"] == "added" and Path(content["file"]).is_file()
+        with pytest.raises(InputError, match="not a valid name"):
+            submit(pool, {"batch": "../x", "text": text}, folder=tmp_path)
+        with pytest.raises(InputError, match="jobs: must be a list"):
+            submit(pool, {"batch": "added", "text": "jobs: 3"}, folder=tmp_path)
+
+
+def test_a_pool_shows_its_batches_with_their_pages_and_models(tmp_path):
+    with closing((story := Story(tmp_path)).database) as database:
+        pool = PoolAddress(
+            database=database.url, prefect_api="http://h:4200/api", mlflow_uri="http://user:secret@h:5000"
+        )
+        story.plan(planned("n1/a", 0, 10, 0))
+        story.ran("n1/a", 0, 8, 0)
+        journal = Journal(database, batch="n1")
+        journal.write_job("a", status="done", step=10, details={"model_uri": "models:/n.a/2", "model_dir": "/m"})
+        journal.put_all({"flow_run_page": "http://h:4200/runs/flow-run/f", "run": "r1"})
+        content = {"name": "nightly", "jobs": [{"name": "a", "num_steps": 10}]}
+        row = {"id": "n1", "content": content, "status": "submitted", "message": "", "submitted_s": ZERO_S}
+        database.write(lambda connection: connection.execute(insert(BATCHES).values(**row)))
+        with closing(RunView(PoolBatches(pool), None)) as view:
+            state = view.look()[1]["state"]
+        assert (state["is_whole_pool"], [job["name"] for job in state["timeline"]["jobs"]]) == (True, ["n1/a"])
+        batch = state["batches"]["n1"]
+        pages = {"Prefect": "http://h:4200/runs/flow-run/f", "MLflow": "http://h:5000/#/runs/r1"}
+        assert (batch["name"], batch["pages"]) == ("nightly", pages)
+        assert batch["models"]["a"]["page"].startswith("http://h:5000/#/models/n.a/versions/2")
+        assert "secret" not in json.dumps(state)
+        with closing(RunView(PoolBatches(pool), "n1")) as view:
+            assert [job["name"] for job in view.look()[1]["state"]["timeline"]["jobs"]] == ["a"]
 
 
 def test_the_chart_library_is_the_published_one():

@@ -250,6 +250,7 @@ OF_FEATURES = {
     "server": PACKAGES,
     "feed": PACKAGES,
     "sources": PACKAGES,
+    "actions": PACKAGES,
     "curves": ("techniques", "tasks"),
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"

@@ -1,9 +1,8 @@
 """The section for clones of the form in Prefect's UI that controls the jobs of a batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from prefect import get_run_logger
 from pydantic import Field
 
 from ringmaster.errors import InputError
@@ -54,12 +53,14 @@ class CloneAction(JobForm, title="Clone a job"):
         """Returns the name of the job to clone; a batch has no clones."""
         return {"clone": {"clone": jobs[0], "settings": {}, "mode": "ask"}} if jobs else {"": {}}
 
-    def request(self, database: Database, batch: str) -> Sequence[ControllerAnswer]:
+    def request(
+        self, database: Database, batch: str, *, say: Callable[[str], object] = lambda text: None
+    ) -> Sequence[ControllerAnswer]:
         """Requests the price, shows it, and starts the clone once a person has agreed or need not."""
 
         def accept(priced: ControllerAnswer) -> None:
             price = [each for each in (priced.message, priced.jump) if each]
-            get_run_logger().info(printable("; ".join(price)))
+            say(printable("; ".join(price)))
             if self.mode == "ask":
                 text = "\n\n".join(["# Start this clone?", *map(markdown, price)])
                 answer = ask(text, form=CloneApproval, timeout_s=ANSWER_WITHIN_S, poll_s=1)

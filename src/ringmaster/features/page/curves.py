@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,13 +37,20 @@ class Curve:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def add(self, step: float, value: float, *, at_s: float, trained_s: float) -> None:
-        """Adds a point. Later steps are dropped: the job has gone back to a checkpoint, and takes them again."""
-        while self.steps and self.steps[-1] >= step:
-            for column in self._columns():
-                column.pop()
-        for column, item in zip(self._columns(), (step, value, at_s, trained_s), strict=True):
-            column.append(item)
+    def extend(
+        self,
+        steps: Sequence[float],
+        values: Sequence[float],
+        *,
+        at_s: Sequence[float],
+        trained_s: Sequence[float],
+    ) -> None:
+        """Adds points. Where earlier ones have later steps, these are dropped: the job takes them again."""
+        if len(steps):
+            num_before = bisect_left(self.steps, steps[0])
+            for column, items in zip(self._columns(), (steps, values, at_s, trained_s), strict=True):
+                del column[num_before:]
+                column.extend(items)
         if len(self) >= 2 * MAX_POINTS:
             thin = self.thinned(MAX_POINTS)
             self.steps, self.values, self.at_s, self.trained_s = thin._columns()
@@ -61,7 +68,7 @@ class Curve:
 
     def after(self, step: float) -> Curve:
         """Returns the points after a step."""
-        num_before = int(np.searchsorted(np.frombuffer(self.steps), step, side="right")) if self.steps else 0
+        num_before = bisect_right(self.steps, step)
         return Curve(*(column[num_before:] for column in self._columns()))
 
     def to_json(self, *, base_s: float) -> dict[str, Any]:
@@ -117,17 +124,17 @@ class CurveReader:
         """
         changed: dict[CurveKey, float] = {}
         for batch in batches:
-            for segment, job, at_s, event in self._events(batch):
+            for segment, job, started_s, event in self._events(batch):
                 name = (event.job if isinstance(event, JobEvent) else None) or job
                 name = f"{batch}/{name}" if self._is_pool else name
-                points = self._steps(name, segment, event) if isinstance(event, Steps) else ()
-                points = self._metrics(name, event, at_s) if isinstance(event, EvaluationReported) else points
-                for metric, step, value, taken_s, trained_s in points:
-                    if math.isfinite(value):
-                        curve = self.curves.setdefault((name, metric), Curve())
-                        last = curve.steps[-1] if curve.steps else -math.inf
-                        changed[name, metric] = min(changed.get((name, metric), last), last, step - 1)
-                        curve.add(step, value, at_s=taken_s, trained_s=trained_s)
+                if isinstance(event, Steps) and event.seconds:
+                    self._take_steps(name, segment, event, changed)
+                elif isinstance(event, EvaluationReported):
+                    at_s = event.wall_s or started_s
+                    trained_s = self._times[name].at(at_s) if name in self._times else 0.0
+                    for metric, value in event.metrics.items():
+                        key = name, f"eval/{metric}"
+                        self._take(key, [event.step], [value], at_s=[at_s], trained_s=[trained_s], changed=changed)
         return changed
 
     def _events(self, batch: str) -> Iterator[tuple[int, str, float, Any]]:
@@ -138,21 +145,30 @@ class CurveReader:
                 yield row.segment, row.job, row.started_s, event_or_refusal(row.content)
             self._after[batch] = rows[-1].id
 
-    def _steps(self, job: str, segment: int, event: Steps) -> Iterator[tuple[str, int, float, float, float]]:
+    def _take_steps(self, job: str, segment: int, event: Steps, changed: dict[CurveKey, float]) -> None:
+        began_s = event.wall_s - sum(event.seconds)
         times = self._times.setdefault(job, _TrainedTime())
-        ends_s = np.cumsum(event.seconds) + event.wall_s - sum(event.seconds)
-        times.begin(segment, at_s=event.wall_s - sum(event.seconds))
+        times.begin(segment, at_s=began_s)
+        at_s = began_s + np.cumsum(event.seconds)
+        trained_s = at_s - at_s[-1] + times.at(float(at_s[-1]))
+        steps = range(event.first_step + 1, event.step + 1)
         for metric, values in (("train/loss", event.losses), ("train/reward", event.rewards)):
-            for step, value, at_s in zip(range(event.first_step + 1, event.step + 1), values, ends_s, strict=False):
-                yield metric, step, value, float(at_s), times.at(float(at_s))
+            if len(values) == len(steps):
+                self._take((job, metric), steps, values, at_s=at_s, trained_s=trained_s, changed=changed)
 
-    def _metrics(
-        self, job: str, event: EvaluationReported, started_s: float
-    ) -> Iterator[tuple[str, int, float, float, float]]:
-        at_s = event.wall_s or started_s
-        trained_s = self._times.setdefault(job, _TrainedTime()).at(at_s) if job in self._times else 0.0
-        for metric, value in event.metrics.items():
-            yield f"eval/{metric}", event.step, value, at_s, trained_s
+    def _take(
+        self, key: CurveKey, steps: Any, values: Any, *, at_s: Any, trained_s: Any, changed: dict[CurveKey, float]
+    ) -> None:
+        is_known = np.isfinite(np.asarray(values, dtype=float))
+        if not is_known.any():
+            return
+        steps, values, at_s, trained_s = (
+            np.asarray(each, dtype=float)[is_known] for each in (steps, values, at_s, trained_s)
+        )
+        curve = self.curves.setdefault(key, Curve())
+        last = curve.steps[-1] if curve.steps else -1.0
+        changed[key] = min(changed.get(key, last), last, steps[0] - 1)
+        curve.extend(steps, values, at_s=at_s, trained_s=trained_s)
 
 
 def curves_to_json(

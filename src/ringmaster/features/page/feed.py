@@ -16,7 +16,7 @@ from ringmaster.codec import finite
 from ringmaster.errors import RingmasterError
 from ringmaster.features.page.curves import CurveReader, curves_to_json
 from ringmaster.features.page.patches import difference
-from ringmaster.features.page.sources import RunSource
+from ringmaster.features.page.sources import RunSource, requests_of
 from ringmaster.flows.reports.watch import WatchTarget
 from ringmaster.text import message_of
 
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 AFRESH_EVERY_S = 10.0  # without an event: forecasts that have passed move on
-SHARE = 0.02  # of a core: what is read of a large pool takes longer, and is read less often
+SHARE = 0.02  # of a core: what is read of a large pool takes longer, and is read less often,
+MAX_WAIT_S = 10.0  # but so often
 MAX_BYTES_PER_S = 60_000  # after the first message
 FIRST_POINTS = 40_000  # of all curves together, at first
 NEW_POINTS = 2_000  # likewise, in one change
@@ -41,6 +42,7 @@ class RunView:
 
     wanted: id of the run, or None for the newest one.
     clock: monotonic seconds.
+    cost_s: seconds of a core that the last look took.
     """
 
     def __init__(self, source: RunSource, wanted: str | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,17 +54,19 @@ class RunView:
         self._read_s = 0.0
         self._base_s = 0.0
         self.state: dict[str, Any] | None = None
+        self.cost_s = 0.0
         self._fault = NOTHING_YET
 
     def look(self) -> Message | None:
         """Returns what has changed since the last call, None if nothing has: at first, the whole state."""
-        before = self._fault
+        before, began_s = self._fault, time.thread_time()
         try:
             message = self._look()
         except (SQLAlchemyError, RingmasterError, OSError) as error:
             self.close()
             self._fault = f"the records cannot be read: {message_of(error)}"
             message = self.whole()
+        self.cost_s = time.thread_time() - began_s
         return None if message == ("fault", before) else message
 
     def whole(self) -> Message:
@@ -111,7 +115,7 @@ class RunView:
         curves: dict[str, Any] = {}
         for (job, metric), after in changed.items():
             new = self._reader.curves[job, metric].after(after).thinned(each).to_json(base_s=self._base_s)
-            curves.setdefault(metric, {})[job] = {"after": after if after > 0 else 0, **new}
+            curves.setdefault(metric, {})[job] = {"after": int(after), **new}
         return "change", {"patch": patch, "curves": curves}
 
     def _read(self, target: WatchTarget) -> dict[str, Any]:
@@ -126,6 +130,7 @@ class RunView:
             "is_pool": target.is_pool,
             "is_whole_pool": is_whole_pool,
             "batches": finite(self._source.details(target, batches)),
+            "requests": requests_of(target, batches, since_s=timeline["zero_s"]),
         }
 
 
@@ -166,6 +171,10 @@ class Feed:
                     if silent_s >= HEARTBEAT_S:
                         silent_s = 0.0
                         yield b":\n\n"
+            if self._worker is not None:
+                await self._worker
+            while not queue.empty():
+                yield queue.get_nowait()
         finally:
             self._pages.discard(queue)
 
@@ -174,7 +183,7 @@ class Feed:
         self._pages.discard(former)
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         async with self._lock:
-            await self._tell(await asyncio.to_thread(self._view.look))
+            self._tell(await asyncio.to_thread(self._view.look))
             queue.put_nowait(_event(*await asyncio.to_thread(self._view.whole)))
             self._pages.add(queue)
         if self._worker is None or self._worker.done():
@@ -185,19 +194,23 @@ class Feed:
         """Looks at the run while pages show it."""
         try:
             while self._pages and not self._is_over():
-                began_s = time.monotonic()
-                async with self._lock:
-                    message = await asyncio.to_thread(self._view.look)
-                    num_bytes = await self._tell(message)
-                spent_s = time.monotonic() - began_s
-                wait_s = max(LOOK_EVERY_S, spent_s / SHARE, num_bytes / MAX_BYTES_PER_S)
-                await asyncio.sleep(wait_s)
+                num_bytes = await self._look()
+                due_s = time.monotonic() + max(
+                    LOOK_EVERY_S, min(self._view.cost_s / SHARE, MAX_WAIT_S), num_bytes / MAX_BYTES_PER_S
+                )
+                while time.monotonic() < due_s and not self._is_over():
+                    await asyncio.sleep(min(LOOK_EVERY_S, due_s - time.monotonic()))
+            await self._look()  # what has happened last
         finally:
             if not self._pages:
                 self._view.close()
 
-    async def _tell(self, message: Message | None) -> int:
-        """Passes a message on to all pages; returns its size."""
+    async def _look(self) -> int:
+        """Passes on to all pages what has changed; returns the number of bytes."""
+        async with self._lock:
+            return self._tell(await asyncio.to_thread(self._view.look))
+
+    def _tell(self, message: Message | None) -> int:
         if message is None or not self._pages:
             return 0
         text = _event(*message)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+from sqlalchemy import select
+
+from ringmaster.errors import InputError
 from ringmaster.flows.dated_runs import runs_below
+from ringmaster.flows.pool.batch_requests import database_of, open_database
 from ringmaster.flows.reports.watch import WatchTarget
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage import model_pages
+from ringmaster.tasks.control.requests import ANSWERED, RequestKind
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.schema import REQUESTS
 from ringmaster.tasks.timeline.reader import TimelineReader
 
 MAX_RUNS = 100  # that a page lists
+MAX_REQUESTS = 100  # of persons, that a page shows
+OF_PROCESSES = (RequestKind.LEND, RequestKind.NODE, RequestKind.TRAIN)
 TIMEOUT_S = 5.0  # for a database; a page shows that it does not answer, and tries again
+MODEL_URI = re.compile(r"models:/([^/@]+)/(\d+)")
 PAGE_OF_FLOW_RUN = "flow_run_page"  # the fact with the page of a batch's flow run in Prefect
 
 
@@ -43,8 +55,14 @@ class RunSource(Protocol):
     def opened(self, run: str) -> Any:
         """Returns a context manager that yields the run as a `WatchTarget`."""
 
+    def control(self, run: str, batch: str) -> Any:
+        """Returns a context manager that yields the database to which requests about a batch go, and the batch's name.
+
+        Raises InputError where the run has ended.
+        """
+
     def details(self, target: WatchTarget, batches: list[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the price of a device's hour and the pages of batches, by id, as far as they are known."""
+        """Returns the price of a device's hour, the pages and the models of batches, by id, as far as known."""
 
 
 class HomeRuns:
@@ -75,10 +93,20 @@ class HomeRuns:
         with closing(Database(file_url(file), timeout_s=TIMEOUT_S, is_reader=True)) as database:
             yield WatchTarget(TimelineReader(database, name=file.parent.parent.name), is_pool=False)
 
+    @contextmanager
+    def control(self, run: str, batch: str) -> Iterator[tuple[Database, str]]:
+        """Opens the journal of a run that goes on."""
+        name, _, stamp = run.partition("/")
+        newest = runs_below(self._folder / name)[-1:]
+        if [each.name for each in newest] != [stamp]:
+            raise InputError([f"{run} has ended: there is a newer run of {name}"])
+        with database_of(name) as database:
+            yield database, name
+
     def details(self, target: WatchTarget, batches: list[str]) -> Mapping[str, Mapping[str, Any]]:
         """Returns what is known of the only batch, whose id is empty."""
         journal = target.timeline_reader.archive.journal
-        return {"": _details(journal, journal.get("batch") or {}, name=str((journal.get("batch") or {}).get("name")))}
+        return {"": _details(journal, name=str((journal.get("batch") or {}).get("name")))}
 
 
 class PoolBatches:
@@ -106,20 +134,58 @@ class PoolBatches:
         with closing(Database(self._address.database, timeout_s=TIMEOUT_S, is_reader=True)) as database:
             yield WatchTarget(TimelineReader(database, name="the pool", is_pool=True), is_pool=True, batch=run or None)
 
+    @contextmanager
+    def control(self, run: str, batch: str) -> Iterator[tuple[Database, str]]:
+        """Opens the pool's database."""
+        with open_database(self._address) as database:
+            yield database, batch or run
+
     def details(self, target: WatchTarget, batches: list[str]) -> Mapping[str, Mapping[str, Any]]:
         """Returns what is known of batches, by id."""
         database = target.timeline_reader.archive.database
-        active = Submissions(database).names()
-        names = {key: name for key, name, _ in active}
-        return {key: _details(Journal(database, batch=key), {}, name=names.get(key, key)) for key in batches}
+        names = {key: name for key, name, _ in Submissions(database).names()}
+        server = self._address.mlflow_uri
+        return {key: _details(Journal(database, batch=key), name=names.get(key, key), server=server) for key in batches}
 
 
-def _details(journal: Journal, content: Mapping[str, Any], *, name: str) -> Mapping[str, Any]:
-    content = content or journal.get("batch") or {}
-    page = journal.get(PAGE_OF_FLOW_RUN)
-    price = content.get("price_per_device_hour", 1.0)
+def requests_of(target: WatchTarget, batches: list[str], *, since_s: float) -> list[dict[str, Any]]:
+    """Returns what persons have requested about batches and what was answered, the newest `MAX_REQUESTS`.
+
+    since_s: the time from which on `at_s` counts.
+    """
+    here = REQUESTS.c.kind.not_in(OF_PROCESSES) & REQUESTS.c.status.in_(ANSWERED) & (REQUESTS.c.made_s >= since_s)
+    query = select(REQUESTS).where(here).order_by(REQUESTS.c.id.desc()).limit(MAX_REQUESTS)
+    result = [
+        {"at_s": row.made_s - since_s, "text": str(row.answer.get("message", row.status)), "status": row.status}
+        for row in target.timeline_reader.archive.database.rows(query)
+        if isinstance(row.content, dict) and isinstance(row.answer, dict)
+        if row.content.get("batch") in batches and not row.content.get("is_dry")
+    ]
+    return result[::-1]
+
+
+def _details(journal: Journal, *, name: str, server: str = "") -> Mapping[str, Any]:
+    """Returns what is known of a batch beside its timeline.
+
+    server: address of MLflow's pages; empty where there are none.
+    """
+    price = (journal.get("batch") or {}).get("price_per_device_hour", 1.0)
+    pages = {"Prefect": journal.get(PAGE_OF_FLOW_RUN), "MLflow": _page(server, f"#/runs/{journal.get('run')}")}
+    models = {}
+    for job, record in journal.jobs().items():
+        if match := MODEL_URI.fullmatch(str(record.details.get("model_uri"))):
+            page = _page(server, model_pages.model_version_path(*match.groups()))
+            models[job] = {"uri": match[0], "page": page, "folder": record.details.get("model_dir")}
     return {
         "name": name,
-        "price_per_device_hour": price if price != 1.0 else None,
-        "page": page if str(page).startswith(("http://", "https://")) else None,
+        "price_per_device_hour": None if price == 1.0 else price,
+        "pages": {title: page for title, page in pages.items() if str(page).startswith(("http://", "https://"))},
+        "models": models,
     }
+
+
+def _page(server: str, path: str) -> str | None:
+    """Returns the address of a page of MLflow, without credentials; None without a server."""
+    parts = urlsplit(server)
+    place = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{place}/{path}" if place and "None" not in path else None

@@ -31,23 +31,32 @@ export class JobsPart {
     };
     const last = (metric) => (job) => (metric === "train/loss" && job.figures.loss != null ? job.figures.loss : this.page.curves.last(metric, job.name));
     const metrics = this.page.curves.metrics().slice(0, 4);
+    const model = (job) => this.model(job.name);
     const columns = [
       ["job", (job) => job.name, (job) => job.name],
       ["status", (job) => job.status, (job) => ORDER[job.status] ?? 9],
       ["progress", (job) => `${job.step}${job.num_steps ? `/${job.num_steps}` : ""}`, (job) => (job.num_steps ? job.step / job.num_steps : job.step), "progress"],
       ...metrics.map((metric) => [metric === "train/loss" ? "loss" : metric, (job) => number(last(metric)(job)), last(metric), "number"]),
       ["ends in", ends, (job) => job.predicted?.end_s ?? job.ends_s, "number"],
-      ["latest end in", (job) => (latest(job) === null || timeline.is_over ? "" : seconds(Math.max(0, latest(job) - nowS))), latest, "number"],
+      ["latest in", (job) => (latest(job) === null || timeline.is_over ? "" : seconds(Math.max(0, latest(job) - nowS))), latest, "number"],
       ["samples/s", (job) => rate(job.figures.samples_per_s), (job) => job.figures.samples_per_s, "number"],
       ["tokens/s", (job) => rate(job.figures.tokens_per_s), (job) => job.figures.tokens_per_s, "number"],
       ["memory", (job) => memory(job.figures.peak_bytes, job.figures.predicted_bytes), (job) => job.figures.peak_bytes, "number"],
       ["trained by", (job) => (job.technique ? `${job.technique} ×${job.num_devices}` : ""), (job) => job.technique],
-      ["device-hours", (job) => number(hours.get(job.name), 3), (job) => hours.get(job.name), "number"],
+      ["device-h", (job) => number(hours.get(job.name), 3), (job) => hours.get(job.name), "number"],
       ["price", (job) => (price(job) ? number(hours.get(job.name) * price(job), 3) : ""), (job) => hours.get(job.name) * (price(job) ?? 0), "number"],
-      ["message", (job) => job.message || job.figures.phase, (job) => job.message],
+      ["model", (job) => model(job)?.uri.replace("models:/", "") ?? "", (job) => model(job)?.uri ?? null, "model"],
+      ["message", (job) => job.message, (job) => job.message],
     ];
     const always = ["job", "status", "progress"];
     return columns.filter(([name, text]) => always.includes(name) || timeline.jobs.some((job) => text(job)));
+  }
+
+  // The recorded model of a job. Its page in MLflow has its family tree.
+  model(name) {
+    const { batches, is_whole_pool: isWhole } = this.page.state;
+    const [batch, own] = isWhole ? [name.split("/")[0], name.slice(name.indexOf("/") + 1)] : [Object.keys(batches)[0], name];
+    return batches[batch]?.models[own];
   }
 
   // What a gang trains together is divided evenly among its jobs.
@@ -115,12 +124,12 @@ export class JobsPart {
     if (!row) {
       row = element("tr", { "data-job": job.name, tabindex: -1 });
       for (const [name, , , kind] of columns) {
-        const cell = name === "job" ? element("th", { scope: "row" }, element("span", { class: "dot" }), element("span")) : element("td", { class: kind });
+        const cell = name === "job" ? this.nameCell(job) : element("td", { class: kind });
         if (kind === "progress") cell.append(element("progress", { max: 1, value: 0 }), element("span"));
-        if (name === "status") cell.append(element("span", { class: "status" }));
+        if (kind === "model") cell.append(element("a", { target: "_blank", rel: "noopener" }));
+        if (name === "status") cell.append(element("span", { class: "status" }), element("span", { class: "phase" }));
         row.append(cell);
       }
-      row.cells[0].firstChild.style.background = this.page.colours.get(job.name);
       this.rows.set(job.name, row);
     }
     columns.forEach(([name, text, value, kind], place) => {
@@ -130,11 +139,30 @@ export class JobsPart {
         cell.firstChild.value = job.status === "done" ? 1 : Math.min(1, job.num_steps ? value(job) : 0);
         cell.firstChild.setAttribute("aria-label", `steps of ${job.name}`);
       }
-      if (name === "status") cell.firstChild.className = `status ${job.status}`;
+      if (name === "status") {
+        cell.firstChild.className = `status ${job.status}`;
+        setText(cell.firstChild, words);
+        return setText(cell.lastChild, job.status === "running" ? job.figures.phase : "");
+      }
       if (name === "message") cell.title = words;
+      if (kind === "model" && words) this.linkModel(cell.firstChild, this.model(job.name));
       setText(cell.lastChild?.nodeType === 1 ? cell.lastChild : cell, words);
     });
     return row;
+  }
+
+  nameCell(job) {
+    const dot = element("span", { class: "dot" });
+    dot.style.background = this.page.colours.get(job.name);
+    const open = () => this.page.actions.open([job.name]);
+    const button = element("button", { type: "button", class: "more", "aria-label": `change ${job.name}`, title: "pause, cancel, clone, change", text: "⋯", onclick: open });
+    return element("th", { scope: "row" }, dot, button, element("span", { text: job.name }));
+  }
+
+  linkModel(link, { uri, page }) {
+    if (page) link.href = page;
+    else link.removeAttribute("href");
+    link.title = page ? "its page in MLflow, with its family tree" : `its family tree: ringmaster lineage show ${uri}`;
   }
 
   mark(job) {

@@ -1,12 +1,14 @@
 // The page: what the server sends, kept as the value that `ringmaster watch --json` prints, and drawn by the parts.
 
+import { Actions } from "./actions.js";
 import { CurvesPart } from "./curves.js";
 import { JobsPart } from "./jobs.js";
 import { PlanPart } from "./plan.js";
-import { colourOf, element, seconds, setText } from "./text.js";
+import { colourOf, element, members, seconds, setText } from "./text.js";
 
 const byId = (id) => document.getElementById(id);
-const FAR_FROM_NOW_MS = 1000;
+const TICK_MS = 1000;
+const MAX_LINES = 300; // of the log
 
 export function patched(value, patch) {
   if (!patch) return value;
@@ -32,9 +34,10 @@ class Page {
     this.plan = new PlanPart(byId("plan"), this);
     this.curves = new CurvesPart(byId("curves"), this);
     this.jobs = new JobsPart(byId("table"), this);
+    this.actions = new Actions(this);
     byId("runs").addEventListener("change", (event) => this.choose(event.target.value));
     addEventListener("popstate", () => this.connect());
-    setInterval(() => this.tick(), FAR_FROM_NOW_MS);
+    setInterval(() => this.tick(), TICK_MS);
     this.connect();
   }
 
@@ -74,7 +77,7 @@ class Page {
     this.baseS = baseS;
     this.curves.begin(curves);
     byId("fault").hidden = true;
-    byId("main").hidden = false;
+    byId("main").hidden = byId("run").hidden = false;
     this.take(state);
   }
 
@@ -120,11 +123,15 @@ class Page {
       select.replaceChildren(...runs.map(({ id, name }) => element("option", { value: id, text: name })));
       select.value = run;
     }
-    const pages = Object.values(batches).filter((batch) => batch.page);
-    byId("links").replaceChildren(
-      ...pages.slice(0, 8).map((batch) => element("a", { href: batch.page, text: `${pages.length > 1 ? `${batch.name} in ` : ""}Prefect` })),
-    );
-    this.drawSummary(timeline, isPool);
+    const known = Object.values(batches).slice(0, 4);
+    const pages = known.flatMap(({ name, pages: own }) => Object.entries(own).map(([title, href]) => [known.length > 1 ? `${name} in ${title}` : title, href]));
+    if (JSON.stringify(pages) !== this.pagesMark) {
+      this.pagesMark = JSON.stringify(pages);
+      byId("links").replaceChildren(...pages.map(([text, href]) => element("a", { href, target: "_blank", rel: "noopener", text })));
+    }
+    byId("add-jobs").hidden = !isPool;
+    byId("all-jobs").hidden = timeline.is_over;
+    this.drawSummary(timeline);
   }
 
   drawSummary(timeline) {
@@ -164,14 +171,23 @@ class Page {
     document.title = `${Math.floor(100 * share)} % ${timeline.name}`;
   }
 
+  // What was decided and why, what was requested, and which segments began and ended: the newest first.
   drawNotes() {
-    const { notes } = this.state.timeline;
-    const newest = notes.at(-1);
-    const mark = newest ? `${notes.length} ${newest.at_s} ${newest.text}` : "";
+    const { timeline, requests } = this.state;
+    const ran = [...timeline.past, ...timeline.running];
+    const where = (span) => `${span.devices.length} ${span.devices.length === 1 ? "device" : "devices"}`;
+    const lines = [
+      ...timeline.notes.map(({ at_s: atS, text }) => [atS, text.startsWith("planned") ? "plan" : "fault", text]),
+      ...requests.map(({ at_s: atS, text, status }) => [atS, status === "refused" ? "fault" : "request", text]),
+      ...ran.map((span) => [span.start_s, "start", `${[span.job, ...members(span)].join(", ")}: ${span.technique} on ${where(span)}`]),
+      ...timeline.past.filter(({ status }) => status === "done").map((span) => [span.end_s, "end", `${[span.job, ...members(span)].join(", ")}: segment done in ${seconds(span.end_s - span.start_s)}`]),
+    ];
+    const newest = lines.sort((a, b) => b[0] - a[0]).slice(0, MAX_LINES);
+    const mark = `${lines.length} ${newest[0]}`;
     if (mark === this.notesMark) return;
     this.notesMark = mark;
-    const lines = notes.map((note) => element("li", {}, element("time", { text: seconds(Math.max(0, note.at_s)) }), element("span", { text: note.text })));
-    byId("notes").replaceChildren(...lines.reverse());
+    const items = newest.map(([atS, kind, text]) => element("li", {}, element("time", { text: seconds(Math.max(0, atS)) }), element("span", { class: `kind ${kind}`, text: kind }), element("span", { text })));
+    byId("notes").replaceChildren(...items);
   }
 
   drawNodes() {

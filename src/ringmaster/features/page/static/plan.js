@@ -76,6 +76,11 @@ export class PlanPart {
     this.root.setAttribute("viewBox", `0 0 ${width} ${height + AXIS}`);
     this.root.setAttribute("height", height + AXIS);
     this.root.setAttribute("aria-label", this.words(timeline));
+    if (!spans.length && !timeline.first.length) {
+      const text = svg("text", { x: 8, y: 16 });
+      text.textContent = "nothing is planned yet: jobs are measured first";
+      parts.splice(0, parts.length, text);
+    }
     this.root.replaceChildren(...parts);
     this.moveNow();
     this.mark(this.page.pointed);
