@@ -142,7 +142,7 @@ class BatchRun(ABC):
         self.journal.put("is_recorded", self._recorder.is_complete and not lost)
         if self._scheduler is not None:
             self._scheduler.close(run_id=self._recorder.run_of())
-        uris = {name: record.details.get("model_uri") for name, record in self.journal.jobs().items()}
+        uris = {name: record.model_uri for name, record in self.journal.jobs().items()}
         jobs = tuple({**job, "model_uri": uris[job["name"]]} for job in result.jobs)
         return replace(result, faults=(*lost, *unrecorded), jobs=jobs)
 

@@ -31,7 +31,7 @@ from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_te
 from ringmaster.tasks.control.requests import Requests
 from ringmaster.tasks.execution.execution_events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import GOAL, added_jobs, jobs_left
+from ringmaster.tasks.execution.job_table import added_jobs, jobs_left
 from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
@@ -310,7 +310,7 @@ def _planned(
     if not jobs:
         return result
     goals = first_goals(jobs, known={})
-    short = {search.name: goals[search.name][GOAL] for job in jobs for search in job.searches()}
+    short = {search.name: goals[search.name] for job in jobs for search in job.searches()}
     jobs = [replace(job, num_steps=short.get(job.name, job.num_steps)) for job in jobs]
     steps_done = None if left is None else left.steps
     problem = planning_problem(

@@ -8,7 +8,6 @@ from ringmaster.errors import ProblemError
 from ringmaster.flows.batch.artifacts import show_groups
 from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice
@@ -78,7 +77,7 @@ def choose_job_groups(
     """
     left = [job for job in jobs if job.name not in records or records[job.name].status not in ENDED]
     # A job trains alone since its group was divided, or since it left the group.
-    alone = {name for name, record in records.items() if record.details.get(PARTED) or record.details.get(LEFT)}
+    alone = {name for name, record in records.items() if record.parted or record.left_group}
     may_join = {job.name for job in left if (goals or {}).get(job.name) != 0} - alone
     groups = _candidates(profiles.groups, may_join)
     if not groups:
@@ -107,7 +106,7 @@ def choose_job_groups(
 
 def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:
     """Returns the step up to which each steered job may train now."""
-    return {name: record.details[GOAL] for name, record in records.items() if GOAL in record.details}
+    return {name: record.goal for name, record in records.items() if record.goal is not None}
 
 
 def _candidates(groups: Mapping[str, Sequence[Profile]], names: Collection[str]) -> dict[str, tuple[Profile, ...]]:

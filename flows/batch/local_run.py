@@ -233,7 +233,7 @@ class LocalRun(BatchRun):
         records = self.journal.jobs()
         # Where all jobs had ended, a process that died may not have recorded the ends of those that are not done.
         self._failures = [
-            JobEnded(job=name, status=records[name].status, message=records[name].message, details={})
+            JobEnded(record=records[name])
             for name in (profiles.faults if self._is_due else records)
             if records[name].status in ENDED and records[name].status != JobStatus.DONE
         ]
@@ -242,13 +242,13 @@ class LocalRun(BatchRun):
         jobs = [job for job in profiles.jobs if job.name not in profiles.faults]
         if self._scheduler is not None:
             self._scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
-            goals = self._scheduler.details()
+            changes = self._scheduler.record_changes()
         else:
             paths, notice = self._run_paths, self.view.notice
             self._steering = steering_policy(self.journal, jobs, profiles.profiles, paths=paths, notice=notice)
-            goals = first_goals(jobs, known=records)
-        for name, details in goals.items():
-            self.journal.write_job(name, details=details)
+            changes = {name: {"goal": goal} for name, goal in first_goals(jobs, known=records).items()}
+        for name, its in changes.items():
+            self.journal.write_job(name, **its)
 
     def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
         """Chooses the groups of jobs to train together, and plans what is left.

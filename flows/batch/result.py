@@ -269,13 +269,13 @@ def _job_row(
         "status": record.status.value,
         "message": record.message,
         "num_steps": record.step,
-        "metrics": record.details.get("metrics", {}),
-        NUM_ROWS: record.details.get(NUM_ROWS),
-        "compared": record.details.get("compared", []),
+        "metrics": record.metrics,
+        NUM_ROWS: record.num_rows,
+        "compared": [*record.compared],
         "segments": segments,
         "end_s": ended_s if ended_s is not None and ended_s >= since_s and record.status in ENDED else None,
-        "model_dir": record.details.get("model_dir"),
-        "model_uri": record.details.get("model_uri"),
+        "model_dir": record.model_dir,
+        "model_uri": record.model_uri,
     }
     if record.name in batch.deadlines_s:
         after_s = ended_s - began_s if ended_s is not None and record.status == JobStatus.DONE else None
@@ -328,13 +328,13 @@ def log_decision(event: ExecutionEvent) -> None:
     """Logs an executor's event with its reason in the flow run's log; a failed job is logged as an error."""
     text, _ = describe(event)
     if text:
-        has_failed = isinstance(event, JobEnded) and event.status == JobStatus.FAILED
+        has_failed = isinstance(event, JobEnded) and event.record.status == JobStatus.FAILED
         get_run_logger().log(logging.ERROR if has_failed else logging.INFO, text)
 
 
 def failure(job: str, why: str) -> JobEnded:
     """Returns the event of a job that failed before any executor had it."""
-    return JobEnded(job=job, status=JobStatus.FAILED, message=why, details={})
+    return JobEnded(record=JobRecord(name=job, status=JobStatus.FAILED, message=why))
 
 
 def failure_reporter(view: View, *, but: Iterable[str] = ()) -> ReportFailure:

@@ -90,7 +90,7 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
         with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
             stored = journal.get("batch")
             is_recorded = journal.get("is_recorded", True)  # unset by earlier releases, and by a kill
-            is_recorded = is_recorded and all(r.details.get("model_uri") for r in journal.jobs().values())
+            is_recorded = is_recorded and all(r.model_uri for r in journal.jobs().values())
             is_done = journal.get("status") == "done" and is_recorded
         if stored is not None:
             break

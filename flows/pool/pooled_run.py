@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
@@ -32,7 +31,7 @@ from ringmaster.flows.batch.flow_runs import (
     notices,
     root_run,
 )
-from ringmaster.flows.batch.group_choice import choose_job_groups
+from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
 from ringmaster.flows.batch.result import SINCE, STARTED, are_measured
 from ringmaster.flows.batch.run_folder import IS_OVER
 from ringmaster.flows.caller import Caller
@@ -55,7 +54,6 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.execution_events import PlanUpdate
-from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
@@ -64,7 +62,7 @@ from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.journal import JobRecord
+from ringmaster.tasks.storage.journal import JobRecord, changed
 from ringmaster.tasks.storage.schema import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.checkpoints.checkpoint import store_model
@@ -282,12 +280,12 @@ class PooledRun(BatchRun):
         """Chooses the groups of jobs to train together, and submits the jobs to the pool."""
         run, batch, journal, scheduler = self._run, self.batch, self.journal, self._scheduler
         jobs = tuple(job for job in profiles.jobs if job.name not in profiles.faults)
-        details: Mapping[str, Mapping[str, Any]]
         if scheduler is not None:
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
-            details = scheduler.details()
+            changes = scheduler.record_changes()
         else:
-            details = first_goals(jobs, known={})
+            changes = {name: {"goal": goal} for name, goal in first_goals(jobs, known={}).items()}
+        records = {name: changed(JobRecord(name=name), its) for name, its in changes.items()}
         groups = choose_job_groups(
             profiles,
             jobs=jobs,
@@ -296,7 +294,7 @@ class PooledRun(BatchRun):
                 nodes=tuple(healthy(node) for node in NodeRegistry(run.database).all() if healthy(node).devices)
             ),
             records={},
-            goals={name: each[GOAL] for name, each in details.items() if GOAL in each},
+            goals=goals_in(records),
             add_terms=batch.terms.on,
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
@@ -328,7 +326,7 @@ class PooledRun(BatchRun):
         )
         store_weights(submission)
         check_cancelled(run)
-        run.submissions.submit(submission, failed=profiles.faults, details=details)
+        run.submissions.submit(submission, failed=profiles.faults, records=records)
         if not jobs:
             run.submissions.end(run.id)
         return submission

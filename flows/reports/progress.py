@@ -22,7 +22,6 @@ from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import metrics_text, why_undefined
 from ringmaster.techniques.processes.gang_events import (
-    NUM_ROWS,
     CheckpointFailed,
     EvaluationReported,
     KernelsRefused,
@@ -352,15 +351,16 @@ def _described(event: execution_events.ExecutionEvent) -> tuple[str, str]:
             return f"warning: {message}", "yellow"
         case execution_events.SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"{segment.job}: {printable(outcome.message)}; {decision}", "yellow"
-        case execution_events.JobEnded(job=job, status=status, details=details, message=message):
+        case execution_events.JobEnded(job=job, record=record):
+            status, message = record.status, record.message
             if status == JobStatus.CANCELLED:
                 return f"{job} is cancelled: {message}", "yellow"
             if status == JobStatus.STOPPED:
                 return f"{job} is {message}", ""
             if status != JobStatus.DONE:
                 return f"{job} has failed: {message}", "red"
-            causes = why_undefined(details["metrics"])
-            found = _metrics(details["metrics"], details.get(NUM_ROWS))
+            causes = why_undefined(record.metrics)
+            found = _metrics(record.metrics, record.num_rows)
             text = "; ".join([f"{job} is done: {found}", *filter(None, [message]), *causes])
             return text, "yellow" if causes else "green"
         case execution_events.DeviceWait():

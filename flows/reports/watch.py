@@ -422,7 +422,7 @@ def _rows(
             status=record.status,
             step=record.step if line is None else max(record.step, line.step),
             message=record.message,
-            lead=record.details.get(journal.LEAD_JOB),
+            lead=record.lead_job,
             option=options.get(record.name, ""),
         )
         if line is not None:

@@ -2,6 +2,7 @@
 
 Everything that is sent between processes or written into a ledger or onto disk is a frozen dataclass of numbers,
 strings, tuples, mappings and other such dataclasses. `to_json` and `from_json` convert them without code per class.
+The JSON form of a class with `OMITS_DEFAULTS` omits all fields that have their defaults.
 """
 
 import dataclasses
@@ -121,7 +122,8 @@ def set_fields(value: Any, *, but: Collection[str] = (), prefix: str = "") -> di
 
 
 def _unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
-    return "since_later" in field.metadata and _has_default(field, getattr(value, field.name))
+    can_be = "since_later" in field.metadata or getattr(value, "OMITS_DEFAULTS", False)
+    return can_be and _has_default(field, getattr(value, field.name))
 
 
 def _has_default(field: dataclasses.Field[Any], item: Any) -> bool:

@@ -17,7 +17,6 @@ from ringmaster.tasks.control.batch_terms import PRIORITIES, TERMS, ActiveBatch
 from ringmaster.tasks.control.job_changes import change_faults, setting_faults, step_jump, with_steps
 from ringmaster.tasks.control.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
@@ -215,7 +214,7 @@ class RequestHandler:
             ]
             if job.is_black_box or job.adaptation is not None or job.made_by:
                 faults.append(f"{name} does not train by steps that Ringmaster counts")
-            elif GOAL in record.details:
+            elif record.goal is not None:
                 remedy = "To fix: add a job with that num_steps (`ringmaster jobs --help`)"
                 faults.append(f"{name} trains as far as what steers its batch, such as a sweep, lets it. {remedy}")
             elif readers:

@@ -11,7 +11,7 @@ from ringmaster.codec import SINCE_LATER, from_json, stored_as, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
-from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import Event, Outcome
 from ringmaster.text import printable_lines
@@ -210,12 +210,14 @@ class SegmentEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnded:
-    """A job has ended for good. `message` gives the reason; `details` hold step, metrics and model folder."""
+    """A job has ended for good. The message of its record gives the reason."""
 
-    job: str
-    status: JobStatus
-    message: str
-    details: Mapping[str, Any]
+    record: JobRecord
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self.record.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.execution_events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor_hooks import ExecutionState, executor_hooks
 from ringmaster.tasks.execution.job_price import JobPrice
-from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable
+from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import Forecaster, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
@@ -309,9 +309,9 @@ class Executor:
         for name, job in steering.jobs.items():
             self.job_table.settle(name, job, like=steering.likes[name])
         for name, why in steering.choices.items():
-            self.job_table.write(name, details={CHOICE: why})
+            self.job_table.write(name, choice=why)
         for name, phases in steering.phases.items():
-            if not self.job_table.records[name].details.get(PHASES):  # else it is sent again, after a kill
+            if not self.job_table.records[name].phases:  # else it is sent again, after a kill
                 self.job_table.change_phases(name, phases)
                 self._replanner.forget(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():

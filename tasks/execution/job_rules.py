@@ -4,30 +4,30 @@ The module `execute` of a feature lists its rules in `JOB_RULES`. A rule knows o
 that it holds in each process that reads the record.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 from ringmaster.features import modules
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.order import GangOrder
 
 
 class JobRule:
-    """A rule of a feature. By default it changes nothing. details: of the job's record."""
+    """A rule of a feature. By default it changes nothing. record: of the job in the journal."""
 
     def usable(self, job: Job, profiles: Sequence[Profile]) -> Sequence[Profile]:
         """Returns the options, of those that were measured or predicted, under which the job may be trained."""
         return profiles
 
-    def options(self, job: Job, details: Mapping[str, Any], profiles: Sequence[Profile]) -> Sequence[Profile]:
+    def options(self, job: Job, record: JobRecord, profiles: Sequence[Profile]) -> Sequence[Profile]:
         """Returns the options under which the job may be trained now."""
         return profiles
 
-    def goal(self, details: Mapping[str, Any], goal: int) -> int:
+    def goal(self, record: JobRecord, goal: int) -> int:
         """Returns the step up to which the job may be trained now."""
         return goal
 
-    def barred_nodes(self, details: Mapping[str, Any]) -> Collection[str]:
+    def barred_nodes(self, record: JobRecord) -> Collection[str]:
         """Returns the nodes on which the job's next segment must not run."""
         return ()
 
@@ -35,7 +35,7 @@ class JobRule:
         """Returns the step up to which a gang is ordered to train under an option, in a segment up to `last_step`."""
         return last_step
 
-    def order(self, job: Job, details: Mapping[str, Any], order: GangOrder) -> GangOrder:
+    def order(self, job: Job, record: JobRecord, order: GangOrder) -> GangOrder:
         """Returns the order of a gang that trains the job."""
         return order
 

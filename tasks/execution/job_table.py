@@ -21,37 +21,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import to_json
 from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
+from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation, changed
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase, Variant
 from ringmaster.techniques.loss import loss_function_of
-from ringmaster.techniques.processes.gang_events import NUM_ROWS, EvaluationReported
-
-GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
-SETTLED, LIKE, ADDED = "job", "like", "cloned"
-PHASES, CHOICE = "phases", "choice"
-"""Keys of a job's details.
-
-PHASES: the phases of a job that has got another batch size or precision, and CHOICE why it has, or has not.
-GOAL: its goal. RESTED: the goal that it has reached. EVALUATED: the step and metrics of its last evaluation, stored for
-jobs that have a goal. SETTLED: the job that its placeholder became, or that a person has made of it. LIKE: the job of
-the same shape whose data and profiles it uses. ADDED: of a job that was added while its batch ran, {"job": the job of
-which it is a variant, "step": the step from which it goes on}.
-"""
-
-PARTED, LEFT, LEADS_AFTER = "parted", "left_group", "leads_after"
-"""Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group; on one
-that leads a group after another job, the name of that job within the batch."""
-LAYOUT = "layout"
-"""The key of a job's details with the option under which it first ran, where it must run under no other."""
+from ringmaster.techniques.processes.gang_events import EvaluationReported
 
 
 def added_jobs(records: Mapping[str, JobRecord]) -> list[Job]:
     """Returns the jobs that were added while their batch ran, in order."""
-    return [from_json(Job, each.details[SETTLED]) for each in records.values() if each.details.get(ADDED)]
+    return [job for each in records.values() if each.variation is not None and (job := each.settled_job) is not None]
 
 
 def jobs_left(records: Mapping[str, JobRecord], names: Iterable[str]) -> list[str]:
@@ -81,7 +63,7 @@ class GroupTable:
     def form(self) -> None:
         """Forms the groups of jobs that are new in the table, unless they have parted."""
         for lead, record in self._job_table.records.items():
-            if not record.details.get(PARTED) and record.status not in (*ENDED, JobStatus.PAUSED):
+            if not record.parted and record.status not in (*ENDED, JobStatus.PAUSED):
                 self.restore(lead)
 
     def restore(self, lead: str) -> None:
@@ -114,7 +96,7 @@ class GroupTable:
         if (lead := self._leads.pop(member, None)) is None:
             return
         if self._job_table.records[member].status not in ENDED:
-            self._job_table.write(member, details={LEFT: True})
+            self._job_table.write(member, left_group=True)
         self._members[lead] = tuple(name for name in self._members[lead] if name != member)
         self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
 
@@ -134,14 +116,14 @@ class GroupTable:
             return None
         kept, new = table.profiles[lead], max(left, key=left.__getitem__)
         self.split(lead)
-        table.write(new, details={LEADS_AFTER: table.entries[lead].local_job.name})
+        table.write(new, leads_after=table.entries[lead].local_job.name)
         self.restore(new)
         table.profiles[new] = [p for p in table.profiles[new] if any(p.is_like(k) for k in kept)]
         return new
 
     def split(self, lead: str) -> None:
         """Dissolves a group: each of its jobs continues alone."""
-        self._job_table.write(lead, details={PARTED: True})
+        self._job_table.write(lead, parted=True)
         for member in self._members.pop(lead):
             del self._leads[member]
         self._job_table.profiles[lead] = list(self._job_table.entries[lead].profiles)
@@ -164,13 +146,13 @@ class GroupTable:
     def _group_profiles(self, lead: str) -> Sequence[Profile]:
         """Returns the options of a job's group, also of one that it leads after another job."""
         table = self._job_table
-        if (own := table.entries[lead].group_profiles) or not (former := table.records[lead].details.get(LEADS_AFTER)):
+        if (own := table.entries[lead].group_profiles) or not (former := table.records[lead].leads_after):
             return own
         return [profile.led_by(lead) for profile in self._group_profiles(table.name_of(former, like=lead))]
 
     def _is_there(self, member: str) -> bool:
         record = self._job_table.records[member]
-        return record.status not in (*ENDED, JobStatus.PAUSED) and not record.details.get(LEFT)
+        return record.status not in (*ENDED, JobStatus.PAUSED) and not record.left_group
 
     def _profiles(self, lead: str) -> list[Profile]:
         def up_to_goal(profile: Profile) -> Profile:
@@ -231,18 +213,18 @@ class JobTable:
 
     def _read(self, entries: Mapping[str, JobState]) -> None:
         known = self.journal.jobs(batches={entry.batch for entry in entries.values()})
-        added = [name for name, record in known.items() if record.details.get(ADDED) and name not in self.entries]
-        for name in added:
-            self._enter_variant(name, known[name].details)
+        added = {name: of for name, record in known.items() if (of := record.variation) and name not in self.entries}
+        for name, variation in added.items():
+            self._enter_variant(name, variation)
         self.records |= {name: known.get(name, JobRecord(name=name)) for name in (*entries, *added)}
         for name in dict.fromkeys((*entries, *added)):
             self.renew(name)
         self.groups.form()
 
-    def _enter_variant(self, name: str, details: Mapping[str, Any]) -> None:
+    def _enter_variant(self, name: str, variation: Variation) -> None:
         """Adds a variant of a job of the table, which `renew` then defines."""
         prefix = name[: name.rfind("/") + 1]
-        source = self.entries[prefix + details[ADDED]["job"]]
+        source = self.entries[prefix + variation.job]
         local_job = replace(source.local_job, name=name.removeprefix(prefix))
         self.entries[name] = replace(source, local_job=local_job, job=replace(source.job, name=name), group_profiles=())
         self.profiles[name] = list(source.profiles)
@@ -251,23 +233,24 @@ class JobTable:
 
     def renew(self, name: str) -> None:
         """Updates a job from its record: its definition if it was a placeholder, and its goal."""
-        entry, details = self.entries[name], self.records[name].details
+        entry, record = self.entries[name], self.records[name]
         self.profiles[name] = self._before_rules.pop(name, self.profiles[name])
-        if SETTLED in details:
-            entry = self.entries[name] = self._settled(entry, details)
-        if (job := with_phases(entry.job, details)) != entry.job:
+        if record.settled is not None:
+            entry = self.entries[name] = self._settled(entry, record)
+        if (job := record.of(entry.job)) != entry.job:
             profiles = entry.variants.get(job.phases[-1].variant, entry.profiles)
-            local_job = with_phases(entry.local_job, details)
-            entry = self.entries[name] = replace(entry, local_job=local_job, job=job, profiles=profiles)
+            entry = self.entries[name] = replace(
+                entry, local_job=record.of(entry.local_job), job=job, profiles=profiles
+            )
             self.profiles[name] = list(profiles)
         # A job that could not be inspected has no number of steps, and will not run.
         start = entry.job.started_from
-        if start is not None and self.records[name].step < start.step:
+        if start is not None and record.step < start.step:
             self.write(name, step=start.step)
         total = entry.job.num_steps or 0
-        goal = min(details.get(GOAL, total), total)
+        goal = total if record.goal is None else min(record.goal, total)
         for rule in job_rules():
-            goal = rule.goal(details, goal)
+            goal = rule.goal(record, goal)
         self.totals[name] = goal
         self.groups.renew(name)
         self._pin(name)
@@ -279,16 +262,16 @@ class JobTable:
         The option takes the place of all others, whose numbers in plans stay valid. Returns the numbers of those that
         it replaces now; empty for a job of another kind, and after the first call.
         """
-        if not keeps_layout(self.entries[name].job) or self.records[name].details.get(LAYOUT):
+        if not keeps_layout(self.entries[name].job) or self.records[name].layout:
             return set()
         replaced = {k for k, each in enumerate(self.profiles[name]) if not each.is_like(profile)}
-        self.write(name, details={LAYOUT: layout_of(profile)})
+        self.write(name, layout=layout_of(profile))
         self._pin(name)
         return replaced
 
     def _pin(self, name: str) -> None:
         """Replaces the options of a job that keeps its layout, if it has one already, by the option it ran under."""
-        layout, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
+        layout, profiles = self.records[name].layout, self.profiles[name]
         kept = [each for each in profiles if layout and layout_of(each) == layout]
         if kept and len(kept) < len(profiles):
             self._before_pinned[name] = profiles
@@ -299,14 +282,15 @@ class JobTable:
         profiles = self.profiles[name]
         fits: Sequence[Profile] = profiles
         for rule in job_rules():
-            fits = rule.options(self.entries[name].job, self.records[name].details, fits)
+            fits = rule.options(self.entries[name].job, self.records[name], fits)
         if fits is not profiles:
             self._before_rules[name] = profiles
             self.profiles[name] = [each if each in fits else fits[0] for each in profiles] if fits else []
 
-    def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
+    def _settled(self, entry: JobState, record: JobRecord) -> JobState:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
-        name, job, shape = entry.job.name, from_json(Job, details[SETTLED]), details[LIKE]
+        name, job, shape = entry.job.name, record.settled_job, record.like
+        assert job is not None and shape is not None, f"{name} stands for no job"
         like = self.entries[self.name_of(shape, like=name)]
         data, weights = entry.paths.data, entry.paths.weights
         paths = replace(
@@ -349,16 +333,14 @@ class JobTable:
         job: under its name within the batch. step: the step of the source's checkpoint from which it goes on, if any.
         """
         own = self.entries[source].local_job.name
-        like = self.records[source].details.get(LIKE, own)
-        details = {SETTLED: to_json(job), LIKE: like, ADDED: {"job": own, "step": step}}
-        self.records[name] = self.journal.write_job(name, details=details)
-        self._enter_variant(name, details)
+        like, variation = self.records[source].like or own, Variation(job=own, step=step)
+        self.records[name] = self.journal.write_job(name, settled=to_json(job), like=like, variation=variation)
+        self._enter_variant(name, variation)
         self.renew(name)
 
     def redefine(self, name: str, job: Job) -> None:
         """Replaces the definition of a job by one of the same speed and size, under its name within the batch."""
-        like = self.records[name].details.get(LIKE, job.name)
-        self.write(name, details={SETTLED: to_json(job), LIKE: like, RESTED: None})
+        self.write(name, settled=to_json(job), like=self.records[name].like or job.name, rested=None)
         self.renew(name)
 
     def settle(self, name: str, job: Job, *, like: str) -> None:
@@ -368,36 +350,36 @@ class JobTable:
         like: a job of the same batch and shape, by its name within the batch.
         """
         record = self.records[name]
-        if record.step == 0 and record.status == JobStatus.WAITING and not record.details.get(GOAL):
-            self.write(name, details={SETTLED: to_json(job), LIKE: like})
+        if record.step == 0 and record.status == JobStatus.WAITING and not record.goal:
+            self.write(name, settled=to_json(job), like=like)
             self.renew(name)
 
     def change_phases(self, name: str, phases: Sequence[TrainingPhase]) -> None:
         """Gives a job another batch size or precision, from the step at which it rests."""
-        self.write(name, details={PHASES: to_json(list(phases))})
+        self.write(name, phases=tuple(phases))
         self.renew(name)
 
     def allow(self, name: str, goal: int) -> None:
         """Raises a job's goal, the step up to which it may train. A goal is never lowered."""
-        if goal > self.records[name].details.get(GOAL, 0):
-            self.write(name, details={GOAL: goal})
+        if goal > (self.records[name].goal or 0):
+            self.write(name, goal=goal)
             self.renew(name)
 
     def rest(self, name: str, step: int) -> None:
         """Records that a job has reached its goal and was evaluated there."""
-        self.write(name, status=JobStatus.WAITING, step=step, details={RESTED: step})
+        self.write(name, status=JobStatus.WAITING, step=step, rested=step)
 
     def evaluated(self, name: str, event: EvaluationReported) -> None:
         """Stores the metrics of a job that has a goal."""
-        if GOAL in self.records[name].details:
-            found = {"step": event.step, "metrics": dict(event.metrics), NUM_ROWS: event.num_rows}
-            self.write(name, details={EVALUATED: found})
+        if self.records[name].goal is not None:
+            found = Evaluation(step=event.step, metrics=dict(event.metrics), num_rows=event.num_rows)
+            self.write(name, evaluated=found)
 
     def rests(self, name: str) -> bool:
         """Whether a job has nothing to train until its goal is raised."""
         goal = self.totals[name]
         is_whole = goal >= (self.entries[name].job.num_steps or 0)
-        return not is_whole and (goal == 0 or self.records[name].details.get(RESTED) == goal)
+        return not is_whole and (goal == 0 or self.records[name].rested == goal)
 
     def is_whole(self, name: str, step: int) -> bool:
         """Whether `step` is the last step of a job, and not only its goal."""
@@ -479,7 +461,7 @@ class JobTable:
         """
         if self.records[job].step == 0 and job in self._before_pinned:
             self.profiles[job] = self._before_pinned.pop(job)
-            self.write(job, details={LAYOUT: None})
+            self.write(job, layout=None)
         self.profiles[job] = [p for p in self.profiles[job] if not p.is_like(profile)]
         return bool(self.profiles[job])
 
@@ -487,24 +469,6 @@ class JobTable:
         """Counts a crash of a job. Returns the number of its crashes without progress."""
         self.attempts[job] = 1 if made_progress else self.attempts.get(job, 0) + 1
         return self.attempts[job]
-
-
-def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
-    """Returns a job with the phases that its details have, if they have any, unless it was defined with some."""
-    if job.phases or not details.get(PHASES):
-        return job
-    return job.with_phases(phases_of(details[PHASES]))
-
-
-def phases_of(rows: Sequence[Any]) -> tuple[TrainingPhase, ...]:
-    """Returns phases of a job, as they are stored."""
-    return tuple(from_json(TrainingPhase, row) for row in rows)
-
-
-def changed_steps(details: Mapping[str, Any]) -> int | None:
-    """Returns the steps of a job that was redefined or has got phases; None for one that trains as it was written."""
-    phases, settled = details.get(PHASES), details.get(SETTLED)
-    return phases[-1]["num_steps"] if phases else settled and settled["num_steps"]
 
 
 def keeps_layout(job: Job) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, JobEnded
-from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.processes.gang_events import ENDED_EARLY, MEMBERS, NUM_ROWS, Outcome, OutcomeStatus
@@ -132,8 +132,8 @@ class OutcomePolicy:
 
     def stop_early(self, job: str, message: str) -> None:
         """Ends a job that is not worth continuing. Its last checkpoint and its last metrics stay."""
-        if evaluated := self._job_table.records[job].details.get(EVALUATED):
-            self._job_table.write(job, details={key: evaluated.get(key) for key in ("metrics", NUM_ROWS)})
+        if evaluated := self._job_table.records[job].evaluated:
+            self._job_table.write(job, metrics=evaluated.metrics, num_rows=evaluated.num_rows)
         self._close(job, status=JobStatus.STOPPED, message=message)
         self.fail_orphans()
 
@@ -147,7 +147,7 @@ class OutcomePolicy:
         self._plan_progress.drop(job)
         record = self._job_table.write(job, status=status, message=message)
         self._job_table.groups.leave(job)
-        self._notify(JobEnded(job=job, status=status, message=message, details=record.details))
+        self._notify(JobEnded(record=record))
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
@@ -174,14 +174,19 @@ class OutcomePolicy:
     def _finish(self, job: str, result: Mapping[str, Any]) -> None:
         """Ends a job that has reached its last step and has written its model."""
         entry, step = self._job_table.entries[job], result["step"]
-        details = {"metrics": result["metrics"], "model_dir": str(entry.paths.model_dir(entry.local_job.name))}
-        details |= {key: result[key] for key in ("compared", ENDED_EARLY, NUM_ROWS) if result.get(key) is not None}
-        message = "; ".join(filter(None, (feature.final_message(result) for feature in entry.job.features)))
-        record = self._job_table.write(job, status=JobStatus.DONE, step=step, message=message, details=details)
-        self._job_table.groups.leave(job)
-        self._notify(
-            JobEnded(job=job, status=JobStatus.DONE, message=message, details={**record.details, "step": step})
+        record = self._job_table.write(
+            job,
+            status=JobStatus.DONE,
+            step=step,
+            message="; ".join(filter(None, (feature.final_message(result) for feature in entry.job.features))),
+            metrics=result["metrics"],
+            num_rows=result.get(NUM_ROWS),
+            compared=tuple(result.get("compared") or ()),
+            ended_early=result.get(ENDED_EARLY),
+            model_dir=str(entry.paths.model_dir(entry.local_job.name)),
         )
+        self._job_table.groups.leave(job)
+        self._notify(JobEnded(record=record))
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
         self._job_table.write(running.segment.job, status=JobStatus.WAITING, step=outcome.result["step"])

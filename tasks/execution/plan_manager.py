@@ -254,7 +254,7 @@ class Forecaster:
         """Predicts again if an event may have changed what is known, and that has not been done lately."""
         now_s = self._clock()
         if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
-            self._of_jobs.close(event.job, self._now_s() if event.status == JobStatus.DONE else None)
+            self._of_jobs.close(event.job, self._now_s() if event.record.status == JobStatus.DONE else None)
             statuses = {self._job_table.records[job].status for job in self._job_table.of_batch(batch)}
             if statuses.issubset(ENDED):
                 self._of_batches.close(batch, self._now_s() if statuses == {JobStatus.DONE} else None)

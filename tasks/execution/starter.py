@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight_runs import slots_of
-from ringmaster.tasks.storage.journal import LEAD_JOB, JobStatus, SegmentRecord
+from ringmaster.tasks.storage.journal import JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.processes.gang_events import MEMBERS, Event, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
@@ -127,8 +127,8 @@ class Starter:
         """Plans segments for others than the nodes on which their jobs must not run; returns whether it has."""
         has_changed = False
         for segment in startable:
-            details = self._job_table.records[segment.job].details
-            barred = {node for rule in job_rules() for node in rule.barred_nodes(details)}
+            record = self._job_table.records[segment.job]
+            barred = {node for rule in job_rules() for node in rule.barred_nodes(record)}
             if segment.devices[0][0] not in barred:
                 continue
             like = cluster.device(*segment.devices[0]).device_kind()
@@ -227,7 +227,7 @@ class Starter:
         )
         changes: dict[str, dict[str, Any]] = {}
         for segment, _, members in starts:
-            led = {"status": JobStatus.RUNNING, "details": {LEAD_JOB: self._local(segment.job)}}
+            led = {"status": JobStatus.RUNNING, "lead_job": self._local(segment.job)}
             changes |= {segment.job: {"status": JobStatus.RUNNING}, **dict.fromkeys(members, led)}
         self._job_table.write_all(changes)
         self._plan_progress.begun([segment for segment, _ in leased])
@@ -347,7 +347,7 @@ class Starter:
             )
             record = self._job_table.records[job]
             for rule in job_rules():
-                order = rule.order(entries[job].job, record.details, order)
+                order = rule.order(entries[job].job, record, order)
             return replace(order, known_step=record.step)
 
         order = order_of(segment.job, self._plan_progress.running[number].ordered_step)

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from ringmaster.codec import from_json, to_json
 from ringmaster.features import modules
 from ringmaster.tasks.execution.execution_events import ExecutionEvent
-from ringmaster.tasks.execution.job_table import GOAL, phases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
@@ -54,7 +53,9 @@ class SteeringRequest:
             if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
                 raise ValueError(f"its {key} are {part!r:.200}")
         jobs = {name: from_json(Job, job) for name, job in parts.pop("jobs").items()}
-        phases = {name: phases_of(each) for name, each in parts.pop("phases").items()}
+        phases = {
+            name: tuple(from_json(TrainingPhase, row) for row in each) for name, each in parts.pop("phases").items()
+        }
         if missing := set(jobs) - set(parts["likes"]):
             raise ValueError(f"its fields {', '.join(sorted(missing))} are missing")
         return cls(jobs=jobs, phases=phases, **parts)
@@ -135,14 +136,14 @@ def steering_policy(
     return None
 
 
-def first_goals(jobs: Sequence[Job], *, known: Mapping[str, JobRecord]) -> dict[str, dict[str, Any]]:
-    """Returns the details with the first goals of the jobs that a policy of a feature steers, by name.
+def first_goals(jobs: Sequence[Job], *, known: Mapping[str, JobRecord]) -> dict[str, int]:
+    """Returns the first goals of the jobs that a policy of a feature steers, by name.
 
     known: the records of jobs; those that have a goal already are left out.
     """
     goals = {name: goal for kind in _policies() for name, goal in kind.goals(jobs).items()}
-    has_goal = {name for name, record in known.items() if GOAL in record.details}
-    return {name: {GOAL: goal} for name, goal in goals.items() if name not in has_goal}
+    has_goal = {name for name, record in known.items() if record.goal is not None}
+    return {name: goal for name, goal in goals.items() if name not in has_goal}
 
 
 def _policies() -> Iterator[type[FeaturePolicy]]:

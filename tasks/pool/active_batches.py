@@ -149,7 +149,8 @@ def as_logged(event: execution_events.ExecutionEvent, batch: str) -> execution_e
         members = tuple(split(member)[1] for member in event.members)
         return replace(event, segment=replace(event.segment, job=split(event.segment.job)[1]), members=members)
     if isinstance(event, execution_events.JobEnded):
-        return replace(event, job=split(event.job)[1], message=event.message.replace(f"{batch}/", ""))
+        message = event.record.message.replace(f"{batch}/", "")
+        return execution_events.JobEnded(record=replace(event.record, name=split(event.job)[1], message=message))
     return event
 
 

@@ -28,7 +28,6 @@ from ringmaster.tasks.execution.execution_events import (
     SegmentEnded,
 )
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import LIKE
 from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
@@ -342,8 +341,8 @@ class PoolController:
         self._end_segments(SEGMENTS.c.batch == id)
 
     def _fail(self, id: str, job: str, message: str) -> None:
-        Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
-        self._event_log.append(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
+        record = Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
+        self._event_log.append(id, JobEnded(record=record))
 
     def _add_to_executor(self, state: BatchState) -> None:
         """Adds the jobs of a batch: a new one, or one of a former controller with all that is open or undecided."""
@@ -351,7 +350,7 @@ class PoolController:
         self._active_batches[batch.id] = active_batch(batch, Journal(self._database, batch=batch.id))
         self._combine_terms()
         for name, job in state.jobs.items():
-            if job.status not in ENDED and not batch.profiles.get(job.details.get(LIKE, name)):
+            if job.status not in ENDED and not batch.profiles.get(job.like or name):
                 self._fail(batch.id, name, "it was submitted without a profile")
         for event in state.missing_events:
             self._event_log.append(batch.id, event)

@@ -36,6 +36,7 @@ from ringmaster.tasks.execution.execution_events import (
 )
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import details_of, job_record
 from ringmaster.tasks.storage.schema import EVENT_LOG, GANG_EVENTS, SEGMENTS, json_field
 from ringmaster.techniques.processes.gang_events import (
     DeviceTelemetry,
@@ -117,6 +118,10 @@ def content_of(event: ExecutionEvent) -> Mapping[str, Any]:
     if isinstance(event, PlanUpdate):
         return {"problem": event.problem.to_json(), "plan": event.plan.to_json(), "why": event.why}
     assert not isinstance(event, GangReport), "the events of gangs are in the message store"
+    if isinstance(event, JobEnded):
+        record = event.record
+        details = {**details_of(record), "step": record.step}
+        return {"job": record.name, "status": record.status, "message": record.message, "details": details}
     content: Mapping[str, Any] = to_json(event)
     return content
 
@@ -142,6 +147,8 @@ def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
         return PlanUpdate(problem=problem, plan=plan, why=content["why"])
     if cls is GangReport:
         return GangReport(number=content["number"], job=content["job"], event=event_from_json(content["event"]))
+    if cls is JobEnded:
+        return JobEnded(record=job_record(content["job"], {"step": content["details"].get("step", 0), **content}))
     event: ExecutionEvent = from_json(cls, content)
     return event
 

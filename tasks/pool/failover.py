@@ -282,6 +282,5 @@ def _untold(
     reported = {row[0]: row[1] for row in database.rows(query.order_by(EVENT_LOG.c.id))}  # the last ends
     for name, record in jobs.items():
         if record.status in ENDED and batch.profiles.get(name) and reported.get(name) != record.status:
-            details = {**record.details, "step": record.step}
-            missing_events.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
+            missing_events.append(JobEnded(record=record))
     return missing_events

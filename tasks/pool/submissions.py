@@ -26,7 +26,7 @@ from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import JobStatus, Journal, recorded_clock
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal, details_of, recorded_clock
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, REQUESTS, json_field
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
@@ -108,15 +108,15 @@ class Submissions:
         submission: Submission,
         *,
         failed: Mapping[str, str] | None = None,
-        details: Mapping[str, Mapping[str, Any]] | None = None,
+        records: Mapping[str, JobRecord] | None = None,
     ) -> None:
         """Submits a batch; a batch that exists with the same id is left unchanged.
 
         failed: by job name, why a job cannot be trained at all. These jobs are recorded as failed, with an event in the
             event log.
-        details: the details of the jobs' records, by job name.
+        records: what is known of the jobs already, by name.
         """
-        faults, known = failed or {}, details or {}
+        faults, known = failed or {}, records or {}
 
         def act(connection: Connection) -> None:
             if connection.execute(select(BATCHES.c.id).where(BATCHES.c.id == submission.id)).first():
@@ -130,14 +130,15 @@ class Submissions:
                     "step": 0,
                     "status": JobStatus.FAILED if name in faults else JobStatus.WAITING,
                     "message": faults.get(name, ""),
-                    "details": dict(known.get(name, {})),
+                    "details": details_of(known[name]) if name in known else {},
                 }
                 for name in dict.fromkeys([*(job.name for job in submission.jobs), *faults])
             ]
             if rows:
                 connection.execute(insert(JOBS), rows)
             for name, why in faults.items():
-                keep(connection, submission.id, JobEnded(job=name, status=JobStatus.FAILED, message=why, details={}))
+                record = JobRecord(name=name, status=JobStatus.FAILED, message=why)
+                keep(connection, submission.id, JobEnded(record=record))
 
         self._database.write(act)
 

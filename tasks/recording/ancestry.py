@@ -11,7 +11,6 @@ from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
-from ringmaster.tasks.execution.job_table import ADDED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import is_url
@@ -67,9 +66,9 @@ class Ancestry:
     def continued_job(self, name: str) -> str | None:
         """Returns the job of whose checkpoint a job goes on that was added while its batch ran; None for other jobs."""
         records = self.journal.jobs()
-        while name in records and (added := records[name].details.get(ADDED)):
-            name = added["job"]
-            if added["step"] is not None:
+        while name in records and (variation := records[name].variation):
+            name = variation.job
+            if variation.step is not None:
                 return name
         return None
 
@@ -79,8 +78,7 @@ class Ancestry:
         if start is None or start.checkpoints in self.jobs:
             return None
         if (source := self.continued_job(job.name)) is not None:  # its model may be recorded later
-            uri: str | None = self.journal.jobs()[source].details.get("model_uri")
-            return uri
+            return self.journal.jobs()[source].model_uri
         own = self.journal.get(f"run:{job.name}")
         with tempfile.TemporaryDirectory() as aside:
             models = Snapshot.of(self.ledger, cache=Path(aside)).models
@@ -130,7 +128,7 @@ class Ancestry:
         return known
 
     def _of_job(self, job: Job, name: str) -> str:
-        uri: str | None = self.journal.jobs()[name].details.get("model_uri")
+        uri = self.journal.jobs()[name].model_uri
         if uri is None:
             what = "base" if name == job.base else "parent"
             raise LedgerError(f"the model of {job.name} is not recorded: its {what} {name} is not, and would be lost")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import to_json
 from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -23,7 +23,6 @@ from ringmaster.tasks.execution.execution_events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.tasks.execution.job_table import LIKE, SETTLED, with_phases
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import compared_with_plan, practice_text
@@ -35,7 +34,6 @@ from ringmaster.tasks.recording.rows import (
     EnergyMeter,
     code_version,
     dataset_inputs,
-    end_details,
     job_params,
     metric_points,
     picture,
@@ -98,10 +96,6 @@ class JobsToRecord:
     jobs: Mapping[str, Job]
     preflights: Mapping[str, Preflight]
     profiles: Mapping[str, Sequence[Profile]]
-
-
-def _end_of(name: str, record: JobRecord) -> JobEnded:
-    return JobEnded(job=name, status=JobStatus.DONE, message=record.message, details=end_details(record))
 
 
 def profile_store(ledger: Ledger) -> ProfileStore:
@@ -180,8 +174,8 @@ class MlflowWriter:
         self._notice("this MLflow is not the one that has the records of this run: they are made again in this one")
         for name, record in self._journal.jobs().items():
             self._journal.remove(f"run:{name}")
-            if record.details.get("model_uri"):
-                self._journal.write_job(name, details={"model_uri": None})
+            if record.model_uri:
+                self._journal.write_job(name, model_uri=None)
         for job in self._known.jobs.values():
             self._ancestry.forget(job)
         self._journal.remove("run")  # at last: a process that dies before does all of it again
@@ -287,11 +281,9 @@ class MlflowWriter:
     def unrecorded_ends(self) -> list[JobEnded]:
         """Returns the ends of jobs that are done and have no record, after a kill or an MLflow outage."""
         return [
-            _end_of(name, record)
+            JobEnded(record=record)
             for name, record in self._journal.jobs().items()
-            if record.status == JobStatus.DONE
-            and not record.details.get("model_uri")
-            and self._like(name) in self._known.preflights
+            if record.status == JobStatus.DONE and not record.model_uri and self._like(name) in self._known.preflights
         ]
 
     def _job_run(self, name: str) -> str:
@@ -305,7 +297,7 @@ class MlflowWriter:
             params = job_params(job, columns=dict(preflight.data.get("columns", ())) if preflight else {})
             tags = {"ringmaster.job": name}
             for hook in record_hooks():
-                tags |= hook.tags(self._details(name))
+                tags |= hook.tags(self._record(name))
             run_id = self.ledger.start_job(batch_run, name, params=params, tags=tags)
             rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
@@ -315,17 +307,15 @@ class MlflowWriter:
 
     def _job(self, name: str) -> Job:
         """Returns the current definition of a job, which may have been a placeholder."""
-        settled = self._details(name).get(SETTLED)
-        job = self._known.jobs[name] if settled is None else from_json(Job, settled)
-        return with_phases(job, self._details(name))
+        record = self._record(name)
+        return record.of(record.settled_job or self._known.jobs[name])
 
     def _like(self, name: str) -> str:
         """Returns the job whose preflight and profiles hold for a job: usually the job itself."""
-        return str(self._details(name).get(LIKE, name))
+        return self._record(name).like or name
 
-    def _details(self, name: str) -> Mapping[str, Any]:
-        record = self._journal.jobs().get(name)
-        return {} if record is None else record.details
+    def _record(self, name: str) -> JobRecord:
+        return self._journal.jobs().get(name) or JobRecord(name=name)
 
     def _write_plan(self, event: PlanUpdate) -> None:
         run_id = self.run_of()
@@ -361,68 +351,66 @@ class MlflowWriter:
 
     def _end_job(self, event: JobEnded) -> None:
         run_id = self._job_run(event.job)
-        if event.status != JobStatus.DONE:
-            how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
-            self.ledger.set_note(run_id, f"**{how}**: {markdown(event.message)}")
-            self.ledger.set_tags(run_id, {REASON: event.message})
+        record = event.record
+        if record.status != JobStatus.DONE:
+            how, status = NOT_DONE.get(record.status, ("Failed", "FAILED"))
+            self.ledger.set_note(run_id, f"**{how}**: {markdown(record.message)}")
+            self.ledger.set_tags(run_id, {REASON: record.message})
             self.ledger.finish_run(run_id, status)
             return
-        if (url := self._paths(event).model_url(event.job)) is not None:
-            fetch_model(url, Path(event.details["model_dir"]))
-        ancestry, was_recorded = self._ancestry, bool(self._details(event.job).get("model_uri"))
-        model = self._record_model(event, run_id, ancestry=ancestry)
-        self._journal.write_job(event.job, details={"model_uri": model.uri})
-        self.ledger.set_note(run_id, self._job_note(event, model))
+        if (url := self._paths(record).model_url(event.job)) is not None:
+            fetch_model(url, record.model_folder)
+        ancestry, was_recorded = self._ancestry, bool(self._record(event.job).model_uri)
+        model = self._record_model(record, run_id, ancestry=ancestry)
+        self._journal.write_job(event.job, model_uri=model.uri)
+        self.ledger.set_note(run_id, self._job_note(record, model))
         self.ledger.finish_run(run_id)
-        self._keep(model, Path(event.details["model_dir"]), components=self._job(event.job).components)
-        for (
-            name,
-            record,
-        ) in self._journal.jobs().items():  # jobs that go on from it, and have ended before
-            if not was_recorded and record.details.get("model_uri") and ancestry.continued_job(name) == event.job:
-                self._record_model(_end_of(name, record), self._job_run(name), ancestry=ancestry)
+        self._keep(model, record.model_folder, components=self._job(event.job).components)
+        for name, other in self._journal.jobs().items():  # jobs that go on from it, and have ended before
+            if not was_recorded and other.model_uri and ancestry.continued_job(name) == event.job:
+                self._record_model(other, self._job_run(name), ancestry=ancestry)
         if ancestry.lost:  # then the event is written again when the batch is resumed
             raise LedgerError("; ".join(ancestry.lost.values()))
 
-    def _record_model(self, event: JobEnded, run_id: str, *, ancestry: Ancestry) -> ModelRecord:
-        job, preflight = self._job(event.job), self._known.preflights[self._like(event.job)]
+    def _record_model(self, record: JobRecord, run_id: str, *, ancestry: Ancestry) -> ModelRecord:
+        job, preflight = self._job(record.name), self._known.preflights[self._like(record.name)]
         parents = ancestry.parents(job)
         data = preflight.data
         if (rows := rows_text(data)) is not None:
             self.ledger.write_text(run_id, ROWS, rows)
-        chain = self._write_training(event, job, run_id, parents=ancestry.named_parents(job))
+        chain = self._write_training(record, job, run_id, parents=ancestry.named_parents(job))
         num_parameters = preflight.facts["num_parameters"]
-        details, hooks = event.details, [*record_hooks()]
-        paragraphs = [text for hook in hooks for text in hook.paragraphs(job, details)]
+        hooks = [*record_hooks()]
+        paragraphs = [text for hook in hooks for text in hook.paragraphs(job, record)]
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
             run_id=run_id,
-            folder=Path(event.details["model_dir"]),
+            folder=record.model_folder,
             kind=kind_of(job, has_parents=bool(parents or ancestry.lost)),
             parents=[*parents, *ancestry.stores(job)],
             datasets=dataset_inputs(job.data, data),
             params={
                 **({"num_parameters": num_parameters} if num_parameters else {}),
                 **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
-                "num_steps": event.details["step"],
-                **({NUM_ROWS: details[NUM_ROWS]} if details.get(NUM_ROWS) is not None else {}),
-                **{key: value for hook in hooks for key, value in hook.params(details).items()},
+                "num_steps": record.step,
+                **({NUM_ROWS: record.num_rows} if record.num_rows is not None else {}),
+                **{key: value for hook in hooks for key, value in hook.params(record).items()},
             },
-            metrics=event.details["metrics"],
-            description="\n\n".join(filter(None, (*paragraphs, compared_with_parents(details.get("compared") or ())))),
-            origin=self._origin(event, job, started_from=ancestry.first_weights(job), chain=chain),
+            metrics=record.metrics,
+            description="\n\n".join(filter(None, (*paragraphs, compared_with_parents(record.compared)))),
+            origin=self._origin(record, job, started_from=ancestry.first_weights(job), chain=chain),
         )
 
-    def _write_training(self, event: JobEnded, job: Job, run_id: str, *, parents: Mapping[str, str]) -> str | None:
+    def _write_training(self, record: JobRecord, job: Job, run_id: str, *, parents: Mapping[str, str]) -> str | None:
         """Writes what the model can be made again from: its job, its parents and the chain of its states.
 
         Returns the path of the chain, or None where there is none.
         """
         folder = str(self._batch.folder)
-        record = TrainingInputs(job=job, parents=parents, folder=folder, code_version=self._code_version)
-        self.ledger.write_json(run_id, TRAINING, to_json(record))
+        inputs = TrainingInputs(job=job, parents=parents, folder=folder, code_version=self._code_version)
+        self.ledger.write_json(run_id, TRAINING, to_json(inputs))
         try:
-            chain = read_chain(self._paths(event).checkpoint_dir(job))
+            chain = read_chain(self._paths(record).checkpoint_dir(job))
         except ValueError as error:  # the library of a store's protocol is missing here
             self._notice(f"the states of {job.name} are not recorded: {error}")
             return None
@@ -430,7 +418,7 @@ class MlflowWriter:
             self.ledger.write_text(run_id, CHAIN, chain.to_text())
         return None if chain is None else CHAIN
 
-    def _origin(self, event: JobEnded, job: Job, *, started_from: str | None, chain: str | None) -> Origin:
+    def _origin(self, record: JobRecord, job: Job, *, started_from: str | None, chain: str | None) -> Origin:
         segments = self._journal.segments(job.name)
         what = segments[-1].what if segments else None
         return Origin(
@@ -440,8 +428,8 @@ class MlflowWriter:
             profiles=PROFILES if self._known.profiles.get(job.name) else None,
             chain=chain,
             technique=None if what is None else f"{what['technique']} x{what['num_devices']}",
-            checkpoints=self._paths(event).checkpoint_dir(job),
-            num_steps=event.details["step"],
+            checkpoints=self._paths(record).checkpoint_dir(job),
+            num_steps=record.step,
             code_version=self._code_version,
             seed=job.seed,
             quantized_base=job.base_format,
@@ -449,10 +437,10 @@ class MlflowWriter:
             retraining=self._batch.retraining or None,
         )
 
-    def _paths(self, event: JobEnded) -> RunPaths:
+    def _paths(self, record: JobRecord) -> RunPaths:
         """Returns the folders of the run, as far as its records need them."""
         root = self._journal.get("checkpoint_root")
-        return RunPaths(folder=Path(event.details["model_dir"]).parents[1], cache_dir=Path(), checkpoint_root=root)
+        return RunPaths(folder=record.model_folder.parents[1], cache_dir=Path(), checkpoint_root=root)
 
     def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
         """Stores a recorded model in the tensor store. A failure is no fault, as the model is recorded already."""
@@ -467,12 +455,12 @@ class MlflowWriter:
             what = "lacks a component" if is_kept else "is not in the tensor store"
             self._notice(f"{model.registered_name} {what}: {error}")
 
-    def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
+    def _job_note(self, record: JobRecord, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
-        text = metrics_text(event.details["metrics"], num_rows=event.details.get(NUM_ROWS))
+        text = metrics_text(record.metrics, num_rows=record.num_rows)
         metrics = markdown(text) or "no metric"
         made = model_pages.link(f"{model.registered_name} version {model.version}", where["model"])
-        causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
+        causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(record.metrics))
         return (
             f"Held-out: {metrics}{causes}\n\nMade {made} in batch {model_pages.link(self._batch.name, where['run'])}."
         )

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ringmaster.features import modules
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import Steps
 
 
 class RecordHook:
-    """What a feature adds to the records. By default nothing. details: of the job's record in the journal."""
+    """What a feature adds to the records. By default nothing. record: of the job in the journal."""
 
-    def tags(self, details: Mapping[str, Any]) -> Mapping[str, str]:
+    def tags(self, record: JobRecord) -> Mapping[str, str]:
         """Returns tags of the run of a job."""
         return {}
 
@@ -22,11 +23,11 @@ class RecordHook:
         """Returns metrics of the run of a job after some of its steps, such as {"train/NAME": 12.0}."""
         return {}
 
-    def params(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
+    def params(self, record: JobRecord) -> Mapping[str, Any]:
         """Returns parameters of a finished model."""
         return {}
 
-    def paragraphs(self, job: Job, details: Mapping[str, Any]) -> Iterator[str]:
+    def paragraphs(self, job: Job, record: JobRecord) -> Iterator[str]:
         """Yields paragraphs, in markdown, for the page of a finished model."""
         yield from ()
 

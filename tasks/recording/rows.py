@@ -17,7 +17,7 @@ from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import DatasetInput, MetricPoint
 from ringmaster.tasks.execution.execution_events import GangReport, PlanUpdate, SegmentEnded
 from ringmaster.tasks.recording.record_hooks import record_hooks
-from ringmaster.tasks.storage.journal import JobRecord, Journal
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.data.arrow_files import fingerprint
 from ringmaster.techniques.data.encoded_rows import MANIFEST, RowManifest
@@ -26,11 +26,6 @@ from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import loss_function_of, options_of
 from ringmaster.techniques.processes.gang_events import DeviceTelemetry, EvaluationReported, Event, Steps
-
-
-def end_details(record: JobRecord) -> dict[str, Any]:
-    """Returns the details that `JobEnded` carries for a job that is done."""
-    return {**record.details, "step": record.step}
 
 
 def plan_rows(event: PlanUpdate) -> list[dict[str, Any]]:
@@ -183,10 +178,10 @@ class EnergyMeter:
         records = self._journal.jobs()
         result: dict[str, list[MetricPoint]] = {}
         for job in jobs:
-            by_segment = dict(records[job].details.get("energy_j", {}))
+            by_segment = dict(records[job].energy_j)
             if used is not None:
                 by_segment[number] = sum(used.values()) / len(jobs)
-                self._journal.write_job(job, details={"energy_j": by_segment})
+                self._journal.write_job(job, energy_j=by_segment)
             if number in by_segment:
                 result[job] = [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment), at_ms)]
         return result

@@ -9,25 +9,26 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from sqlalchemy import Connection, Select, bindparam, case, delete, insert, select, tuple_, update
 
 from ringmaster.clock import SteadyClock, clock_of_record
+from ringmaster.codec import from_json, stored_as, stored_features, stored_flat, to_json
 from ringmaster.errors import DatabaseFileError
+from ringmaster.features import modules
 from ringmaster.model_lineage.sqlite_files import fault_of, read_only
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
+from ringmaster.techniques.job import TrainingPhase
 from ringmaster.techniques.processes.gang_events import MEMBERS
 
 CLOCK = "clock"
 """The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
-LEAD_JOB = "leader"
-"""Key of a job's details: the lead job whose gang trained it, if one did."""
 
 
 class JobStatus(StrEnum):
@@ -46,14 +47,124 @@ ENDED = (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPE
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The last evaluation of a job that has a goal."""
+
+    step: int
+    metrics: Mapping[str, Any]
+    num_rows: int | None = stored_as("num_evaluated_rows", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """What a job that was added while its batch ran is a variant of.
+
+    step: the step of the other job's checkpoint from which it goes on; None for one that begins at its first step.
+    """
+
+    job: str
+    step: int | None
+
+
+class RecordFeature:
+    """What a feature keeps in the records of jobs: a frozen dataclass, whose fields have defaults.
+
+    The module `execute` of the feature lists the class in `RECORD_FEATURES`. The fields are stored among those of the
+    record.
+    """
+
+    key: ClassVar[str] = ""
+
+
+FeatureT = TypeVar("FeatureT", bound=RecordFeature)
+
+
+def _feature_with(key: str) -> type[RecordFeature] | None:
+    """Returns the feature of records that has a field of a name."""
+    kinds = (kind for module in modules("execute") for kind in getattr(module, "RECORD_FEATURES", ()))
+    return next((kind for kind in kinds if key in {each.name for each in fields(kind)}), None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """The state of a job: `step` steps are done and checkpointed; `details` hold metrics, model folder, run id."""
+    """The state of a job, and what is known of it beyond its definition.
+
+    step: so many steps are done and checkpointed.
+
+    The result of its last evaluation and of its end:
+    compared: the metrics of the model and of the models that it was made of, on the same rows.
+    ended_early: of a job that may end before its last step, whether it has reached what it trains for.
+    model_uri: the model in the ledger, once it is recorded.
+    energy_j: the energy that each of its segments has used.
+
+    Its group, the jobs that one gang trains together:
+    lead_job: the lead job whose gang trained it, if one did.
+    parted: of a lead job, whether its group has parted. left_group: of a member, whether it has left its group.
+    leads_after: of a job that leads a group after another job, the name of that job within the batch.
+
+    What it may train:
+    layout: the option under which it first ran, where it must run under no other.
+    goal: the step up to which it may train; None for one without a limit. rested: the goal that it has reached.
+    settled: the JSON form of the job that its placeholder became, or that a person has made of it.
+    like: the job of the same shape whose data and profiles it uses.
+    phases: of a job that has got another batch size or precision. choice: why it has, or has not.
+
+    others: what other releases, or features that are not installed here, have stored.
+    """
+
+    OMITS_DEFAULTS: ClassVar[bool] = True
 
     name: str
     status: JobStatus = JobStatus.WAITING
     step: int = 0
     message: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    num_rows: int | None = stored_as("num_evaluated_rows", default=None)
+    compared: tuple[Mapping[str, Any], ...] = ()
+    ended_early: bool | None = stored_as("reached_target", default=None)
+    model_dir: str | None = None
+    model_uri: str | None = None
+    energy_j: Mapping[str, float] = field(default_factory=dict)
+    lead_job: str | None = stored_as("leader", default=None)
+    parted: bool = False
+    left_group: bool = False
+    leads_after: str | None = None
+    layout: Mapping[str, Any] | None = None
+    goal: int | None = None
+    rested: int | None = None
+    evaluated: Evaluation | None = None
+    settled: Mapping[str, Any] | None = stored_as("job", default=None)
+    like: str | None = None
+    variation: Variation | None = stored_as("cloned", default=None)  # noqa: RUF009 - it makes a field
+    phases: tuple[TrainingPhase, ...] = ()
+    choice: str | None = None
+    features: tuple[RecordFeature, ...] = stored_features(_feature_with)
+    others: Mapping[str, Any] = stored_flat({})
+
+    def feature(self, kind: type[FeatureT]) -> FeatureT | None:
+        """Returns what a feature keeps of the job; None where there is nothing."""
+        return next((each for each in self.features if isinstance(each, kind)), None)
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder with the model of a job that is done."""
+        assert self.model_dir is not None, f"{self.name} has made no model"
+        return Path(self.model_dir)
+
+    def of(self, job: Job) -> Job:
+        """Returns a job as its record has changed it: with the phases that it has got, unless it has its own."""
+        return job if job.phases or not self.phases else job.with_phases(self.phases)
+
+    @property
+    def settled_job(self) -> Job | None:
+        """The job that its placeholder became."""
+        return None if self.settled is None else from_json(Job, self.settled)
+
+    @property
+    def changed_steps(self) -> int | None:
+        """The steps of a job that was redefined or has got phases; None for one that trains as it was written."""
+        settled: int | None = (self.settled or {}).get("num_steps")
+        return self.phases[-1].num_steps if self.phases else settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +264,12 @@ class Journal:
         return {record.name: record for record in records}
 
     def write_job(self, name: str, **changes: Any) -> JobRecord:
-        """Changes a job's record, and returns it. `details` are merged into the existing ones."""
+        """Changes a job's record, and returns it. changes: fields of `JobRecord`; features replace their kind."""
         return self.database.write(lambda connection: self.change(connection, {name: changes}))[name]
 
     def change_jobs(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Changes the records of several jobs, given by name, as `write_job` does."""
-        plain = {name: {**its, "details": _plain(its.get("details", {}))} for name, its in changes.items()}
-        self.database.write_later(JobChanges(self, plain))
+        self.database.write_later(JobChanges(self, changes))
 
     def change(self, connection: Connection, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, JobRecord]:
         """Changes records as part of a transaction; returns them."""
@@ -171,7 +281,8 @@ class Journal:
             row = rows.get((batch, job))
             record = JobRecord(name=name) if row is None else job_record(name, row)
             record = records[name] = changed(record, changes[name])
-            values = {key: getattr(record, key) for key in ("status", "step", "message", "details")}
+            values = {"status": record.status, "step": record.step, "message": record.message}
+            values["details"] = details_of(record)
             if row is None:
                 fresh.append({"batch": batch, "name": job, **values})
             else:
@@ -215,7 +326,7 @@ class Journal:
         query = query.where(SEGMENTS.c.batch == batch)
 
         def read(connection: Connection) -> list[Any]:
-            lead = (connection.execute(of_job).scalar() or {}).get(LEAD_JOB, name)
+            lead = (connection.execute(of_job).scalar() or {}).get("leader", name)
             return list(connection.execute(query.where(SEGMENTS.c.job.in_({name, lead}))).all())
 
         records = [segment_record(row, job=row.job) for row in self.database.read(read)]
@@ -316,7 +427,7 @@ def _rows_of_file(
 
 
 class JobChanges(JoinableWrite):
-    """A write of changes to jobs' records, by name. `details` are plain."""
+    """A write of changes to jobs' records, by name."""
 
     def __init__(self, journal: Journal, changes: Mapping[str, Mapping[str, Any]]) -> None:
         self._journal, self._changes = journal, dict(changes)
@@ -327,7 +438,7 @@ class JobChanges(JoinableWrite):
             return False
         for name, its in later._changes.items():
             own = self._changes.get(name, {})
-            self._changes[name] = {**own, **its, "details": {**own.get("details", {}), **its["details"]}}
+            self._changes[name] = {**own, **its, "features": (*own.get("features", ()), *its.get("features", ()))}
         return True
 
     def __call__(self, connection: Connection) -> None:
@@ -336,8 +447,14 @@ class JobChanges(JoinableWrite):
 
 
 def changed(record: JobRecord, changes: Mapping[str, Any]) -> JobRecord:
-    """Returns a record with changed fields. `details` are merged into the existing ones."""
-    return replace(record, **{**changes, "details": {**record.details, **_plain(changes.get("details", {}))}})
+    """Returns a record with changed fields. Features replace those of their kind."""
+    features = {type(each): each for each in (*record.features, *changes.get("features", ()))}
+    return replace(record, **{**changes, "features": tuple(features.values())})
+
+
+def details_of(record: JobRecord) -> dict[str, Any]:
+    """Returns the JSON form of what a record has beyond the columns of its row, which `job_record` reads."""
+    return {key: value for key, value in to_json(record).items() if key not in ("name", "status", "step", "message")}
 
 
 def _plain(value: Any) -> Any:
@@ -363,13 +480,12 @@ def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
 
 def job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
     """Returns the record in a row of the table of jobs."""
-    message, details = row["message"], row["details"]
+    own = {"name": name, **{key: row[key] for key in ("status", "step", "message")}}
     try:
-        status = JobStatus(row["status"])
-    except ValueError:  # by hand, or of another release: a fault of this job alone
-        status, message = JobStatus.FAILED, f"its record has the unknown status {row['status']!r:.50}. {message}"
-    details = details if isinstance(details, dict) else {}
-    return JobRecord(name=name, status=status, step=row["step"], message=message, details=details)
+        return from_json(JobRecord, {**(row["details"] if isinstance(row["details"], dict) else {}), **own})
+    except ValueError as error:  # by hand, or of another release: a fault of this job alone
+        message = f"its record cannot be read: {error}. {row['message']}"
+        return JobRecord(name=name, status=JobStatus.FAILED, step=row["step"], message=message)
 
 
 def begin_jobs(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:

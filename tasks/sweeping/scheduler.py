@@ -14,7 +14,6 @@ from typing import Any
 from ringmaster.clock import boot_s
 from ringmaster.codec import to_json
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import ADDED, GOAL, LIKE, SETTLED
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
@@ -82,12 +81,12 @@ class SweepScheduler:
         """Returns trials with evaluations at their rungs, once their steps are known: a template may give epochs."""
         return tuple(self.spec.stopping.with_rungs(job) for job in jobs)
 
-    def details(self) -> dict[str, dict[str, Any]]:
+    def record_changes(self) -> dict[str, dict[str, Any]]:
         """Returns what the jobs' records must contain about the sweep before an executor reads them, by job."""
-        details: dict[str, dict[str, Any]] = {name: {GOAL: self._goals.get(name, 0)} for name in self._jobs}
+        changes: dict[str, dict[str, Any]] = {name: {"goal": self._goals.get(name, 0)} for name in self._jobs}
         for name, like in self._late.items():
-            details[name] |= {SETTLED: to_json(self._job(name, like=like)), LIKE: like}
-        return details
+            changes[name] |= {"settled": to_json(self._job(name, like=like)), "like": like}
+        return changes
 
     def pending_request(self) -> SteeringRequest:
         """Returns everything requested so far, to be repeated if the executor may not have received it."""
@@ -114,9 +113,9 @@ class SweepScheduler:
         if isinstance(event, GangReport) and isinstance(event.event, EvaluationReported):
             self._hear(event.job, event.event.step, event.event.metrics)
         elif isinstance(event, JobEnded):
-            if event.status == JobStatus.DONE:
-                self._hear(event.job, event.details["step"], event.details["metrics"])
-            self._statuses[event.job] = event.status
+            if event.record.status == JobStatus.DONE:
+                self._hear(event.job, event.record.step, event.record.metrics)
+            self._statuses[event.job] = event.record.status
         else:
             return
         self._later(self.decide)
@@ -138,12 +137,12 @@ class SweepScheduler:
         """
         result, contents = dict(self.values), dict[str, Mapping[str, Any]]()
         for name, record in self._journal.jobs().items():
-            settled, added = record.details.get(SETTLED), record.details.get(ADDED)
-            source = name if added is None else added["job"]
-            proposed = self._proposed(name, like=record.details.get(LIKE)) if added is None else contents.get(source)
+            variation = record.variation
+            source = name if variation is None else variation.job
+            proposed = self._proposed(name, like=record.like) if variation is None else contents.get(source)
             if proposed is None:
                 continue
-            contents[name] = proposed if settled is None else settled
+            contents[name] = proposed if record.settled is None else record.settled
             before = dict(_flat(proposed))
             changed = {key: value for key, value in _flat(contents[name]) if before.get(key) != value}
             result[name] = {**result[source], **_by_keys(changed, contents[name], keys=result[source])}

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import device_of
 from ringmaster.tasks.execution.execution_events import PredictedEnd
-from ringmaster.tasks.execution.job_table import changed_steps
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.gantt import seconds_text
@@ -74,7 +73,7 @@ class TimelineReader:
             heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
         zero_s = since_s or (heads[0].made_s if heads else archive.clock())
         records = archive.journal.jobs(batches=batches)
-        changed = {name: steps for name, each in records.items() if (steps := changed_steps(each.details)) is not None}
+        changed = {name: steps for name, each in records.items() if (steps := each.changed_steps) is not None}
         totals = archive.totals(batches) | changed
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
         # Another process has recorded them, after which the clock may have been set back.

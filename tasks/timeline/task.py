@@ -23,7 +23,6 @@ from ringmaster.tasks.execution.execution_events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.tasks.execution.job_table import changed_steps
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.drawing import job_table, render_svg
@@ -96,7 +95,7 @@ class ProgressArtifact:
             for record in records
             if record.status != JobStatus.STOPPED
         )
-        total = sum(changed_steps(record.details) or self._totals.get(record.name, 0) for record in records)
+        total = sum(record.changed_steps or self._totals.get(record.name, 0) for record in records)
         share = steps / max(1, total) + len(stopped) / max(1, len(records))
         return min(100.0 * share, 100.0)
 

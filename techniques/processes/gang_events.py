@@ -26,7 +26,7 @@ ENDED_EARLY = "reached_target"
 MEMBERS = "fellows"
 """Key of a gang's result, and of a segment in the journal: what belongs to the other jobs that the gang trains."""
 NUM_ROWS = "num_evaluated_rows"
-"""The key of a result, and of a job's details, with the number of held-out rows that the metrics were computed of."""
+"""The key of a result, and of jobs' records, with the number of held-out rows that the metrics were computed of."""
 
 
 class OutcomeStatus(StrEnum):

@@ -6,7 +6,8 @@ A feature's package has any of these modules, and the core imports those of the 
     trainer     its callbacks in training (`ringmaster.techniques.training.callbacks`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
                 (`ringmaster.tasks.batch.file_hooks`)
-    execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), hooks of the executor
+    execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), what it keeps in the records
+                of jobs (`ringmaster.tasks.storage.journal`), hooks of the executor
                 (`ringmaster.tasks.execution.executor_hooks`), policies that steer a batch
                 (`ringmaster.tasks.execution.steering`), and requests about running jobs
                 (`ringmaster.tasks.control.request_handler`)

@@ -69,7 +69,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
     assert handed_over == [RequestStatus.DONE] * len(batches), report(pool)
     for batch, name, _ in pool.batches():
         assert {record.status for record in pool.jobs(batch).values()} == {JobStatus.DONE}
-        assert all(record.details.get("model_uri") for record in pool.jobs(batch).values()), "all is in MLflow"
+        assert all(record.model_uri for record in pool.jobs(batch).values()), "all is in MLflow"
         assert_nothing_twice(pool, batch)
         for job in batches[name]:
             layout = layouts_of(pool, batch)[job.name]

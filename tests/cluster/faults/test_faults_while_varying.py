@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.target.job import Target, Variables
-from ringmaster.tasks.execution.job_table import CHOICE, with_phases
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
 from tests.cluster.faults.test_faults_of_nodes import node_of
 from tests.cluster.faults.test_faults_of_parents import assert_done, batch_of
@@ -60,15 +59,13 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
     }
     aimed = records["aimed"]
     assert (aimed.status, all_segments[0].what["first_step"]) == ("done", 30)
-    assert "goes on from step 30 of aimed.lr-0.01" in aimed.details[CHOICE]
-    assert f"batches of 32 samples in fp32 in place of 2 in fp32 from step {PROBE}" in aimed.details[CHOICE]
+    assert "goes on from step 30 of aimed.lr-0.01" in aimed.choice
+    assert f"batches of 32 samples in fp32 in place of 2 in fp32 from step {PROBE}" in aimed.choice
     assert_nothing_twice(pool, batch)
     assert_devices_held_once(pool)
     may_vary = Variables(global_batch_size=(2, 32))  # as it decides in which parts gradients are measured
     kwargs, target = {**job.model.kwargs, "trace": ""}, Target(metric="loss", at_most=1e-9)
-    whole = with_phases(
-        replace(job, model=replace(job.model, kwargs=kwargs), features=(may_vary, target)), aimed.details
-    )
+    whole = aimed.of(replace(job, model=replace(job.model, kwargs=kwargs), features=(may_vary, target)))
     for last_step in (PROBE, whole.total_steps):
         (config,) = {
             json.dumps(segment.what["config"]) for segment in all_segments

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.codec import from_json
-from ringmaster.features.untrusted.execute import UNTRUSTED_SEGMENTS, StateCommitment
+from ringmaster.features.untrusted.execute import verification_of
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
@@ -123,7 +122,7 @@ class LocalPool:
         self.executor.serve()
         timer.cancel()
         (ended,) = [each for each in self.events if isinstance(each, JobEnded)]
-        assert ended.status == "done", (ended, self.decisions)
+        assert ended.record.status == "done", (ended, self.decisions)
 
     @property
     def decisions(self):
@@ -136,8 +135,7 @@ class LocalPool:
 
     @property
     def segments(self):
-        details = self.executor.job_table.records["b/tiny"].details
-        return [from_json(StateCommitment, each) for each in details[UNTRUSTED_SEGMENTS]]
+        return [*verification_of(self.executor.job_table.records["b/tiny"]).untrusted_segments]
 
 
 @pytest.fixture(scope="module")

@@ -407,7 +407,7 @@ def test_an_event_that_cannot_be_of_a_job_fails_that_job_alone(tmp_path, event, 
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
     assert complaint in bench.journal.jobs()["a"].message
-    assert [event.job for event in bench.told(JobEnded) if event.status == JobStatus.FAILED] == ["a"]
+    assert [event.job for event in bench.told(JobEnded) if event.record.status == JobStatus.FAILED] == ["a"]
     assert bench.journal.jobs()["a"].step <= 10
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from ringmaster.features.untrusted import execute
-from ringmaster.features.untrusted.execute import REPEATED, TRUSTED_ONLY, StateCommitment
+from ringmaster.features.untrusted.execute import StateCommitment, verification_of
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentStarted
@@ -112,7 +112,7 @@ def test_work_that_is_drawn_is_repeated_and_goes_on(made):
     bench = made(draw=0.0)
     assert bench.run()
     assert nodes(bench) == [("a", "v"), ("a", "t")] * 2
-    assert bench.journal.jobs()["a"].details[REPEATED] is None
+    assert verification_of(bench.journal.jobs()["a"]).repeated is None
     assert "steps 0 to 2 are verified" in decisions(bench)[0]
 
 
@@ -129,7 +129,7 @@ def test_what_an_untrusted_node_says_fails_no_job(made, status):
     bench = made(script=[ends(status), *[checkpointed] * 5])
     assert bench.run()
     assert nodes(bench)[:2] == [("a", "v"), ("a", "t")] and "v" not in dict(nodes(bench)[1:]).values()
-    assert bench.journal.jobs()["a"].details[TRUSTED_ONLY]
+    assert verification_of(bench.journal.jobs()["a"]).trusted_only
     assert bench.statuses == {"a": "done"}
 
 

@@ -10,7 +10,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.retraining.report import cost_of_batch
-from ringmaster.tasks.storage.journal import LEAD_JOB, JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 
@@ -100,7 +100,7 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
         set_time(monkeypatch, ended_s)
         journal.end_segment(number, {"status": "done", "message": ""})
     journal.write_job("a", status=JobStatus.DONE)
-    journal.write_job("b", status=JobStatus.DONE, details={LEAD_JOB: "a"})
+    journal.write_job("b", status=JobStatus.DONE, lead_job="a")
     result = read(batch, journal)
     hours = {each["name"]: [s["device_s"] / 3600 for s in each["segments"]] for each in result.jobs}
     assert hours == {"a": [1.0, 1.0], "b": [1.0]}

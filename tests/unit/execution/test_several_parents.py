@@ -47,8 +47,8 @@ def test_a_job_waits_for_all_its_parents_and_is_told_where_they_are(tmp_path, se
     assert order.last_step == 0
     assert bench.statuses["soup"] == JobStatus.DONE
     ended = next(event for event in bench.told(JobEnded) if event.job == "soup")
-    assert ended.details["compared"] == [{"model": "soup"}]
-    assert ended.details["step"] == 0
+    assert ended.record.compared == ({"model": "soup"},)
+    assert ended.record.step == 0
 
 
 def test_without_one_of_its_parents_a_job_fails_and_the_others_go_on(tmp_path):
@@ -62,7 +62,7 @@ def test_without_one_of_its_parents_a_job_fails_and_the_others_go_on(tmp_path):
         "b": JobStatus.FAILED,
         "student": JobStatus.FAILED,
     }
-    messages = {event.job: event.message for event in bench.told(JobEnded)}
+    messages = {event.job: event.record.message for event in bench.told(JobEnded)}
     assert messages["soup"] == "its parent b has failed"
     assert messages["student"] == "its parent soup has failed"
 

@@ -18,10 +18,9 @@ from ringmaster.features.target.job import Target, Variables
 from ringmaster.features.target.noise_scale import GradientNoise
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.execution_events import GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import SteeringRequest, first_goals
-from ringmaster.tasks.storage.journal import begin_jobs
+from ringmaster.tasks.storage.journal import Evaluation, JobRecord, begin_jobs
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
 from ringmaster.techniques.processes.gang_events import ENDED_EARLY, EvaluationReported, Outcome, Steps
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
@@ -184,8 +183,8 @@ class Varying(Bench):
         return replace(super().entry(job, *own), variants=self.variants if job.name == "a" else {})
 
     def run(self):
-        for name, details in first_goals([*self.scheduler.jobs.values()], known=self.journal.jobs()).items():
-            self.journal.write_job(name, details=details)
+        for name, goal in first_goals([*self.scheduler.jobs.values()], known=self.journal.jobs()).items():
+            self.journal.write_job(name, goal=goal)
         return super().run()
 
     def choices_or_hints(self, text):
@@ -209,8 +208,8 @@ def test_a_job_changes_its_batch_size_after_its_probe_and_ends_at_its_target(tmp
     assert bench.ran == [(16, 100), (64, left)]
     record = bench.journal.jobs()["a"]
     assert (record.status, record.step) == ("done", 300)
-    assert [each["global_batch_size"] for each in record.details[PHASES]] == [16, 64]
-    assert record.details[CHOICE] == bench.notices[0] and record.details[ENDED_EARLY]
+    assert [each.global_batch_size for each in record.phases] == [16, 64]
+    assert record.choice == bench.notices[0] and record.ended_early
     assert record.message == "reached loss at most 1, after step 300"
     assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
     assert bench.plans[-1].job("a").options[0].runtime_s == pytest.approx((left - 100) * STEP_S[64], rel=1e-3)
@@ -221,7 +220,7 @@ def test_a_job_whose_batch_size_is_right_keeps_it(tmp_path):
 
     assert bench.run()
 
-    assert bench.ran[-1] == (16, 1000) and PHASES not in bench.journal.jobs()["a"].details
+    assert bench.ran[-1] == (16, 1000) and not bench.journal.jobs()["a"].phases
     assert bench.journal.jobs()["a"].message == "did not reach loss at most 1, after step 1000"
     assert "keeps batches of 16" in bench.notices[0]
 
@@ -244,16 +243,16 @@ def test_noise_that_is_heard_late_is_waited_for(tmp_path):
     scheduler = TargetScheduler(journal, jobs, {"a": (profile(),)}, paths=paths, is_replayed=True)
     scheduler.attach(asked.append, later=lambda act: act(), elapsed_s=0.0)
     for search in SEARCHED.searches():
-        metrics = {"metrics": {"loss": 1 - 100 * search.optimizer.lr}}
-        journal.write_job(search.name, step=50, details={RESTED: 50, EVALUATED: metrics})
+        evaluated = Evaluation(step=50, metrics={"loss": 1 - 100 * search.optimizer.lr})
+        journal.write_job(search.name, step=50, rested=50, evaluated=evaluated)
     for number, search in enumerate(SEARCHED.searches()):
         assert not asked
         noise = tuple(each for each in measured(48.0) if each.step < 50)
         steps = Steps(first_step=0, seconds=(1.0,) * 50, measurements=to_json(noise))
         scheduler.listen(GangReport(number=number, job=search.name, event=steps))
-        evaluated = EvaluationReported(step=50, metrics=metrics["metrics"])
-        scheduler.listen(GangReport(number=number, job=search.name, event=evaluated))
-        scheduler.listen(JobEnded(job="other", status="done", message="", details={}))
+        reported = EvaluationReported(step=50, metrics=evaluated.metrics)
+        scheduler.listen(GangReport(number=number, job=search.name, event=reported))
+        scheduler.listen(JobEnded(record=JobRecord(name="other", status="done")))
     assert [request.jobs["a"].feature(WarmStart).step for request in asked] == [50]
 
 
@@ -288,7 +287,7 @@ def test_whenever_it_is_killed_the_same_is_chosen(tmp_path, num_messages):
 
     record = second.journal.jobs()["a"]
     assert record.status == "done"
-    assert [(each["first_step"], each["global_batch_size"]) for each in record.details[PHASES]] == [(0, 16), (100, 64)]
+    assert [(each.first_step, each.global_batch_size) for each in record.phases] == [(0, 16), (100, 64)]
 
 
 def test_a_job_goes_on_with_local_updates_over_a_slow_link(tmp_path):
@@ -300,9 +299,9 @@ def test_a_job_goes_on_with_local_updates_over_a_slow_link(tmp_path):
     assert (first.technique, second.technique) == (registry.dotted_path("ddp"), registry.dotted_path("local"))
     assert second.job.phases[-1].variant[2] == 32
     record = bench.journal.jobs()["a"]
-    assert record.details[PHASES][-1]["local_updates"]["workers"] == 4
-    assert "exchanges are 90% of a step" in record.details[CHOICE]
-    assert any(record.details[CHOICE] in each.why for each in bench.events if hasattr(each, "why"))
+    assert record.phases[-1].features[0].workers == 4
+    assert "exchanges are 90% of a step" in record.choice
+    assert any(record.choice in each.why for each in bench.events if hasattr(each, "why"))
 
 
 # -- learning rates ----------------------------------------------------------------------------------------------------
@@ -356,7 +355,7 @@ def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies)
     assert orders[3][2] == (100 if varies else 1000)
     records = bench.journal.jobs()
     assert records["a"].status == "done" and "takes, in place of 0.001, the learning rate 0.002" in bench.notices[0]
-    assert records["a"].details[CHOICE] == "; ".join(bench.notices)
+    assert records["a"].choice == "; ".join(bench.notices)
     start = WarmStart(checkpoints=str(tmp_path / "checkpoints" / "a.lr-0.002"), step=50)
     assert all(call.order.job.feature(WarmStart) == start for call in bench.runner.calls[3:])
     assert "It goes on from step 50 of a.lr-0.002" in bench.notices[0]
@@ -373,8 +372,8 @@ def test_a_short_run_may_be_the_whole_probe(tmp_path):
     assert bench.run()
 
     record = bench.journal.jobs()["a"]
-    assert [(each["first_step"], each["global_batch_size"]) for each in record.details[PHASES]] == [(0, 16), (20, 64)]
-    assert bench.ran[3:] == [(64, record.details[PHASES][1]["num_steps"])] and record.status == "done"
+    assert [(each.first_step, each.global_batch_size) for each in record.phases] == [(0, 16), (20, 64)]
+    assert bench.ran[3:] == [(64, record.phases[1].num_steps)] and record.status == "done"
     assert bench.journal.segments("a")[0].what["first_step"] == 20
 
 

@@ -26,6 +26,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import DeviceWait, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.pool.active_batches import as_logged
+from ringmaster.tasks.storage.journal import JobRecord
 
 
 class Store:
@@ -55,7 +56,7 @@ class Store:
 
 
 def failed(job):
-    return JobEnded(job=job, status="failed", message="its loss is [NaN]", details={})
+    return JobEnded(record=JobRecord(name=job, status="failed", message="its loss is [NaN]"))
 
 
 def test_decisions_are_one_table_that_grows():

@@ -24,7 +24,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import DeviceWait, JobEnded
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques.preflight_result import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.recording.ledgers import FakeLedger
@@ -67,8 +67,8 @@ def surveyed(name):
 
 
 def test_a_failed_job_is_an_error_in_the_log_and_all_else_is_information(log):
-    log_decision(JobEnded(job="a", status=JobStatus.FAILED, message="its loss is [NaN]", details={}))
-    log_decision(JobEnded(job="b", status=JobStatus.DONE, message="", details={"metrics": {"loss": 1.0}}))
+    log_decision(JobEnded(record=JobRecord(name="a", status=JobStatus.FAILED, message="its loss is [NaN]")))
+    log_decision(JobEnded(record=JobRecord(name="b", status=JobStatus.DONE, metrics={"loss": 1.0})))
     log_decision(DeviceWait(holders=("another",)))
     assert log[0] == (logging.ERROR, "a has failed: its loss is [NaN]")
     assert [level for level, _ in log[1:]] == [logging.INFO, logging.INFO]
@@ -76,7 +76,7 @@ def test_a_failed_job_is_an_error_in_the_log_and_all_else_is_information(log):
 
 def test_a_metric_without_a_value_says_why(log):
     metrics = {"auroc": float("nan"), "accuracy": 1.0}
-    log_decision(JobEnded(job="a", status=JobStatus.DONE, message="", details={"metrics": metrics}))
+    log_decision(JobEnded(record=JobRecord(name="a", status=JobStatus.DONE, metrics=metrics)))
     why = "auroc has no value, as the evaluated rows are all of one class. To fix: evaluate more rows"
     assert log == [(logging.INFO, f"a is done: auroc nan, accuracy 1; {why}")]
 
@@ -122,7 +122,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     engine = SimpleNamespace(nodes=lambda: cluster(1).nodes)
     monkeypatch.setattr(run, "_open_engine", lambda: engine)
     run.begin(profiled)
-    assert heard == [JobEnded(job="a", status=JobStatus.FAILED, message=WHY, details={})]
+    assert heard == [JobEnded(record=JobRecord(name="a", status=JobStatus.FAILED, message=WHY))]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()
 

@@ -5,7 +5,6 @@ import pytest
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
-from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import fusion as checked_plans
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -86,15 +85,15 @@ def test_without_candidates_nothing_is_planned_nor_kept(journal):
 
 def test_jobs_that_have_ended_or_await_their_values_are_in_no_group(journal):
     journal.write_job("b", status=JobStatus.DONE)
-    journal.write_job("c", details={GOAL: 0})
+    journal.write_job("c", goal=0)
     together = choose(journal, group("b", "c", "d"), goals=goals_in(journal.jobs()))
     assert [f.job for f in together.profiles["a"][0].members] == ["d"]
 
 
 def test_a_group_that_has_parted_and_a_job_that_has_left_stay_so(journal):
-    journal.write_job("b", details={LEFT: True})
+    journal.write_job("b", left_group=True)
     assert [f.job for f in choose(journal, group("b", "c")).profiles["a"][0].members] == ["c"]
-    journal.write_job("a", details={PARTED: True})
+    journal.write_job("a", parted=True)
     assert choose(journal, group("b", "c")).profiles == {}
 
 

@@ -58,7 +58,7 @@ from ringmaster.tasks.execution.execution_events import (
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.tasks.timeline.drawing import render_svg
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, RunTimeline, TimelineNote, TimelineSpan
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
@@ -143,8 +143,8 @@ def events(text: str):
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=text)
     yield SegmentEnded(number=1, segment=segment, outcome=outcome, decision=text)
     for status in ("failed", "cancelled", "stopped"):
-        yield JobEnded(job=text, status=status, message=text, details={})
-    yield JobEnded(job=text, status="done", message="", details={"metrics": {text: 0.5}})
+        yield JobEnded(record=JobRecord(name=text, status=status, message=text))
+    yield JobEnded(record=JobRecord(name=text, status="done", metrics={text: 0.5}))
     yield DeviceWait(holders=(text,))
 
 
@@ -418,7 +418,7 @@ def journal(tmp_path_factory):
 @any_text
 def test_a_message_is_stored(text: str, journal: Journal):
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=text)
-    journal.write_job("a", status="failed", message=text, details={"metrics": {text: 1.0}})
+    journal.write_job("a", status="failed", message=text, metrics={text: 1.0})
     journal.end_segment(journal.start_segments([("a", {"technique": text})])[0], {"message": outcome.message})
     check(outcome.message, text)
     stored = journal.jobs()["a"].message

@@ -20,6 +20,7 @@ from ringmaster.tasks.execution.execution_events import (
     SegmentStarted,
 )
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques.processes.gang_events import (
     EvaluationReported,
     JobReady,
@@ -160,8 +161,8 @@ def test_evaluations_and_ends_have_lines_at_once(clock):
     view, new = lines(clock)
     view.listen(started())
     view.listen(said(EvaluationReported(step=20, metrics={"loss": 1.25, "accuracy": 0.5})))
-    view.listen(JobEnded(job="a", status="done", message="", details={"metrics": {"loss": 1.0}}))
-    view.listen(JobEnded(job="b", status="done", message="", details={"metrics": {}}))  # of no row
+    view.listen(JobEnded(record=JobRecord(name="a", status="done", metrics={"loss": 1.0})))
+    view.listen(JobEnded(record=JobRecord(name="b", status="done", metrics={})))  # of no row
     ends = ["a is done: loss 1", "b is done: no metric was computed"]
     assert new()[1:] == ["a at step 20: loss 1.25, accuracy 0.5", *ends]
 

@@ -40,7 +40,7 @@ def run(home, *, status, batch=BATCH):
     folder = stamped_folder(home / "batches" / batch.name)
     journal = Journal.of_file(folder / "journal.db")
     journal.put_all({"batch": batch.to_json(), "status": status})
-    journal.write_job("a", details={"model_uri": "models:/nightly.a/1"} if status == "done" else {})
+    journal.write_job("a", model_uri="models:/nightly.a/1" if status == "done" else None)
     journal.close()
     mark_started(batch, home)
     return folder
@@ -107,7 +107,7 @@ def test_one_whose_records_another_mlflow_had_is_resumed_to_record_them_again(tm
     folder = run(tmp_path, status="done")
     with closing(Journal.of_file(folder / "journal.db")) as journal:
         journal.put("is_recorded", True)
-        journal.write_job("a", details={"model_uri": None})
+        journal.write_job("a", model_uri=None)
     assert folder_to_resume(BATCH, tmp_path) == folder
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.tasks.storage import database, journal
-from ringmaster.tasks.storage.journal import LEAD_JOB, JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def journal_of(home, batch, run="20261101-120000", jobs=("a",)):
     file = home / "batches" / batch / run / "journal.db"
     written = Journal.of_file(file)
     for name in jobs:
-        written.write_job(name, status=JobStatus.DONE, step=7, details={LEAD_JOB: "lead", "curve": [1.0]})
+        written.write_job(name, status=JobStatus.DONE, step=7, lead_job="lead", others={"curve": [1.0]})
     written.close()
     return file
 

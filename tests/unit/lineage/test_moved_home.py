@@ -35,9 +35,9 @@ def home(tmp_path):
     result = tmp_path / "a home"
     run = result / "batches" / "small" / "20261120-120000"
     run.mkdir(parents=True)
-    details = {"model_dir": f"{run}/models/a", "other": f"/mnt{result}/x", "éclair": f"{result}/é"}
+    others = {"other": f"/mnt{result}/x", "éclair": f"{result}/é"}
     with closing(Journal.of_file(run / "journal.db")) as journal:
-        journal.write_job("a", status=JobStatus.DONE, details=details)
+        journal.write_job("a", status=JobStatus.DONE, model_dir=f"{run}/models/a", others=others)
         journal.put("checkpoint_root", f"{result}/roots")
     return result
 
@@ -64,9 +64,9 @@ def test_a_copy_writes_and_reads_in_its_own_folder_and_says_so_once(home, tmp_pa
         assert list(connection.iterdump()) == kept
     assert sorted(home.rglob("*")) == files
     with closing(Journal.of_file(copy / "batches/small/20261120-120000/journal.db")) as journal:
-        details = journal.jobs()["a"].details
-        assert details["model_dir"] == f"{copy}/batches/small/20261120-120000/models/a"
-        assert (details["other"], details["éclair"]) == (f"/mnt{home}/x", f"{copy}/é")
+        moved = journal.jobs()["a"]
+        assert moved.model_dir == f"{copy}/batches/small/20261120-120000/models/a"
+        assert (moved.others["other"], moved.others["éclair"]) == (f"/mnt{home}/x", f"{copy}/é")
         assert journal.get("checkpoint_root") == f"{copy}/roots"
 
 

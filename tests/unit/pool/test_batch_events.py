@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.execution_events import GangReport, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, LogPosition
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import EVENT_LOG
 from ringmaster.techniques.processes.gang_events import (
@@ -57,7 +57,7 @@ class Story:
 
     def end(self, number, job="a"):
         outcome = Outcome(status=OutcomeStatus.DONE)
-        self.log.append("b", JobEnded(job=job, status=JobStatus.DONE, message="", details={}))
+        self.log.append("b", JobEnded(record=JobRecord(name=job, status=JobStatus.DONE)))
         self.log.append("b", SegmentEnded(number=number, segment=planned(job), outcome=outcome, decision=""))
 
 

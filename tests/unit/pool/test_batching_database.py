@@ -68,11 +68,11 @@ def test_outside_of_it_each_write_is_carried_out_at_once(database, counted, batc
 def test_a_thread_reads_what_it_has_written(batching):
     journal = Journal(batching, batch="b")
     with batching.batched():
-        journal.change_jobs({"a": {"status": JobStatus.RUNNING, "details": {"x": 1}}})
+        journal.change_jobs({"a": {"status": JobStatus.RUNNING, "goal": 1}})
         assert journal.jobs()["a"].status == JobStatus.RUNNING
-        journal.change_jobs({"a": {"step": 3, "details": {"y": 2}}})
+        journal.change_jobs({"a": {"step": 3, "rested": 2}})
         record = journal.write_job("a", status=JobStatus.DONE)
-    assert (record.step, record.details) == (3, {"x": 1, "y": 2})
+    assert (record.step, record.goal, record.rested) == (3, 1, 2)
 
 
 def test_a_write_with_a_result_takes_those_that_wait_along(counted, batching):
@@ -98,11 +98,11 @@ def test_the_order_of_writes_is_kept(database, batching):
 def test_changes_of_a_job_that_follow_each_other_are_joined(counted, batching):
     journal = Journal(batching, batch="b")
     with batching.batched():
-        journal.change_jobs({"a": {"status": JobStatus.RUNNING, "details": {"x": 1, "y": 1}}, "b": {"step": 1}})
-        journal.change_jobs({"a": {"step": 3, "details": {"y": 2}}, "b": {"message": "slow"}})
+        journal.change_jobs({"a": {"status": JobStatus.RUNNING, "goal": 1, "rested": 1}, "b": {"step": 1}})
+        journal.change_jobs({"a": {"step": 3, "rested": 2}, "b": {"message": "slow"}})
         assert counted.num_writes == 0
     record, other = journal.jobs()["a"], journal.jobs()["b"]
-    assert (record.status, record.step, record.details) == (JobStatus.RUNNING, 3, {"x": 1, "y": 2})
+    assert (record.status, record.step, record.goal, record.rested) == (JobStatus.RUNNING, 3, 1, 2)
     assert (other.step, other.message) == (1, "slow")
     assert counted.num_writes == 1
 

@@ -13,7 +13,7 @@ from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import GangShare, MessageStore
 from ringmaster.techniques.processes.gang_events import JobReady, Outcome, Steps
 from ringmaster.techniques.processes.order import GangOrder
@@ -194,7 +194,7 @@ def test_the_flow_runs_of_active_batches_are_known_without_reading_the_batches(d
 
 def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):
     told = EventLog(database)
-    events = [JobEnded(job=job, status=JobStatus.DONE, message="", details={"step": 10}) for job in "ab"]
+    events = [JobEnded(record=JobRecord(name=job, status=JobStatus.DONE, step=10)) for job in "ab"]
     for event in events:
         told.append("b", event)
         told.append("other", event)

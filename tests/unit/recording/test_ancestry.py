@@ -10,6 +10,7 @@ from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.model_lineage import ADAPTATION_KINDS, ModelRecord
 from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
+from ringmaster.tasks.storage.journal import JobRecord, Variation
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec
 from tests.unit.recording.ledgers import FakeLedger
@@ -28,7 +29,7 @@ class Notes(dict):
         self[key] = value
 
     def jobs(self):
-        return {name: SimpleNamespace(details={"model_uri": uri}) for name, uri in self._jobs.items()}
+        return {name: JobRecord(name=name, model_uri=uri) for name, uri in self._jobs.items()}
 
 
 def family(journal=None, **jobs):
@@ -103,16 +104,16 @@ def test_the_store_that_is_read_is_named_among_the_parents():
 
 
 def clone_of(job, step):
-    return SimpleNamespace(details={"cloned": {"job": job, "step": step}})
+    return JobRecord(name="clone", variation=Variation(job=job, step=step))
 
 
 def test_a_warm_clone_and_its_clones_come_from_their_source():
     journal = Notes()
-    known = {"a": SimpleNamespace(details={}), "me": clone_of("a", 3), "cold": clone_of("me", None)}
+    known = {"a": JobRecord(name="a"), "me": clone_of("a", 3), "cold": clone_of("me", None)}
     journal.jobs = lambda: known
     warm = PLAIN.with_features(WarmStart(checkpoints="/run/checkpoints/me/start", step=3))
     assert family(journal).parents(warm) == []  # it has ended before its source
-    known["a"].details["model_uri"] = "models:/n.a/1"
+    known["a"] = JobRecord(name="a", model_uri="models:/n.a/1")
     assert family(journal).parents(warm) == ["models:/n.a/1"]
     assert family(journal).parents(replace(warm, name="cold")) == ["models:/n.a/1"]
     assert family(journal).parents(replace(PLAIN, name="cold")) == []

@@ -30,7 +30,7 @@ from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal, begin_jobs
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal, Variation, begin_jobs
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.job_specs import ModelSpec
@@ -82,8 +82,8 @@ def story(name="a", *, status=JobStatus.DONE):
     started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
     steps = Steps(first_step=0, losses=(2.0, 1.0), seconds=(1.0, 1.0), wall_s=5.0)
     metrics = EvaluationReported(step=2, metrics={"loss": 0.5})
-    details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == JobStatus.DONE else {}
-    ended = JobEnded(job=name, status=status, message="", details=details)
+    made = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == JobStatus.DONE else {}
+    ended = JobEnded(record=JobRecord(name=name, status=status, **made))
     return [started, *(GangReport(number=1, job=name, event=said) for said in (steps, metrics)), ended]
 
 
@@ -130,8 +130,10 @@ def test_a_warm_clone_is_a_child_of_its_source_whichever_ends_first(database, or
     recorder.begin(replace(recorded(), jobs={"a": JOBS[0], "b": clone}), devices=["d"], num_trials=0)
     for name in order:
         (*_, ended) = story(name)
-        cloned = {"cloned": {"job": "a", "step": 1}} if name == "b" else {}
-        journal.write_job(name, status=JobStatus.DONE, step=2, details={**ended.details, **cloned})
+        variation, made = Variation(job="a", step=1) if name == "b" else None, ended.record
+        journal.write_job(
+            name, status=JobStatus.DONE, step=2, metrics=made.metrics, model_dir=made.model_dir, variation=variation
+        )
         recorder.listen(ended)
     assert recorder.close() == []
     assert parents == {"nightly.a": [], "nightly.b": ["models:/nightly.a/1"]}
@@ -141,7 +143,7 @@ def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with
     ledger = FakeLedger()
     recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
     recorder.begin(replace(recorded(), preflights={}, profiles={}), devices=["d"], num_trials=0)
-    recorder.listen(JobEnded(job="b", status=JobStatus.FAILED, message="no such file", details={}))
+    recorder.listen(JobEnded(record=JobRecord(name="b", status=JobStatus.FAILED, message="no such file")))
     assert recorder.close() == []
     assert ledger.statuses["run of b"] == "FAILED"
     assert ledger.notes["run of b"] == "**Failed**: no such file"
@@ -163,8 +165,8 @@ def test_the_page_of_a_run_says_why_a_metric_has_no_value(database):
     recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
     recorder.begin(recorded(), devices=["d"], num_trials=0)
     *events, ended = story()
-    details = {**ended.details, "metrics": {"auroc": float("nan")}}
-    for event in [planned(), *events, replace(ended, details=details)]:
+    ended = JobEnded(record=replace(ended.record, metrics={"auroc": float("nan")}))
+    for event in [planned(), *events, ended]:
         recorder.listen(event)
     finish(recorder)
     assert recorder.close() == []
@@ -300,7 +302,7 @@ def test_a_batch_that_is_resumed_with_another_mlflow_is_recorded_there(database)
             recorder.listen(event)
         finish(recorder)
         assert recorder.close() == []
-        journal.write_job("a", status=JobStatus.DONE, details={"model_dir": "/models/a", "metrics": {"loss": 0.5}})
+        journal.write_job("a", status=JobStatus.DONE, model_dir="/models/a", metrics={"loss": 0.5})
     assert [model.registered_name for model in second.models.values()] == ["nightly.a"]
     assert second.statuses["run of nightly"] == second.statuses["run of a"] == "FINISHED"
     assert any("not the one that has the records" in notice for notice in notices)

@@ -92,8 +92,8 @@ class Swept:
         journal = self.bench.journal
         begin_jobs(journal, self.jobs, faults=self.faults)
         self.sweep_scheduler.begin(journal, [job for job in self.jobs if job.name not in self.faults], num_slots=2)
-        for name, details in self.sweep_scheduler.details().items():
-            journal.write_job(name, details=details)
+        for name, changes in self.sweep_scheduler.record_changes().items():
+            journal.write_job(name, **changes)
         self.bench.run()
         return self
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
@@ -39,7 +38,8 @@ class Flow:
         self.sweep_scheduler = SweepScheduler(asked, clock=clock)
         self.reader = EventReader(BatchEvents(database, "b1"), LogPosition())
         self.sweep_scheduler.begin(Journal(database, batch="b1"), jobs, num_slots=2)
-        self.details = self.sweep_scheduler.details()
+        changes = self.sweep_scheduler.record_changes()
+        self.records = {name: changed(JobRecord(name=name), its) for name, its in changes.items()}
         self.database = database
 
     def attach(self):
@@ -80,7 +80,7 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
     batch = replace(submission(jobs=()), jobs=jobs, profiles={job.name: (profile(),) for job in jobs})
     pool, gangs = PoolBench(database, clock), Evaluating(Worker(database, "n1", num_devices=2))
     pool.pass_seconds(1, *gangs.workers)
-    pool.submit(batch, details=flow.details)
+    pool.submit(batch, records=flow.records)
     flow.attach()
     for move in range(120):
         pool.step(seconds=0.1)
@@ -101,7 +101,7 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
         trained = [part for part in gangs.trained if part[0] == name]
         assert sum(last - first for _, first, last in trained) == record.step, "no step is trained twice"
         if record.status == JobStatus.STOPPED:
-            assert set(record.details["metrics"]) == {"loss"} and record.step < 64
+            assert set(record.metrics) == {"loss"} and record.step < 64
 
 
 def test_what_names_no_job_of_the_batch_is_refused(database):
@@ -114,7 +114,8 @@ def test_what_names_no_job_of_the_batch_is_refused(database):
 def test_a_goal_is_never_lowered_and_what_has_ended_stays_so(database):
     pool, gangs = PoolBench(database, Clock()), Evaluating(Worker(database, "n1", num_devices=2))
     pool.pass_seconds(1, *gangs.workers)
-    pool.submit(submission(jobs=("a", "b")), details={"a": {"goal": 5}, "b": {"goal": 0}})
+    records = {"a": JobRecord(name="a", goal=5), "b": JobRecord(name="b", goal=0)}
+    pool.submit(submission(jobs=("a", "b")), records=records)
     pool.ask(RequestKind.DIRECT, batch="b1", goals={"a": 3}, stops={"b": "not worth it"})
     assert pool.statuses()["b"] == JobStatus.STOPPED and pool.statuses()["b"] in ENDED
     for _ in range(3):
@@ -131,7 +132,7 @@ def test_a_goal_is_never_lowered_and_what_has_ended_stays_so(database):
 def test_a_request_that_follows_from_an_evaluation_is_carried_out_after_it(database):
     pool, worker = PoolBench(database, Clock()), Worker(database, "n1", num_devices=1)
     pool.pass_seconds(1, worker)
-    pool.submit(submission(jobs=("a",)), details={"a": {GOAL: 5}})
+    pool.submit(submission(jobs=("a",)), records={"a": JobRecord(name="a", goal=5)})
     (segment,) = worker.take_all()
     worker.say(segment, "ready", step=0)
     worker.say(segment, "metrics", step=3, metrics={"loss": 0.5})
@@ -140,4 +141,4 @@ def test_a_request_that_follows_from_an_evaluation_is_carried_out_after_it(datab
     pool.step(looks=False)  # the flow has read the evaluation before the executor's engine has
     assert Requests(database).read(number).status == RequestStatus.DONE
     record = Journal(database, batch="b1").jobs()["a"]
-    assert (record.status, record.details["metrics"]) == (JobStatus.STOPPED, {"loss": 0.5})
+    assert (record.status, record.metrics) == (JobStatus.STOPPED, {"loss": 0.5})

@@ -9,8 +9,7 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.flows.output import TextConsole, print_rows
-from ringmaster.tasks.execution.job_table import ADDED, LIKE, SETTLED
-from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.storage.journal import JobStatus, Variation
 from ringmaster.tasks.sweeping.figures import CHARACTER_WIDTH, NumberAxis, SweepFigures
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.tasks.sweeping.space import CategoricalRange
@@ -59,8 +58,8 @@ def swept(tmp_path):
     return Swept(tmp_path, spec(policy="none", space=(RATES, SEEDS, SIZES), num_trials=4)).run()
 
 
-def enter(swept, name, job, **details):
-    swept.bench.journal.write_job(name, details={SETTLED: to_json(job), **details})
+def enter(swept, name, job, **changes):
+    swept.bench.journal.write_job(name, settled=to_json(job), **changes)
 
 
 def test_a_clone_has_the_values_of_its_job(swept):
@@ -71,8 +70,9 @@ def test_a_clone_has_the_values_of_its_job(swept):
         optimizer=replace(source.optimizer, lr=0.5),
         schedule=replace(source.schedule, warmup_steps=3),
     )
-    enter(swept, "mine", job, **{LIKE: source.name, ADDED: {"job": source.name, "step": None}})
-    enter(swept, "again", replace(job, name="again", seed=9), **{LIKE: source.name, ADDED: {"job": "mine"}})
+    enter(swept, "mine", job, like=source.name, variation=Variation(job=source.name, step=None))
+    variation = Variation(job="mine", step=None)
+    enter(swept, "again", replace(job, name="again", seed=9), like=source.name, variation=variation)
     proposed, values = scheduler.values[source.name], scheduler.trial_values()
     assert values["mine"] == {**proposed, "optimizer.lr": 0.5, "schedule.warmup_steps": 3}
     assert values["again"] == {**values["mine"], "seed": 9}

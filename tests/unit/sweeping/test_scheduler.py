@@ -34,7 +34,7 @@ def test_a_stopped_trial_keeps_what_was_measured_last_and_why(tmp_path):
     records = swept.bench.journal.jobs()
     for name in swept.names(JobStatus.STOPPED):
         job = next(job for job in swept.jobs if job.name == name)
-        assert records[name].details["metrics"] == {"loss": loss(job, records[name].step)}
+        assert records[name].metrics == {"loss": loss(job, records[name].step)}
         assert f"stopped early at step {records[name].step}: number " in records[name].message
 
 
@@ -68,7 +68,7 @@ def test_a_trial_of_another_shape_has_the_profiles_of_that_shape(tmp_path):
     job_table = swept.bench.executor.job_table
     for name, values in swept.sweep_scheduler.values.items():
         assert job_table.entries[name].job.global_batch_size == values["global_batch_size"]
-        like = swept.bench.journal.jobs()[name].details.get("like", name)
+        like = swept.bench.journal.jobs()[name].like or name
         given = {job.name: job for job in swept.jobs}[like]
         assert given.global_batch_size == values["global_batch_size"]
 

@@ -7,6 +7,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS, SEGMENTS
 from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.techniques.job import TrainingPhase
 
 ZERO_S = 1_700_000_000.0
 
@@ -80,3 +81,8 @@ def halfway(story):
     for name, status in {"a": "done", "b": "running", "c": "waiting", "d": "waiting"}.items():
         story.journal.write_job(name, status=status)
     story.now_s = 18.0
+
+
+def phase(num_steps):
+    """A phase of a job, with which it has that many steps."""
+    return TrainingPhase(first_step=0, global_batch_size=8, precision="fp32", lr_factor=1.0, num_steps=num_steps)

@@ -12,8 +12,8 @@ from sqlalchemy import insert
 
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.execution_events import GangReport, JobEnded
-from ringmaster.tasks.execution.job_table import PHASES
 from ringmaster.tasks.planning.gantt import axis
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline import task
@@ -27,7 +27,7 @@ from ringmaster.tasks.timeline.drawing import (
 )
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.processes.gang_events import Steps
-from tests.unit.timeline.stories import Story, halfway, planned
+from tests.unit.timeline.stories import Story, halfway, phase, planned
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -134,7 +134,7 @@ def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
     assert len(artifacts.texts) == 2
     first, second = (_picture(text) for text in artifacts.texts)
     assert "forecast to end after 51 s" in first and "forecast to end after 54 s" in second
-    ended = JobEnded(job="b", status="done", message="", details={})
+    ended = JobEnded(record=JobRecord(name="b", status="done"))
     gantt.listen(ended)
     assert len(artifacts.texts) == 2
     for name in "bcd":
@@ -181,6 +181,6 @@ def test_the_progress_bar_follows_jobs_whose_steps_have_changed(story, monkeypat
     story.journal.write_job("a", status="running", step=10)
     story.journal.write_job("b", status="done", step=100)
     progress = ProgressArtifact(story.journal, totals={"a": 100, "b": 100})
-    story.journal.write_job("a", details={PHASES: [{"num_steps": 100}, {"num_steps": 40}]})
-    progress.listen(JobEnded(job="b", status="done", message="", details={}))
+    story.journal.write_job("a", phases=(phase(100), phase(40)))
+    progress.listen(JobEnded(record=JobRecord(name="b", status="done")))
     assert shares == [pytest.approx(55.0), pytest.approx(100 * 110 / 140)]

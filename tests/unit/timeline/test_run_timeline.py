@@ -4,7 +4,6 @@ import pytest
 from sqlalchemy import select
 
 from ringmaster.tasks.execution.execution_events import GangReport
-from ringmaster.tasks.execution.job_table import PHASES, SETTLED
 from ringmaster.tasks.execution.step_events import StepEvents
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
@@ -12,7 +11,7 @@ from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
 from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Steps
 from tests.unit.execution.fakes import job, profile
-from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
+from tests.unit.timeline.stories import ZERO_S, Story, halfway, phase, planned
 
 
 @pytest.fixture
@@ -131,10 +130,10 @@ def test_a_gang_whose_jobs_take_turns_ends_with_the_last_of_them(story, told, en
 def test_a_job_has_as_many_steps_as_its_last_phase_or_its_new_definition_says(story):
     story.journal.put("batch", {"jobs": [{"name": name, "num_steps": 20} for name in "abc"]})
     story.plan(planned("a", 0, 10, 0))
-    phases = [{"num_steps": 20}, {"num_steps": 12}]
     settled = {"num_steps": 30}
-    for name, details in (("a", {PHASES: phases, SETTLED: settled}), ("b", {SETTLED: settled}), ("c", {})):
-        story.journal.write_job(name, status="waiting", step=5, details=details)
+    both = {"phases": (phase(20), phase(12)), "settled": settled}
+    for name, changes in (("a", both), ("b", {"settled": settled}), ("c", {})):
+        story.journal.write_job(name, status="waiting", step=5, **changes)
 
     assert [line.num_steps for line in story.timeline_reader().read().jobs] == [12, 30, 20]
 

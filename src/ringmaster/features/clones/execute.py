@@ -15,7 +15,7 @@ from ringmaster.errors import CheckpointNotFound, RequestRefused
 from ringmaster.tasks.control.batch_terms import USUAL, ActiveBatch
 from ringmaster.tasks.control.job_changes import step_jump, with_settings
 from ringmaster.tasks.control.request_handler import RequestHandler
-from ringmaster.tasks.execution.job_table import ADDED, JobState
+from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
 from ringmaster.techniques.checkpoints.storage import LocalStorage, is_url
 from ringmaster.techniques.job_features import FirstCheckpoint
@@ -39,7 +39,7 @@ def clone(handler: RequestHandler, content: Mapping[str, Any]) -> Mapping[str, A
     entry, record = table.entries.get(of_source), table.records.get(of_clone)
     if entry is None or not table.profiles[of_source]:
         raise RequestRefused(f"{source} cannot be trained here, so it cannot be cloned")
-    if record is not None and record.details.get(ADDED, {}).get("job") == source:
+    if record is not None and record.variation is not None and record.variation.job == source:
         return {"message": f"{name} is a clone of {source}"}  # this request, before the controller died
     if record is not None or not name:
         raise RequestRefused(f"batch {batch.name} has a job {name!r} already. To fix: choose another --name")

@@ -1,9 +1,9 @@
 """The jobs that have trained a shared component, on the pages of their models."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from ringmaster.tasks.recording.record_hooks import RecordHook
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job
 from ringmaster.text import code_span, markdown
 
@@ -11,7 +11,7 @@ from ringmaster.text import code_span, markdown
 class SharedComponentReport(RecordHook):
     """Says by which rule, and with which jobs, a model was trained."""
 
-    def paragraphs(self, job: Job, details: Mapping[str, Any]) -> Iterator[str]:
+    def paragraphs(self, job: Job, record: JobRecord) -> Iterator[str]:
         """Yields the jobs, the places of the component in their models, and the factors of their losses."""
         how = None if job.adaptation is None else job.adaptation.composition
         if how is None:

@@ -31,7 +31,7 @@ from ringmaster.features.target.noise_scale import (
     steps_ratio,
 )
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
-from ringmaster.tasks.execution.job_table import EVALUATED, RESTED, variant_options
+from ringmaster.tasks.execution.job_table import variant_options
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
@@ -298,13 +298,13 @@ class TargetScheduler(FeaturePolicy):
             results = {}
             for other, search in searches.items():
                 record = records[other]
-                is_over = other not in left or record.details.get(RESTED) == search_steps(job)
+                is_over = other not in left or record.rested == search_steps(job)
                 if not is_over or (self._is_replayed and other not in self._heard_out):
                     return
-                results[search.optimizer.lr] = record.details.get(EVALUATED, {}).get("metrics", {})
+                results[search.optimizer.lr] = record.evaluated.metrics if record.evaluated is not None else {}
             choice = choose_learning_rate(job, results)
             best = next(other for other, search in searches.items() if search.optimizer.lr == choice.lr)
-            if records[best].details.get(RESTED) == search_steps(job) and self._has_measured(name, best):
+            if records[best].rested == search_steps(job) and self._has_measured(name, best):
                 why = f"{choice.why}. It goes on from step {search_steps(job)} of {best}"
                 choice = replace(choice, goes_on_from=best, why=why)
             with self._lock:

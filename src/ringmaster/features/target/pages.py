@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ringmaster.codec import from_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.features.target.noise_scale import GradientNoise, noise_blocks
-from ringmaster.tasks.execution.job_table import CHOICE, PHASES
 from ringmaster.tasks.recording.record_hooks import RecordHook
+from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques.processes.gang_events import ENDED_EARLY, Steps
 
 NOISE_SCALE = "noise_scale"
@@ -20,9 +20,10 @@ class TargetReport(RecordHook):
         noise = [from_json(GradientNoise, each) for each in steps.measurements]
         return {f"train/{NOISE_SCALE}": block.scale for block in noise_blocks(noise, most=1)}
 
-    def params(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
+    def params(self, record: JobRecord) -> Mapping[str, Any]:
         """Returns what the job has changed on its way, why, and whether it has reached its target."""
-        return {key: details[key] for key in (PHASES, CHOICE, ENDED_EARLY) if details.get(key) is not None}
+        values = {"phases": to_json(record.phases) or None, "choice": record.choice, ENDED_EARLY: record.ended_early}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 RECORD_HOOKS = (TargetReport(),)

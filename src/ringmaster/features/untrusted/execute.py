@@ -38,7 +38,7 @@ from ringmaster.tasks.execution.executor_hooks import ExecutionState, ExecutorHo
 from ringmaster.tasks.execution.job_rules import JobRule
 from ringmaster.tasks.execution.job_table import layout_of
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.storage.journal import ENDED, JobStatus
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, RecordFeature
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
@@ -47,14 +47,6 @@ from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.profiles import UNTRUSTED
 
-UNTRUSTED_SEGMENTS, REPEATED = "untrusted_segments", "repeated"
-TRUSTED_ONLY, BACK_TO = "trusted_only", "back_to"
-"""Keys of the details of jobs that untrusted nodes may train.
-
-UNTRUSTED_SEGMENTS: what untrusted nodes have made of it (`StateCommitment`), as far as its present state contains that.
-REPEATED: the segment that trusted nodes repeat, its layout, and the repetitions so far. TRUSTED_ONLY: no untrusted node
-may train it any more. BACK_TO: the step to which it is taken back once its gang has ended.
-"""
 SUSPECT_CHECKPOINTS = 20
 """The checkpoints that are kept of a job that untrusted nodes may train: a lie that is found later takes it back."""
 
@@ -75,39 +67,40 @@ class UntrustedRule(JobRule):
         allows = job.feature(Untrusted) is not None
         return tuple(p for p in profiles if not p.is_untrusted or (allows and layout(p) in trusted))
 
-    def options(self, job: Job, details: Mapping[str, Any], profiles: Sequence[Profile]) -> Sequence[Profile]:
+    def options(self, job: Job, record: JobRecord, profiles: Sequence[Profile]) -> Sequence[Profile]:
         """Returns the options on trusted devices where a job must use no others.
 
         A segment is repeated under its own layout: others have the same bits only of exact jobs.
         """
-        repeated = details.get(REPEATED)
-        if not repeated and not details.get(TRUSTED_ONLY):
+        known = verification_of(record)
+        if known.repeated is None and not known.trusted_only:
             return profiles
         fits = [each for each in profiles if not each.is_untrusted]
-        if repeated and not job.is_exact:
-            fits = [each for each in fits if layout_of(each) == repeated["layout"]]
+        if known.repeated is not None and not job.is_exact:
+            fits = [each for each in fits if layout_of(each) == known.repeated.layout]
         return fits
 
-    def goal(self, details: Mapping[str, Any], goal: int) -> int:
+    def goal(self, record: JobRecord, goal: int) -> int:
         """Returns the end of the segment that is repeated, if one is."""
-        repeated = details.get(REPEATED)
-        return min(goal, repeated["segment"]["last_step"]) if repeated else goal
+        repeated = verification_of(record).repeated
+        return goal if repeated is None else min(goal, repeated.segment.last_step)
 
-    def barred_nodes(self, details: Mapping[str, Any]) -> Collection[str]:
+    def barred_nodes(self, record: JobRecord) -> Collection[str]:
         """Returns the trusted node that has made the first of two repetitions."""
-        return [each["node"] for each in (details.get(REPEATED) or {}).get("repetitions", ())[:1]]
+        repeated = verification_of(record).repeated
+        return [] if repeated is None else [each.node for each in repeated.repetitions[:1]]
 
     def last_step(self, job: Job, profile: Profile, *, first_step: int, last_step: int) -> int:
         """Returns a step after which a gang on an untrusted node ends."""
         spec = job.feature(Untrusted)
         return last_step if spec is None or not profile.is_untrusted else min(last_step, first_step + spec.verify_steps)
 
-    def order(self, job: Job, details: Mapping[str, Any], order: GangOrder) -> GangOrder:
+    def order(self, job: Job, record: JobRecord, order: GangOrder) -> GangOrder:
         """Returns the order with the steps after which digests of the state are taken, in a repetition."""
         if job.feature(Untrusted) is None:
             return order
-        repeated = details.get(REPEATED)
-        steps = tuple(repeated["segment"]["steps"]) if repeated else ()
+        repeated = verification_of(record).repeated
+        steps = () if repeated is None else repeated.segment.steps
         return replace(order, digested_steps=steps, keep_checkpoints=max(order.keep_checkpoints, SUSPECT_CHECKPOINTS))
 
 
@@ -140,6 +133,35 @@ class StateCommitment:
             parent = digest([parent, value], length=32)
             chain.append(parent)
         return chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedSegment:
+    """A segment of an untrusted node that trusted nodes repeat under its layout, and the repetitions so far."""
+
+    segment: StateCommitment
+    layout: Mapping[str, Any]
+    repetitions: tuple[StateCommitment, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(RecordFeature):
+    """What the record of a job keeps that untrusted nodes may train.
+
+    untrusted_segments: what untrusted nodes have made of it, as far as its present state contains that.
+    trusted_only: whether no untrusted node may train it any more.
+    back_to: the step to which it is taken back once its gang has ended.
+    """
+
+    untrusted_segments: tuple[StateCommitment, ...] = ()
+    repeated: RepeatedSegment | None = None
+    trusted_only: bool = False
+    back_to: int | None = None
+
+
+def verification_of(record: JobRecord) -> Verification:
+    """Returns what the record of a job keeps of its verification."""
+    return record.feature(Verification) or Verification()
 
 
 class VerificationResult(StrEnum):
@@ -223,8 +245,8 @@ class SegmentReferee(ExecutorHook):
         entry = self._job_table.entries[job]
         if entry.job.feature(Untrusted) is None:
             return outcome
-        if (repeated := self._job_table.records[job].details.get(REPEATED)) is not None:
-            first_step = repeated["segment"]["first_step"]
+        if (repeated := self._verification(job).repeated) is not None:
+            first_step = repeated.segment.first_step
         root = entry.paths.checkpoint_dir(entry.local_job)
 
         def wait() -> Outcome:
@@ -243,16 +265,16 @@ class SegmentReferee(ExecutorHook):
         record = self._job_table.records[job]
         if self._job_table.entries[job].job.feature(Untrusted) is None or record.status in ENDED:
             return None
-        if (step := record.details.get(BACK_TO)) is not None:
+        known = self._verification(job)
+        if (step := known.back_to) is not None:
             return self._go_back(job, step, why="the work of an expelled node is repeated")
         value = outcome.result.get(COMMITMENT)
         made = None if value is None else from_json(StateCommitment, value)
         if running.profile.is_untrusted:
             return self._after_untrusted(running, outcome, made)
-        repeated = record.details.get(REPEATED)
-        if repeated is None or made is None or made.last_step < repeated["segment"]["last_step"]:
+        if known.repeated is None or made is None or made.last_step < known.repeated.segment.last_step:
             return None
-        return self._after_repetition(job, made)
+        return self._after_repetition(job, known.repeated, made)
 
     def _after_untrusted(self, running: RunningSegment, outcome: Outcome, made: StateCommitment | None) -> str | None:
         job, node = running.segment.job, running.segment.devices[0][0]
@@ -263,30 +285,31 @@ class SegmentReferee(ExecutorHook):
             return None  # it has trained nothing
         if made is None or not is_in_order or made.last_step > running.ordered_step:
             if outcome.status != OutcomeStatus.LOST:  # its word alone must not fail the job
-                self._job_table.write(job, details={TRUSTED_ONLY: True})
+                self._write(job, trusted_only=True)
             return self._go_back(job, running.first_step, why=f"node {node} did not end its segment of {job} in order")
-        segments = [*self._segments(job), made]
-        self._job_table.write(job, details={UNTRUSTED_SEGMENTS: to_json(segments)})
+        self._write(job, untrusted_segments=(*self._verification(job).untrusted_segments, made))
         untrusted = self._job_table.entries[job].job.feature(Untrusted)
         assert untrusted is not None, "other jobs get trusted nodes"
         if self.draw() >= untrusted.verify_share and made.final and made.steps:
             return None
-        repeated = {"segment": to_json(made), "layout": layout_of(running.profile), "repetitions": []}
-        self._job_table.write(job, details={REPEATED: repeated})
+        self._write(job, repeated=RepeatedSegment(segment=made, layout=layout_of(running.profile)))
         return self._go_back(job, made.first_step, why=f"steps {made.first_step} to {made.last_step} are verified")
 
-    def _after_repetition(self, job: str, made: StateCommitment) -> str | None:
-        repeated = self._job_table.records[job].details[REPEATED]
-        segment = from_json(StateCommitment, repeated["segment"])
-        repetitions = [*(from_json(StateCommitment, each) for each in repeated["repetitions"]), made]
+    def _after_repetition(self, job: str, repeated: RepeatedSegment, made: StateCommitment) -> str | None:
+        segment, repetitions = repeated.segment, (*repeated.repetitions, made)
         verdict = judge(segment, repetitions)
         if verdict.result == VerificationResult.DIFFERENT:
-            self._job_table.write(job, details={REPEATED: {**repeated, "repetitions": to_json(repetitions)}})
+            self._write(job, repeated=replace(repeated, repetitions=repetitions))
             return self._go_back(job, segment.first_step, why=_sentence(job, segment, repetitions, verdict))
-        segments = [replace(s, is_repeated=s.is_repeated or s == segment) for s in self._segments(job)]
-        is_fixed = verdict.result != VerificationResult.NO_FIXED_BITS
-        details = {UNTRUSTED_SEGMENTS: to_json(segments), REPEATED: None}
-        self._job_table.write(job, details=details if is_fixed else {**details, TRUSTED_ONLY: True})
+        known = self._verification(job)
+        self._write(
+            job,
+            untrusted_segments=tuple(
+                replace(each, is_repeated=each.is_repeated or each == segment) for each in known.untrusted_segments
+            ),
+            repeated=None,
+            trusted_only=known.trusted_only or verdict.result == VerificationResult.NO_FIXED_BITS,
+        )
         self._job_table.renew(job)
         self._execution.want(f"steps {segment.first_step} to {segment.last_step} of {job} were verified")
         if verdict.result == VerificationResult.EQUAL:
@@ -303,7 +326,7 @@ class SegmentReferee(ExecutorHook):
         """Takes the jobs back to before the first work of an expelled node that nobody has repeated; returns them."""
         result = set()
         for job, record in list(self._job_table.records.items()):
-            step = first_suspect(self._segments(job), node=node)
+            step = first_suspect(verification_of(record).untrusted_segments, node=node)
             if step is None:
                 continue
             if record.status in ENDED:
@@ -312,7 +335,7 @@ class SegmentReferee(ExecutorHook):
             result.add(job)
             gangs = [each for each in self._plan_progress.running.values() if job in each.jobs]
             if gangs:
-                self._job_table.write(job, details={BACK_TO: step})
+                self._write(job, back_to=step)
                 for each in gangs:
                     self._execution.stop(each)
             else:
@@ -328,25 +351,28 @@ class SegmentReferee(ExecutorHook):
                 place.remove(name)
         start = entry.job.started_from.step if entry.job.started_from is not None else 0
         left = max((int(name.removeprefix("step-")) for name in place.names()), default=start)
-        segments = [each for each in self._segments(job) if each.last_step <= left]
+        known = verification_of(record)
+        segments, repeated = [each for each in known.untrusted_segments if each.last_step <= left], known.repeated
         status = JobStatus.WAITING if record.status == JobStatus.RUNNING else record.status
-        details = {BACK_TO: None, UNTRUSTED_SEGMENTS: to_json(segments)}
-        if (repeated := record.details.get(REPEATED)) is not None and left < repeated["segment"]["first_step"]:
-            details[REPEATED] = None
+        if repeated is not None and left < repeated.segment.first_step:
+            repeated = None
         elif repeated is not None:
-            details[UNTRUSTED_SEGMENTS] = to_json([*segments, from_json(StateCommitment, repeated["segment"])])
-        self._job_table.write(job, status=status, step=left, details=details)
+            segments.append(repeated.segment)
+        changed = replace(known, back_to=None, untrusted_segments=tuple(segments), repeated=repeated)
+        self._job_table.write(job, status=status, step=left, features=(changed,))
         self._job_table.renew(job)
         self._plan_progress.drop(job)
         self._execution.want(why)
         return f"again from step {left}: {why}"
 
-    def _segments(self, job: str) -> list[StateCommitment]:
-        stored = self._job_table.records[job].details.get(UNTRUSTED_SEGMENTS) or ()
-        return [from_json(StateCommitment, each) for each in stored]
+    def _verification(self, job: str) -> Verification:
+        return verification_of(self._job_table.records[job])
+
+    def _write(self, job: str, **changes: Any) -> None:
+        self._job_table.write(job, features=(replace(self._verification(job), **changes),))
 
 
-def _sentence(job: str, segment: StateCommitment, repetitions: list[StateCommitment], verdict: Verdict) -> str:
+def _sentence(job: str, segment: StateCommitment, repetitions: Sequence[StateCommitment], verdict: Verdict) -> str:
     """Returns a readable description of a verdict."""
     place = f"job {job}, between step {verdict.after} and step {verdict.until}"
     match verdict.result:
@@ -374,3 +400,4 @@ def commitment_of(root: str, *, node: str, first_step: int, last_step: int) -> S
 
 JOB_RULES = (UntrustedRule(),)
 EXECUTOR_HOOKS = (SegmentReferee,)
+RECORD_FEATURES = (Verification,)

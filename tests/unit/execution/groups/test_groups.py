@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
@@ -31,7 +30,7 @@ def test_one_gang_trains_all_and_each_has_its_own_end(tmp_path):
     assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert sorted(event.job for event in bench.told(JobEnded)) == ["a", "b", "c"]
     assert bench.told(SegmentStarted)[0].members == bench.told(SegmentEnded)[0].members == ("b", "c")
-    assert all(bench.journal.jobs()[name].details["metrics"] == {"loss": 1.0} for name in "abc")
+    assert all(bench.journal.jobs()[name].metrics == {"loss": 1.0} for name in "abc")
 
 
 def test_the_planner_sees_one_job_that_takes_as_long_as_all_of_them(tmp_path):
@@ -260,7 +259,7 @@ def test_the_others_continue_together_where_the_lead_was_stopped_while_all_of_th
 
     bench = bench_of(tmp_path, to_the_rung, steering=TwoRequests())
     for name in "abc":
-        bench.journal.write_job(name, details={GOAL: 4})
+        bench.journal.write_job(name, goal=4)
     bench.runner.script["b"] = [all_done]
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.STOPPED, "b": JobStatus.DONE, "c": JobStatus.DONE}

@@ -65,7 +65,7 @@ def test_a_base_and_its_child_that_are_cancelled_together_end_once_each(tmp_path
     pool.at(50.0, lambda: pool.executor.cancel(order, message="no longer wanted"))
     pool.serve(until_s=300.0)
     assert pool.statuses == {"a": JobStatus.CANCELLED, "b": JobStatus.DONE, "x": JobStatus.CANCELLED}
-    ended = [(event.job, event.status) for event in pool.bench.told(JobEnded)]
+    ended = [(event.job, event.record.status) for event in pool.bench.told(JobEnded)]
     assert sorted(ended) == [("a", JobStatus.CANCELLED), ("b", JobStatus.DONE), ("x", JobStatus.CANCELLED)]
 
 
@@ -80,7 +80,7 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_gang_comes_to(tmp_path, st
     pool.at(50.0, cancel)
     pool.serve(until_s=100.0)
     assert pool.statuses == {"a": JobStatus.CANCELLED}
-    assert [event.status for event in pool.bench.told(JobEnded)] == [JobStatus.CANCELLED]
+    assert [event.record.status for event in pool.bench.told(JobEnded)] == [JobStatus.CANCELLED]
 
 
 def test_a_paused_job_gives_its_device_away_and_goes_on_where_it_was(tmp_path):
@@ -239,8 +239,7 @@ def test_names_within_a_batch_reach_the_gang(tmp_path):
     pool.at(0.0, lambda: pool.executor.add_jobs(entries, why="night"))
     pool.serve(until_s=50.0)
     assert pool.statuses == {"night/base": JobStatus.DONE, "night/child": JobStatus.DONE}
-    details = pool.bench.journal.jobs()["night/child"].details
-    assert details["model_dir"] == str(tmp_path / "models" / "child")
+    assert pool.bench.journal.jobs()["night/child"].model_dir == str(tmp_path / "models" / "child")
 
 
 @pytest.mark.parametrize("status", ["lost", "preempted"])

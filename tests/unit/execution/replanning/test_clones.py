@@ -9,11 +9,11 @@ from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
 from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.execution.job_price import price_of
-from ringmaster.tasks.execution.job_table import ADDED, added_jobs
+from ringmaster.tasks.execution.job_table import added_jobs
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.storage.journal import JobStatus, Variation
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import Bench, job, profile
@@ -168,7 +168,7 @@ def test_a_clone_on_an_idle_device_starts_at_once_and_delays_nobody(tmp_path):
     assert prices[0].delays_s == {}
     assert prices[0].least_s <= 0.0 <= prices[0].most_s
     assert prices[0].in_words().endswith("by the plan it delays no job, and it ends in 20.1 s")
-    assert bench.journal.jobs()["clone"].details[ADDED] == {"job": "a", "step": None}
+    assert bench.journal.jobs()["clone"].variation == Variation(job="a", step=None)
 
 
 def test_the_next_process_of_a_run_knows_its_clones(tmp_path):

@@ -9,7 +9,7 @@ from ringmaster.tasks.execution.execution_events import JobEnded, PlanUpdate, Se
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
-from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
@@ -65,7 +65,7 @@ class PlayedExecutor:
             for job in jobs if request.kind in statuses else ():
                 journal.write_job(job, status=statuses[request.kind], message="by hand")
                 if request.kind == RequestKind.CANCEL:
-                    ended = JobEnded(job=job, status=JobStatus.CANCELLED, message="by hand", details={})
+                    ended = JobEnded(record=JobRecord(name=job, status=JobStatus.CANCELLED, message="by hand"))
                     self._told.append(content["batch"], ended)
             done = {"message": f"{request.kind}: {', '.join(jobs)}"}
             self._requests.answer(request.id, status=RequestStatus.DONE, answer=done)
@@ -102,12 +102,11 @@ class PlayedExecutor:
         events.append(SegmentEnded(number=number, segment=segment, outcome=outcome, decision="as it is"))
         if why:
             journal.write_job(job.name, status=JobStatus.FAILED, message=why)
-            events.append(JobEnded(job=job.name, status=JobStatus.FAILED, message=why, details={}))
+            events.append(JobEnded(record=JobRecord(name=job.name, status=JobStatus.FAILED, message=why)))
         else:
-            details = {"metrics": {"loss": 0.5}, "model_dir": str(batch.run_folder() / "models" / job.name)}
-            journal.write_job(job.name, status=JobStatus.DONE, step=job.total_steps, details=details)
-            details = {**details, "step": job.total_steps}
-            events.append(JobEnded(job=job.name, status=JobStatus.DONE, message="", details=details))
+            made = {"metrics": {"loss": 0.5}, "model_dir": str(batch.run_folder() / "models" / job.name)}
+            record = journal.write_job(job.name, status=JobStatus.DONE, step=job.total_steps, **made)
+            events.append(JobEnded(record=record))
         for event in events:
             self._told.append(batch.id, event)
 

@@ -185,7 +185,7 @@ def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(ben
     assert result.summary() == f"1 of 4 jobs are done; failed: {failed}"
     assert [each.name for each in Submissions(bench.database).find(bench.ids()[0]).jobs] == ["c", "d"]
     ends = [event for event in told(bench.database, bench.ids()[0]) if isinstance(event, JobEnded)]
-    assert {e.job: e.message for e in ends if e.status == "failed"} == {
+    assert {e.job: e.record.message for e in ends if e.record.status == "failed"} == {
         "a": "no technique can train it here",
         "b": "its base a has failed",
         "d": "its loss is NaN",

@@ -30,7 +30,7 @@ def test_a_batch_is_run_to_its_end_and_told_of_it_in_its_own_names(database, poo
     run(pool, gangs)
     assert pool.statuses() == dict.fromkeys("abc", JobStatus.DONE)
     assert pool.held() == {} and pool.executor.job_table.entries == {}
-    assert {(event.job, event.status) for event in pool.told(JobEnded)} == {(j, JobStatus.DONE) for j in "abc"}
+    assert {(event.job, event.record.status) for event in pool.told(JobEnded)} == {(j, JobStatus.DONE) for j in "abc"}
     assert [event.segment.job for event in pool.told(SegmentStarted)] == ["a", "b", "c"]
     assert {event.job for event in pool.told(GangReport)} == set("abc")
     (planned, *_) = pool.told(PlanUpdate)
@@ -72,7 +72,7 @@ def test_what_cannot_be_trained_at_all_does_not_keep_a_batch_from_its_end(databa
     pool.submit(submission(jobs=("a",), profiles={}), failed={"z": "no technique can train it"})
     pool.step()
     assert pool.statuses() == {"a": JobStatus.FAILED, "z": JobStatus.FAILED}
-    told = [event.message for event in pool.told(JobEnded)]
+    told = [event.record.message for event in pool.told(JobEnded)]
     assert told == ["no technique can train it", "it was submitted without a profile"]
     assert not pool.is_standing()
 

@@ -9,7 +9,7 @@ from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.tasks.storage.schema import EVENT_LOG, PLANS, REQUESTS
 from tests.unit.pool.bench import submission
 
@@ -31,7 +31,7 @@ def age(database):
 
 
 def end(database, batch, *, is_recorded):
-    EventLog(database).append(batch, JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
+    EventLog(database).append(batch, JobEnded(record=JobRecord(name="a", status=JobStatus.DONE)))
     Journal(database, batch=batch).put(controller.IS_RECORDED, is_recorded)
     Submissions(database).end(batch)
 
@@ -45,7 +45,7 @@ def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(data
         Submissions(database).submit(submission(name))
     end(database, "recorded", is_recorded=True)
     end(database, "not", is_recorded=False)
-    EventLog(database).append("standing", JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
+    EventLog(database).append("standing", JobEnded(record=JobRecord(name="a", status=JobStatus.DONE)))
     Journal(database, batch="standing").put(controller.IS_RECORDED, True)
     age(database)
     assert controller.tidy(database, now_s=NOW_S) == 1
@@ -84,7 +84,7 @@ def test_what_is_young_stays(database):
 
 def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(database, monkeypatch):
     for number in range(7):
-        EventLog(database).append("b1", JobEnded(job=f"j{number}", status=JobStatus.DONE, message="", details={}))
+        EventLog(database).append("b1", JobEnded(record=JobRecord(name=f"j{number}", status=JobStatus.DONE)))
     sizes, write = [], database.write
     monkeypatch.setattr(database, "write", lambda act: sizes.append(write(act)) or sizes[-1])
     assert delete_in_chunks(database, EVENT_LOG, EVENT_LOG.c.batch == "b1", most_rows=3) == 7

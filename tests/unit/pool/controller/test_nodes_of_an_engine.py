@@ -196,6 +196,6 @@ def test_an_outcome_of_any_engine_is_decided_on(pool, engine):
     pool.submit(submission(jobs=("a",)))
     engine.end(engine.gang("a"), "invalid", "the loss is not finite")
     pool.step()
-    assert [(event.status, event.message) for event in pool.told(JobEnded)] == [
+    assert [(event.record.status, event.record.message) for event in pool.told(JobEnded)] == [
         (JobStatus.FAILED, "the loss is not finite")
     ]

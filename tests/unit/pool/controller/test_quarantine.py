@@ -145,7 +145,7 @@ def test_a_batch_that_the_controller_fails_on_is_set_aside_at_its_second_failure
         message == "the pool's controller cannot handle it, and goes on without it: RuntimeError: no \\x00 such thing"
     )
     assert "Traceback" in caplog.text
-    assert [event.message for event in pool.told(controller_module.JobEnded)] == [message, message]
+    assert [event.record.message for event in pool.told(controller_module.JobEnded)] == [message, message]
 
 
 def test_a_batch_that_ends_the_controllers_process_is_set_aside(database, monkeypatch):
