@@ -356,7 +356,7 @@ def test_a_pool_shows_its_batches_with_their_pages_and_models(tmp_path):
         story.plan(planned("n1/a", 0, 10, 0))
         story.ran("n1/a", 0, 8, 0)
         journal = Journal(database, batch="n1")
-        journal.write_job("a", status="done", step=10, details={"model_uri": "models:/n.a/2", "model_dir": "/m"})
+        journal.write_job("a", status="done", step=10, model_uri="models:/n.a/2", model_dir="/m")
         journal.put_all({"flow_run_page": "http://h:4200/runs/flow-run/f", "run": "r1"})
         content = {"name": "nightly", "jobs": [{"name": "a", "num_steps": 10}]}
         row = {"id": "n1", "content": content, "status": "submitted", "message": "", "submitted_s": ZERO_S}

@@ -173,9 +173,9 @@ def _details(journal: Journal, *, name: str, server: str = "") -> Mapping[str, A
     pages = {"Prefect": journal.get(PAGE_OF_FLOW_RUN), "MLflow": _page(server, f"#/runs/{journal.get('run')}")}
     models = {}
     for job, record in journal.jobs().items():
-        if match := MODEL_URI.fullmatch(str(record.details.get("model_uri"))):
+        if match := MODEL_URI.fullmatch(record.model_uri or ""):
             page = _page(server, model_pages.model_version_path(*match.groups()))
-            models[job] = {"uri": match[0], "page": page, "folder": record.details.get("model_dir")}
+            models[job] = {"uri": match[0], "page": page, "folder": record.model_dir}
     return {
         "name": name,
         "price_per_device_hour": None if price == 1.0 else price,
