@@ -48,7 +48,7 @@ from ringmaster.tasks.execution.known_nodes import watch_nodes
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.execution.steering import FeaturePolicy, first_goals, steering_policy
+from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, first_goals, steering_policy
 from ringmaster.tasks.execution.step_events import StepEvents
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
@@ -244,8 +244,15 @@ class LocalRun(BatchRun):
             self._scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
             changes = self._scheduler.record_changes()
         else:
-            paths, notice = self._run_paths, self.view.notice
-            self._steering = steering_policy(self.journal, jobs, profiles.profiles, paths=paths, notice=notice)
+            self._steering = steering_policy(
+                SteeredBatch(
+                    journal=self.journal,
+                    jobs=jobs,
+                    profiles=profiles.profiles,
+                    paths=self._run_paths,
+                    notice=self.view.notice,
+                )
+            )
             changes = {name: {"goal": goal} for name, goal in first_goals(jobs, known=records).items()}
         for name, its in changes.items():
             self.journal.write_job(name, **its)

@@ -39,7 +39,7 @@ from ringmaster.tasks.execution.execution_events import (
 )
 from ringmaster.tasks.execution.job_table import added_jobs
 from ringmaster.tasks.execution.plan_manager import EVERY_S
-from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest, steering_policy
+from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, SteeringRequest, steering_policy
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
@@ -193,12 +193,14 @@ def followed_batch(
     """
     view = run.caller.view
     scheduler = sweep_scheduler or steering_policy(
-        run.journal,
-        submission.jobs,
-        submission.profiles,
-        paths=submission.run_paths(),
-        notice=view.notice,
-        is_replayed=after == LogPosition(),
+        SteeredBatch(
+            journal=run.journal,
+            jobs=submission.jobs,
+            profiles=submission.profiles,
+            paths=submission.run_paths(),
+            notice=view.notice,
+            is_replayed=after == LogPosition(),
+        )
     )
     every: list[Listener] = [view.listen, *listeners]
     if scheduler is not None:

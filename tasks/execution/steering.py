@@ -92,10 +92,11 @@ class SteeringPolicy(Protocol):
         """Returns whether jobs may get more to train although nothing is left now."""
 
 
-class FeaturePolicy(SteeringPolicy):
-    """Decides how far the jobs of a feature train in a batch.
+@dataclass(frozen=True, kw_only=True)
+class SteeredBatch:
+    """A batch as the policies of features see it.
 
-    jobs: of the batch, as they were written, with their steps resolved.
+    jobs: as they were written, with their steps resolved.
     profiles: the options of the jobs and of their variants, by name.
     paths: the folders of the batch's run.
     notice: receives what was chosen, and why.
@@ -103,17 +104,19 @@ class FeaturePolicy(SteeringPolicy):
         returns what follows from them.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        jobs: Iterable[Job],
-        profiles: Mapping[str, Sequence[Profile]],
-        *,
-        paths: RunPaths,
-        notice: Callable[[str], None] = lambda _: None,
-        is_replayed: bool = False,
-    ) -> None:
-        self._journal, self._paths, self._notice, self._is_replayed = journal, paths, notice, is_replayed
+    journal: Journal
+    jobs: Sequence[Job]
+    profiles: Mapping[str, Sequence[Profile]]
+    paths: RunPaths
+    notice: Callable[[str], None] = lambda _: None
+    is_replayed: bool = False
+
+
+class FeaturePolicy(SteeringPolicy):
+    """Decides how far the jobs of a feature train in a batch."""
+
+    def __init__(self, batch: SteeredBatch) -> None:
+        self._batch, self._journal = batch, batch.journal
 
     @classmethod
     def is_for(cls, job: Job) -> bool:
@@ -126,14 +129,9 @@ class FeaturePolicy(SteeringPolicy):
         raise NotImplementedError
 
 
-def steering_policy(
-    journal: Journal, jobs: Sequence[Job], profiles: Mapping[str, Sequence[Profile]], **options: Any
-) -> FeaturePolicy | None:
+def steering_policy(batch: SteeredBatch) -> FeaturePolicy | None:
     """Returns what steers a batch: the first policy of a feature that is for one of its jobs; None for no such job."""
-    for kind in _policies():
-        if any(map(kind.is_for, jobs)):
-            return kind(journal, jobs, profiles, **options)
-    return None
+    return next((kind(batch) for kind in _policies() if any(map(kind.is_for, batch.jobs))), None)
 
 
 def first_goals(jobs: Sequence[Job], *, known: Mapping[str, JobRecord]) -> dict[str, int]:

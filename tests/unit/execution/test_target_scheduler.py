@@ -19,7 +19,7 @@ from ringmaster.features.target.noise_scale import GradientNoise
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.execution.execution_events import GangReport, JobEnded
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.execution.steering import SteeringRequest, first_goals
+from ringmaster.tasks.execution.steering import SteeredBatch, SteeringRequest, first_goals
 from ringmaster.tasks.storage.journal import Evaluation, JobRecord, begin_jobs
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
 from ringmaster.techniques.processes.gang_events import ENDED_EARLY, EvaluationReported, Outcome, Steps
@@ -175,7 +175,9 @@ class Varying(Bench):
         profiles = {"a": self.variants[job.phase(0).variant]}
         profiles |= {other.name: self.variants[variant] for variant, other in job.variants().items()}
         jobs, paths = [*job.searches(), job], RunPaths(folder=folder, cache_dir=folder)
-        self.scheduler = TargetScheduler(journal, jobs, profiles, paths=paths, notice=self.choices_or_hints)
+        self.scheduler = TargetScheduler(
+            SteeredBatch(journal=journal, jobs=jobs, profiles=profiles, paths=paths, notice=self.choices_or_hints)
+        )
         super().__init__(folder, jobs, runner=runner, journal=journal, steering=self.scheduler, **kwargs)
 
     def entry(self, job, *profiles):
@@ -240,7 +242,8 @@ def test_noise_that_is_heard_late_is_waited_for(tmp_path):
     journal, asked = open_journal(tmp_path), []
     jobs, paths = [*SEARCHED.searches(), SEARCHED], RunPaths(folder=tmp_path, cache_dir=tmp_path)
     begin_jobs(journal, jobs, faults={})
-    scheduler = TargetScheduler(journal, jobs, {"a": (profile(),)}, paths=paths, is_replayed=True)
+    batch = SteeredBatch(journal=journal, jobs=jobs, profiles={"a": (profile(),)}, paths=paths, is_replayed=True)
+    scheduler = TargetScheduler(batch)
     scheduler.attach(asked.append, later=lambda act: act(), elapsed_s=0.0)
     for search in SEARCHED.searches():
         evaluated = Evaluation(step=50, metrics={"loss": 1 - 100 * search.optimizer.lr})

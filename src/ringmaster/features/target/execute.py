@@ -32,9 +32,8 @@ from ringmaster.features.target.noise_scale import (
 )
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.job_table import variant_options
-from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.execution.steering import FeaturePolicy, SteeringRequest
-from ringmaster.tasks.storage.journal import ENDED, Journal
+from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, SteeringRequest
+from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
 from ringmaster.techniques.job_features import FirstCheckpoint
@@ -197,20 +196,11 @@ class TargetScheduler(FeaturePolicy):
 
     PURPOSE = "the choices on the way to targets"
 
-    def __init__(
-        self,
-        journal: Journal,
-        jobs: Iterable[Job],
-        profiles: Mapping[str, Sequence[Profile]],
-        *,
-        paths: RunPaths,
-        notice: Callable[[str], None] = lambda _: None,
-        is_replayed: bool = False,
-    ) -> None:
-        super().__init__(journal, jobs, profiles, paths=paths, notice=notice, is_replayed=is_replayed)
-        self.jobs = {job.name: job for job in jobs if self.is_for(job)}
-        self._variants = {job.name: variant_options(job, profiles) for job in self.jobs.values() if job.varies}
-        fact = journal.get(FACT, {})
+    def __init__(self, batch: SteeredBatch) -> None:
+        super().__init__(batch)
+        self.jobs = {job.name: job for job in batch.jobs if self.is_for(job)}
+        self._variants = {job.name: variant_options(job, batch.profiles) for job in self.jobs.values() if job.varies}
+        fact = self._journal.get(FACT, {})
         self.choices = {name: from_json(VariantChoice, each) for name, each in fact.get("choices", {}).items()}
         self.rates = {name: from_json(LearningRateChoice, each) for name, each in fact.get("rates", {}).items()}
         self._searches = {name: {each.name: each for each in job.searches()} for name, job in self.jobs.items()}
@@ -221,11 +211,11 @@ class TargetScheduler(FeaturePolicy):
         for name, rows in fact.get("noise", {}).items():
             self._noise[name] = {row["step"]: from_json(GradientNoise, row) for row in rows}
         self._waiting: set[str] = set()  # jobs that rest until their choice is handed over
-        self._ended = {name for name, record in journal.jobs().items() if record.status in ENDED}
+        self._ended = {name for name, record in self._journal.jobs().items() if record.status in ENDED}
         self._heard_out: set[str] = set()  # short runs of which all events were received
         self._lock = threading.Lock()
         if without := [name for name, job in self.jobs.items() if not job.searches()]:
-            notice(SEARCH_FIRST.format(", ".join(without)))
+            batch.notice(SEARCH_FIRST.format(", ".join(without)))
 
     @classmethod
     def is_for(cls, job: Job) -> bool:
@@ -256,7 +246,7 @@ class TargetScheduler(FeaturePolicy):
             if self._searches[name]:
                 self._later(partial(self._compare, name))
             is_probed = job.varies and record is not None and record.step >= _probe(job)
-            if name in self.choices or (is_probed and not self._is_replayed):
+            if name in self.choices or (is_probed and not self._batch.is_replayed):
                 self._choose_soon(name)
 
     def _choose_soon(self, name: str) -> None:
@@ -299,7 +289,7 @@ class TargetScheduler(FeaturePolicy):
             for other, search in searches.items():
                 record = records[other]
                 is_over = other not in left or record.rested == search_steps(job)
-                if not is_over or (self._is_replayed and other not in self._heard_out):
+                if not is_over or (self._batch.is_replayed and other not in self._heard_out):
                     return
                 results[search.optimizer.lr] = record.evaluated.metrics if record.evaluated is not None else {}
             choice = choose_learning_rate(job, results)
@@ -310,11 +300,11 @@ class TargetScheduler(FeaturePolicy):
             with self._lock:
                 self.rates[name] = choice
                 self._keep()
-            self._notice(choice.why)
+            self._batch.notice(choice.why)
         choice = self.rates[name]
         settled, is_probed = replace(job, optimizer=replace(job.optimizer, lr=choice.lr)), False
         if choice.goes_on_from:
-            root = self._paths.checkpoint_dir(searches[choice.goes_on_from])
+            root = self._batch.paths.checkpoint_dir(searches[choice.goes_on_from])
             settled = settled.with_start(FirstCheckpoint(checkpoints=root, step=search_steps(job)))
             is_probed = search_steps(job) >= _probe(job)
         self._act(
@@ -383,7 +373,7 @@ class TargetScheduler(FeaturePolicy):
             with self._lock:
                 self.choices[name] = self._choice(name)
                 self._keep()
-            self._notice(self.choices[name].why)
+            self._batch.notice(self.choices[name].why)
         choice = self.choices[name]
         phases = choice.phases(self.jobs[name])
         whys = [each.why for each in (self.rates.get(name), choice) if each is not None]
