@@ -9,13 +9,15 @@ BATCH ?= examples/mixed_batch.yaml
 # Further arguments of pytest: make test TESTS=tests/unit
 TESTS ?= tests
 # Processes that share the tests, a file at a time, so that what a file prepares is prepared once; 0 runs them in one.
+# Integration tests, whose files take longest, come first: by their numbers of cases, which is the default, they would be
+# last, and one process would be busy at the end.
 # Three keep two cores busy: a quarter of the time of a process is waiting, for gangs, servers and disks.
 WORKERS ?= 3
 # Which of several parts of the files with long tests to run: make test-full PART=2/4
 PART ?= 1/1
 
 BIN := .venv/bin
-PARALLEL = --numprocesses $(WORKERS) --dist loadfile
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY := .venv/.ready
 # What bench-gpu runs: a machine with a GPU may have its own torch and transformers, and nothing else.
 PYTHON_GPU ?= $(BIN)/python
@@ -65,7 +67,7 @@ demo-untrusted: $(READY)  ## Let an untrusted node of a pool lie, and see it nam
 	$(BIN)/python examples/untrusted/demo.py
 
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
-	$(BIN)/python -m pytest $(PARALLEL) --timeout 180 --maxfail 20 $(TESTS)
+	$(BIN)/python -m pytest $(PARALLEL) --timeout 180 --maxfail 20 $(patsubst tests,tests/integration tests/unit,$(TESTS))
 
 # Long tests are marked, or are cases of a matrix. No other file is imported, which would take longer than most of them.
 FULL = $(shell grep -rlE 'mark\.full|tests\.matrix' --include='test_*.py' $(TESTS) | sort \

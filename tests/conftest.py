@@ -24,9 +24,14 @@ MEMORY, MIN_FREE_BYTES = Path("/dev/shm"), 4 << 30
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MIN_FREE_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
+with suppress(ImportError):  # a machine with a GPU may have only torch and pytest, which suffices for its tests
+    from ringmaster.compat.jsonschema import import_without_iris
+
+    import_without_iris()  # before a test file imports Prefect, which would take a second longer
+
 gc.disable()  # until all modules are imported: none of their objects is garbage
 
-with suppress(ImportError):  # a machine with a GPU may have only torch and pytest, which suffices for its tests
+with suppress(ImportError):
     from hypothesis import HealthCheck, settings
 
     # By default Hypothesis fails a test whose example takes 0.2 s, or whose examples are drawn slowly. Any example may

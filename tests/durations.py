@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from time import monotonic, process_time  # bound here: tests replace the clocks of module time
 
@@ -63,12 +64,15 @@ def _words(file):
 def kind_of(frame):
     """Returns the kind of cost of what a stack does at this moment."""
     while frame is not None:
-        path = frame.f_code.co_filename
-        for kind, parts in KINDS.items():
-            if any(part in path for part in parts):
-                return kind
+        if (kind := _kind_of_file(frame.f_code.co_filename)) is not None:
+            return kind
         frame = frame.f_back
     return OTHER
+
+
+@cache
+def _kind_of_file(path):
+    return next((kind for kind, parts in KINDS.items() if any(part in path for part in parts)), None)
 
 
 class Sampler(threading.Thread):
@@ -109,32 +113,17 @@ class Worker:
     @pytest.hookimpl
     def pytest_collection_finish(self):
         began_s, began_cpu_s = self._collected
-        self._collecting = (monotonic() - began_s, cpu_s() - began_cpu_s)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self):
-        return (yield from self._measured())
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self):
-        return (yield from self._measured())
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self):
-        return (yield from self._measured())
-
-    def _measured(self):
-        began_cpu_s = cpu_s()
-        try:
-            return (yield)
-        finally:
-            # What a killed fork server's orphans took before is known no longer.
-            self._cpu_s = max(cpu_s() - began_cpu_s, 0.0)
+        self._case_began_cpu_s = cpu_s()
+        self._collecting = (monotonic() - began_s, self._case_began_cpu_s - began_cpu_s)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self):
+    def pytest_runtest_makereport(self, call):
         report = yield
-        report.cpu_s = self._cpu_s
+        if call.when == "teardown":  # once a case, as many threads and child processes have to be looked at
+            now_cpu_s = cpu_s()
+            # What a killed fork server's orphans took before is known no longer.
+            report.cpu_s = max(now_cpu_s - self._case_began_cpu_s, 0.0)
+            self._case_began_cpu_s = now_cpu_s
         return report
 
     @pytest.hookimpl

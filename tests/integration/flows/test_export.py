@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError
 from ringmaster.flows import cli
 
-peft = pytest.importorskip("peft")
 IDS = torch.arange(12).reshape(2, 6)
 
 
@@ -20,8 +19,13 @@ def export(*arguments):
     return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def peft():
+    return pytest.importorskip("peft")
+
+
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
+def folders(peft, tmp_path, monkeypatch):
     """A base, and a LoRA on it whose weights are not those that it began with."""
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))
     base, adapter = tmp_path / "base", tmp_path / "adapter"
@@ -35,7 +39,7 @@ def folders(tmp_path, monkeypatch):
     return base, adapter
 
 
-def test_an_adapter_is_merged_into_one_folder_that_computes_what_both_do(folders, tmp_path):
+def test_an_adapter_is_merged_into_one_folder_that_computes_what_both_do(folders, peft, tmp_path):
     base, adapter = folders
     assert export(adapter, tmp_path / "merged", "--merge")["is_merged"]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
@@ -48,7 +52,7 @@ def test_an_adapter_is_merged_into_one_folder_that_computes_what_both_do(folders
     assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == {"of": "base"}
 
 
-def test_a_classifier_is_exported_with_the_head_that_was_trained(folders, tmp_path):
+def test_a_classifier_is_exported_with_the_head_that_was_trained(folders, peft, tmp_path):
     base, _ = folders
     config = peft.LoraConfig(r=4, task_type="SEQ_CLS", init_lora_weights=False, modules_to_save=["score"])
     plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3, pad_token_id=0)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,8 +16,7 @@ from ringmaster.techniques.training.generation import end_tokens_of, prompt_seed
 from tests.integration.losses.my_rewards import letter, some
 from tests.integration.workbench import LLAMA, SGD, largest_difference
 
-pytest.importorskip("trl", reason="whose trainer this is")
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.skipif(find_spec("trl") is None, reason="no trl, whose trainer this is")]
 
 NUM_STEPS, NUM_PROMPTS, NUM_GENERATIONS, MAX_TOKENS = 6, 4, 4, 8
 # AdamW would make whole steps of gradients that are only rounding, such as of tokens that no completion has.

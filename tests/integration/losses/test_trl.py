@@ -1,6 +1,7 @@
 """Losses against TRL's trainers, which train the same model on the same samples in the same order."""
 
 import copy
+from importlib.util import find_spec
 from itertools import takewhile
 
 import pytest
@@ -14,8 +15,7 @@ from tests.integration.losses.pairs import END, PAD, VOCAB_SIZE, preferences
 from tests.integration.losses.test_losses import LORA, PREFERENCES, TINY
 from tests.integration.workbench import ADAMW
 
-pytest.importorskip("trl", reason="whose losses these are")
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.skipif(find_spec("trl") is None, reason="no trl, whose losses these are")]
 
 NUM_STEPS, NUM_ROWS = 20, 8
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ import pytest
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job_specs import DataSpec
 
-pytest.importorskip("trl", reason="whose tokens these are")
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.skipif(find_spec("trl") is None, reason="no trl, whose tokens these are")]
 
 BOS, EOS = "<s>", "</s>"
 TEXTS = ["hello world", "hello  world ", "what is 3?", "the user asks\n", "", "naïve"]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import ScheduleSpec
@@ -14,7 +13,10 @@ def factors(schedule, *, num_steps=NUM_STEPS):
     return [schedule.factor(step, num_steps=num_steps) for step in range(num_steps)]
 
 
-def of_transformers(make, **options):
+def of_transformers(name, **options):
+    import transformers.optimization  # imports peft and torch's compiler, for a second
+
+    make = getattr(transformers.optimization, f"get_{name}")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimizer, **options)
     found = []
@@ -31,13 +33,13 @@ def of_transformers(make, **options):
         (
             ScheduleSpec(name="linear", warmup_steps=NUM_WARMUP),
             lambda: of_transformers(
-                get_linear_schedule_with_warmup, num_warmup_steps=NUM_WARMUP, num_training_steps=NUM_STEPS
+                "linear_schedule_with_warmup", num_warmup_steps=NUM_WARMUP, num_training_steps=NUM_STEPS
             ),
         ),
         (
             ScheduleSpec(name="cosine", warmup_ratio=0.1, min_lr_ratio=0.2),
             lambda: of_transformers(
-                get_cosine_with_min_lr_schedule_with_warmup,
+                "cosine_with_min_lr_schedule_with_warmup",
                 num_warmup_steps=NUM_WARMUP,
                 num_training_steps=NUM_STEPS,
                 min_lr_rate=0.2,
@@ -46,7 +48,7 @@ def of_transformers(make, **options):
         (
             ScheduleSpec(name="wsd", warmup_steps=NUM_WARMUP, decay_ratio=0.3, min_lr_ratio=0.1),
             lambda: of_transformers(
-                get_wsd_schedule,
+                "wsd_schedule",
                 num_warmup_steps=NUM_WARMUP,
                 num_decay_steps=15,
                 num_training_steps=NUM_STEPS,
@@ -63,7 +65,7 @@ def test_after_the_warm_up_the_factors_are_those_of_transformers(schedule, their
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
 def test_the_warm_up_is_one_step_ahead_of_transformers(name):
-    theirs = of_transformers(get_linear_schedule_with_warmup, num_warmup_steps=NUM_WARMUP, num_training_steps=NUM_STEPS)
+    theirs = of_transformers("linear_schedule_with_warmup", num_warmup_steps=NUM_WARMUP, num_training_steps=NUM_STEPS)
     assert factors(ScheduleSpec(name=name, warmup_steps=NUM_WARMUP))[:NUM_WARMUP] == pytest.approx(
         theirs[1 : NUM_WARMUP + 1], rel=0, abs=1e-12
     )
