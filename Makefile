@@ -184,6 +184,7 @@ bench-learning: $(READY)  ## Measure plans by predictions that are corrected whi
 
 # About 15 minutes on two quiet cores; BENCH="--only bert vit" for some of its jobs.
 bench-predictions: $(READY)  ## Measure how far predicted seconds of a step are from measured ones
+	$(BIN)/python -m benchmarks.load_traces $(if $(BENCH),,--table)
 	$(BIN)/python -m benchmarks.predictions $(BENCH)
 
 # About 50 minutes, with Slurm and Ray; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.

@@ -50,6 +50,7 @@ from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "predicted_steps.json", ROOT / "docs" / "benchmarks.md"
 MIN_STEPS, MAX_STEPS, ENOUGH_S = 3, 12, 0.8  # steps that are measured, and seconds of them
+SAME = 0.05  # the logarithm of a ratio of seconds that decides nothing
 BESIDE = ("save_s", "evaluate_s", "export_s")
 MINILM = {
     "hidden_size": 384,
@@ -306,7 +307,31 @@ def report(rows: Sequence[Row]) -> str:
     ]
     lines += ["", f"| outside the steps | {head}", "|---|---|---|---|---|"]
     lines += [f"| {key} | {summary(errors(rows, key))} |" for key in BESIDE]
+    orders = {name: order_of(group) for name, group in of_job.items()}
+    known = {name: order for name, order in orders.items() if order is not None}
+    if known:
+        wrong = ", ".join(name for name, is_right in known.items() if not is_right) or "none"
+        lines += ["", f"Two threads or two ranks: right in {sum(known.values())} of {len(known)} jobs; wrong: {wrong}."]
     return "\n".join(lines) + "\n"
+
+
+def order_of(rows: Iterable[Row]) -> bool | None:
+    """Returns whether `single` or `ddp` on two devices, each as it looks quickest, was predicted to be the quicker one.
+
+    Options that take equally long to a twentieth have no order. None where one of them was not measured.
+    """
+    quickest: dict[str, Row] = {}
+    for row in rows:
+        name, number = row["candidate"]["technique"], row["candidate"]["num_devices"]
+        if number == 2 and name in ("single", "ddp") and row["measured"] and row["candidate"].get("step_s"):
+            known = quickest.setdefault(name, row)
+            quickest[name] = min(known, row, key=lambda each: each["candidate"]["step_s"])
+    if len(quickest) < 2:
+        return None
+    single, ranks = quickest["single"], quickest["ddp"]
+    measured = math.log(single["measured"]["step_s"] / ranks["measured"]["step_s"])
+    predicted = math.log(single["candidate"]["step_s"] / ranks["candidate"]["step_s"])
+    return abs(measured) < SAME or measured * predicted > 0
 
 
 def write(rows: Sequence[Row]) -> None:

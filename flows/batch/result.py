@@ -13,6 +13,7 @@ from ringmaster.flows.reports.progress import View, describe
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import (
     FIRST_PREDICTION,
+    NEWEST_PREDICTION,
     ExecutionEvent,
     JobEnded,
     Listeners,
@@ -143,7 +144,9 @@ def collect(
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
         practice_s = fusion["practice_s"] if fusion else list_scheduling.current_practice(problem).makespan_s
-        prediction, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
+        prediction, newest = predictions_in({key: journal.get(key) for key in (FIRST_PREDICTION, NEWEST_PREDICTION)})
+        if prediction is not None and newest is not None:
+            prediction = replace(prediction, run_load=newest.run_load)
     if fusion and plan is not None:
         figures |= _bound_over_groups(plan, fusion)
     return BatchResult(
@@ -314,6 +317,7 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
     if (prediction := result.prediction) is not None:
         figures |= {"predicted_makespan_s": prediction.makespan_s, "predicted_low_s": prediction.low_s}
         figures |= {"predicted_high_s": prediction.high_s, "machine_load": prediction.load}
+        figures |= {"run_load": prediction.run_load}
         if not isinstance(recorder, PoolRecorder):  # errors under other load do not hold for a batch alone
             figures |= {"prediction_spread": prediction.spread, "uncorrected_makespan_s": prediction.uncorrected_s}
             ends_s = {job["name"]: job["end_s"] for job in result.jobs if job["end_s"] is not None}

@@ -77,7 +77,8 @@ class Prediction:
 
     makespan_s: when the last job ends, the median.
     low_s, high_s: the interval that contains the actual makespan with probability `coverage`.
-    load: the load of the machine when the plan was made (`tasks/profiling/speed_beliefs.py`), which the plan contains.
+    load: the load of the machine when the plan was made (`tasks/profiling/machine_load.py`), which the plan contains.
+    run_load: its mean load since the begin; None before it is known.
     spread: the expected logarithmic error of the end that follows from the speeds alone.
     num_earlier: the number of earlier runs whose errors correct it.
     uncorrected_s: the median makespan by the speeds alone; None in predictions of earlier releases.
@@ -100,6 +101,7 @@ class Prediction:
     made_s: float = 0.0
     earliest_s: float | None = field(default=None, metadata=SINCE_LATER)
     latest_s: float | None = field(default=None, metadata=SINCE_LATER)
+    run_load: float | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def end(self) -> PredictedEnd:

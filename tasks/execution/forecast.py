@@ -6,9 +6,10 @@ devices. With d the draws of the posterior of all step times (`SpeedBeliefs.draw
     end_i(d) = max(end_k(d) over the segments k that i follows) + overhead_i + work_i exp(x_i(d) - median of x_i)
 
 where i follows the segments before it on its devices, of its job, and of the jobs that its job depends on. All ends of
-a draw are then stretched by one more factor, log-normal with `MIN_SPREAD` and the spread of the machine's load, for
-what no profile contains. This is Monte Carlo simulation of a project's schedule (van Slyke, Operations Research 11,
-1963). The quantiles of the draws are those of each end.
+a draw are then stretched by one more factor, log-normal with `MIN_SPREAD` and the measurement error of the machine's
+load, for what no profile contains, and by the change of the load that is expected (`load_ahead`). This is Monte Carlo
+simulation of a project's schedule (van Slyke, Operations Research 11, 1963). The quantiles of the draws are those of
+each end.
 
 The errors of earlier runs correct them. Let e = log(actual / predicted makespan by the draws), and s its standard
 deviation in the draws. Half of its variance is taken to be common to all runs of a batch:
@@ -51,7 +52,7 @@ from ringmaster.tasks.planning.bounds.bounds import certified_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem_parts import MIN_RUNTIME_S
-from ringmaster.tasks.profiling.machine_load import MachineLoad
+from ringmaster.tasks.profiling.machine_load import MachineLoad, load_ahead
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs, SpeedErrors, errors_of
 from ringmaster.techniques import Profile
 
@@ -59,8 +60,6 @@ NUM_DRAWS = 200
 SPEEDS, SURROUNDINGS = 0, 1  # the seeds of the draws of speeds, and of the factor that stretches all ends
 NU = 4  # the runs that the prior spread counts for
 MIN_SPREAD = 0.1  # what no profile contains: records, evaluation during training, a machine that drifts
-# The part of a load, as a logarithm, that may come or go before the batch ends.
-PASSING_SHARE = 0.1
 MIN_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
 LATEST = 0.9  # the share of ends that are not after the latest end
@@ -83,11 +82,13 @@ class EarlierRun:
     error: the logarithm of its actual over its predicted makespan by the speeds alone.
     spread: the spread that was stated for it.
     job_error: the root mean square of its jobs' errors beyond that of the batch; None where it was not recorded.
+    loads: of the machine, when it was planned and, where that is known, while it ran.
     """
 
     error: float
     spread: float
     job_error: float | None = None
+    loads: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,7 +420,10 @@ def predict(
     about, known_s = conditions or ForecastConditions(), earliest_s or {}
     load, last = about.load, _last(left)
     speeds = spread_of(left)
-    common = math.hypot(MIN_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))
+    common = math.hypot(MIN_SPREAD, load.spread)
+    seen = [ratio for run in about.earlier for ratio in run.loads]
+    ahead = load_ahead(load, seen, seconds=float(np.median(last)))
+    change = math.log(ahead.ratio / load.ratio)
     spread = math.hypot(speeds, common)
     centre, half = corrected(spread, about.earlier)
     fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
@@ -430,8 +434,11 @@ def predict(
 
     def end_of(row: int, *, least_s: float, own_spread: float = 0.0) -> PredictedEnd:
         low, median, high = quantiles[row]
-        centre_s = max(median * math.exp(centre * fade), least_s)
-        below, above = (math.hypot(stretch * math.log(quantile / median), Z * own_spread) for quantile in (low, high))
+        centre_s = max(median * math.exp(centre * fade + change), least_s)
+        below, above = (
+            math.hypot(stretch * math.log(quantile / median), Z * own_spread, Z * ahead.spread)
+            for quantile in (low, high)
+        )
         end = PredictedEnd(
             end_s=centre_s,
             low_s=max(centre_s * math.exp(-below), least_s),
@@ -500,21 +507,22 @@ def job_error(prediction: Prediction, *, makespan_s: float, ends_s: Mapping[str,
 
 
 def errors_in(runs: Iterable[Mapping[str, float]]) -> list[EarlierRun]:
-    """Returns the errors of earlier runs by their metrics; leaves out runs that stated no spread, or took no time."""
-    measures = (
-        (
-            run.get("makespan_s", 0.0),
-            run.get("uncorrected_makespan_s") or run.get("planned_makespan_s", 0.0),
-            run.get("prediction_spread", 0.0),
-            run.get("prediction_job_error"),
-        )
-        for run in runs
-    )
-    return [
-        EarlierRun(error=math.log(actual_s / predicted_s), spread=spread, job_error=own)
-        for actual_s, predicted_s, spread, own in measures
-        if min(actual_s, predicted_s, spread) > 0
-    ]
+    """Returns the errors of earlier runs by their metrics; leaves out runs that stated no spread, or took no time.
+
+    What a run took longer as the load of its machine changed is no error of speeds.
+    """
+    earlier = []
+    for run in runs:
+        actual_s, spread = run.get("makespan_s", 0.0), run.get("prediction_spread", 0.0)
+        predicted_s = run.get("uncorrected_makespan_s") or run.get("planned_makespan_s", 0.0)
+        loads = tuple(load for key in ("machine_load", "run_load") if (load := run.get(key, 0.0)) >= 1)
+        if min(actual_s, predicted_s, spread) > 0:
+            change = loads[-1] / loads[0] if "run_load" in run and len(loads) == 2 else 1.0
+            error = math.log(actual_s / predicted_s / change)
+            earlier.append(
+                EarlierRun(error=error, spread=spread, job_error=run.get("prediction_job_error"), loads=loads)
+            )
+    return earlier
 
 
 def t_quantile(probability: float, *, freedom: int) -> float:

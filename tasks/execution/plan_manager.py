@@ -282,7 +282,7 @@ class Forecaster:
             predict_batch = partial(
                 predict,
                 {local[job]: draws for job, draws in of_jobs.items()},
-                conditions=replanner.conditions,
+                conditions=replanner.present_conditions,
                 earliest_s={local[job]: earliest_s[job] for job in of_jobs if job in earliest_s},
                 earliest_last_s=0.0 if least is None else least.of_last(of_jobs),
             )
@@ -303,7 +303,7 @@ class Forecaster:
             facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
         since_s = self._since_s[batch]
         prediction = predict_batch(first_spread=self._first_spread[batch], since_s=since_s, made_s=now_s - since_s)
-        published = self._calibrated(prediction)
+        published = replace(self._calibrated(prediction), run_load=self._plan_manager.replanner.run_load)
         journal.put_later({**facts, NEWEST_PREDICTION: published.to_json()})
         self._notify(PredictionUpdate(batch=batch, prediction=published))
         return prediction

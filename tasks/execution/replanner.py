@@ -340,6 +340,18 @@ class Replanner:
         )
         return seconds_left(self.timeline(state, left), self._beliefs, options_of(state.profiles)), least
 
+    @property
+    def present_conditions(self) -> ForecastConditions:
+        """The conditions with the load of the machine now."""
+        if self._load.mean is None:
+            return self.conditions
+        return replace(self.conditions, load=replace(self.conditions.load, ratio=self._load.ratio))
+
+    @property
+    def run_load(self) -> float | None:
+        """The mean load of the machine since the begin; None before it is known."""
+        return self._load.mean
+
     def price(self, state: State, job: str) -> tuple[Problem, JobPrice] | None:
         """Returns what a job costs of which nothing is planned yet, with the problem; None where it has no place now.
 

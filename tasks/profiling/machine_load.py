@@ -4,6 +4,16 @@ The load is how many times as long as on a quiet machine a computation takes. Be
 reference kernel measures it: its mean seconds over its seconds on a quiet machine. These are the fewest seconds that a
 repetition took on this machine lately: repetitions are shorter than a time slice, so some of them are undisturbed on a
 busy machine, too. While a batch runs, its gangs measure it (`techniques/processes/core_load.py`).
+
+Loads change. The logarithm x of the load is taken to be the mean m and a sum of Ornstein-Uhlenbeck processes. They have
+equal shares w of its variance s^2, and return to 0 with the time constants c. Given x now, its mean over the next T
+seconds is normal (Gillespie, Physical Review E 54, 1996), where a = T / c,
+
+    mean  m + (x - m) r         variance  s^2 (sum of w 2 (a - 1 + exp(-a)) / a^2  -  r^2)
+    with  r = sum of w (1 - exp(-a)) / a
+
+m and s are those of x, of what earlier runs have seen, and of a quiet machine; one that was never seen busy stays
+quiet.
 """
 
 from __future__ import annotations
@@ -31,6 +41,7 @@ VERSION = 1  # incremented when the kernel changes
 BUSY_LOAD = 1.15
 """The load above which a machine counts as busy with other work, which is reported."""
 LOAD_ERROR = 0.1  # of the logarithm of a load, by which measured seconds are divided
+CHANGES_S = (120.0, 3600.0)  # the time constants with which a load changes
 LATELY_S = 30.0  # over which what gangs report of the load is averaged
 NUM_KEPT = 100  # measurements by which a quiet machine is known; older ones may be of another state of it
 
@@ -50,6 +61,22 @@ class MachineLoad:
     def is_busy(self) -> bool:
         """Whether other work slows the machine down noticeably."""
         return self.ratio > BUSY_LOAD
+
+
+def load_ahead(now: MachineLoad, earlier: Sequence[float], *, seconds: float) -> MachineLoad:
+    """Returns the mean load over the next seconds; `spread` is what its logarithm may be off by, for that it changes.
+
+    earlier: loads at which this machine was seen.
+    """
+    log_now = math.log(now.ratio)
+    known = [0.0, log_now, *map(math.log, earlier)]
+    mean = sum(known) / len(known)
+    variance = sum((each - mean) ** 2 for each in known) / (len(known) - 1)
+    shares = [max(seconds / time_s, 1e-3) for time_s in CHANGES_S]  # small ones are differences of nearly equal numbers
+    stays = sum(-math.expm1(-a) / a for a in shares) / len(shares)
+    of_mean = sum(2 * (a + math.expm1(-a)) / a**2 for a in shares) / len(shares)
+    ratio = math.exp(mean + (log_now - mean) * stays)
+    return MachineLoad(ratio=ratio, spread=math.sqrt(variance * max(of_mean - stays**2, 0.0)))
 
 
 class QuietTimes:
@@ -136,11 +163,17 @@ class CurrentLoad:
 
     def __init__(self, first: float = 1.0) -> None:
         self._log, self._heard_s = math.log(first), 0.0
+        self._quiet_s = 0.0  # that the time so far would have taken without load
 
     @property
     def ratio(self) -> float:
         """The load now."""
         return math.exp(self._log)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean load so far; None before a report."""
+        return self._heard_s / self._quiet_s if self._quiet_s else None
 
     @property
     def error(self) -> float:
@@ -151,4 +184,5 @@ class CurrentLoad:
         """Takes in the load of the time since the last report."""
         share = -math.expm1(-(now_s - self._heard_s) / LATELY_S)
         self._log += share * (math.log(load) - self._log)
+        self._quiet_s += (now_s - self._heard_s) / load
         self._heard_s = now_s

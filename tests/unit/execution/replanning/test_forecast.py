@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
+from benchmarks.load_traces import KINDS, LENGTHS_S, replayed
 from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
 from ringmaster.tasks.execution.execution_events import (
     COVERAGE,
@@ -44,7 +46,7 @@ from ringmaster.tasks.execution.plan_manager import EVERY_S, MAX_SHARE
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.profiling.machine_load import MachineLoad
+from ringmaster.tasks.profiling.machine_load import MachineLoad, load_ahead
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
@@ -248,7 +250,41 @@ def test_a_quiet_machine_and_sure_speeds_leave_the_least_spread():
     sure = {"a": np.full(200, 10.0)}
     assert math.isclose(predict(sure).spread, MIN_SPREAD, rel_tol=1e-6)
     busy = predict(sure, conditions=ForecastConditions(load=MachineLoad(ratio=3.0, spread=0.1)))
-    assert busy.spread > math.hypot(MIN_SPREAD, 0.1)
+    assert math.isclose(busy.spread, math.hypot(MIN_SPREAD, 0.1))
+
+
+def run_of(actual_s, predicted_s, *loads):
+    """The metrics of an earlier run that was predicted at the first of these loads, and ran at the second."""
+    metrics = {"makespan_s": actual_s, "uncorrected_makespan_s": predicted_s, "prediction_spread": 0.15}
+    return metrics | dict(zip(("machine_load", "run_load"), loads, strict=False))
+
+
+def test_a_run_beside_other_work_does_not_spoil_the_prediction_of_the_next_one():
+    """It was predicted while nothing else ran, and took 2.8 times as long as other work began."""
+    sure = {"a": np.full(200, 230.0)}
+    for earlier in (run_of(644.0, 230.0, 1.0, 2.8), run_of(230.0, 644.0, 2.8, 1.0)):
+        (known,) = errors_in([earlier])
+        assert known.error == pytest.approx(0.0, abs=1e-9)
+        found = predict(sure, conditions=ForecastConditions(earlier=[known]))
+        assert found.low_s < 230.0 < found.high_s
+        assert found.makespan_s < 1.5 * 230.0  # what came once may come again
+        assert found.high_s > predict(sure).high_s
+    assert errors_in([run_of(644.0, 230.0, 1.0)])[0].error == pytest.approx(math.log(2.8)), "of an earlier release"
+
+
+def test_a_load_is_there_for_a_while_and_returns_to_the_usual_one():
+    busy, quiet = MachineLoad(ratio=4.0), MachineLoad()
+    soon, later = (load_ahead(busy, [1.2, 1.1], seconds=seconds) for seconds in (1.0, 20_000.0))
+    assert soon.ratio == pytest.approx(4.0, rel=0.02)
+    assert 1.0 < later.ratio < 2.5
+    assert soon.spread < 0.05 < load_ahead(busy, [1.2, 1.1], seconds=600.0).spread
+    assert load_ahead(quiet, [4.0, 4.0], seconds=20_000.0).ratio > 1.5
+    assert load_ahead(quiet, [1.0, 1.0], seconds=20_000.0) == MachineLoad()
+
+
+def test_intervals_hold_in_replayed_traces_of_load():
+    found = [row for kind in KINDS if kind != "quiet" for s in LENGTHS_S for row in replayed(kind, length_s=s, seed=1)]
+    assert 0.8 < statistics.mean(is_inside for is_inside, _ in found) < 0.99
 
 
 @pytest.mark.parametrize("num_jobs", [1, 4])

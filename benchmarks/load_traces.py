@@ -1,0 +1,172 @@
+"""Predicted ends on machines whose load changes: how many lie in their 90 % intervals, on recorded and drawn traces.
+
+    python -m benchmarks.load_traces [--machines N] [--table]
+
+A batch runs again and again on one machine, at random times of a trace of its load. It takes so many seconds on a quiet
+machine, with an error of 10 % that nothing explains. Before each run its end is predicted by the load at hand, which is
+measured with an error of 5 %, and by the earlier runs. Traces are drawn of three kinds (processes that come and go, a
+load that drifts, builds of twenty minutes every two hours), and one was recorded on two cores that seven developers
+shared: the mean number of processes that were ready, of two seconds every few seconds. `--table` writes the table
+between the markers in docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in, predict
+from ringmaster.tasks.profiling.machine_load import MachineLoad
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+RECORDED = Path(__file__).with_name("load_trace.csv")
+BEGIN, END = "<!-- load-traces -->", "<!-- /load-traces -->"
+LENGTHS_S = (30.0, 120.0, 600.0, 1800.0)
+NUM_CORES, DAY_S, EVERY_S = 2, 86_400.0, 10.0
+UNEXPLAINED, OF_LOAD, OF_SPEED = 0.1, 0.05, 0.05
+RUNS, NUM_EARLIER = 12, 20
+
+Trace = Sequence[tuple[float, float]]
+"""The seconds of each change, and the load from then on."""
+
+
+def load_of(num_others: float) -> float:
+    """Returns the load of a gang of as many threads as there are cores, where so many other threads are ready."""
+    return (NUM_CORES + num_others) / NUM_CORES
+
+
+def coming_and_going(draw: random.Random) -> Trace:
+    """Processes that arrive every five minutes and take four, in the mean; each machine has its own rate."""
+    rate, changes = draw.uniform(0.3, 2.0) / 300, list[tuple[float, int]]()
+    at_s = 0.0
+    while at_s < DAY_S:
+        at_s += draw.expovariate(rate)
+        changes += [(at_s, 1), (at_s + draw.expovariate(1 / 240), -1)]
+    trace, number = [(0.0, 1.0)], 0
+    for at_s, change in sorted(changes):
+        number += change
+        trace.append((at_s, load_of(number)))
+    return trace
+
+
+def drifting(draw: random.Random) -> Trace:
+    """A load whose logarithm is an Ornstein-Uhlenbeck process with a time constant of ten minutes to two hours."""
+    mean, deviation, time_s = draw.uniform(0.3, 1.5), draw.uniform(0.2, 0.6), draw.uniform(600.0, 7200.0)
+    keeps, x, trace = math.exp(-EVERY_S / time_s), draw.gauss(mean, deviation), []
+    for number in range(int(DAY_S / EVERY_S)):
+        trace.append((number * EVERY_S, math.exp(max(x, 0.0))))
+        x = mean + keeps * (x - mean) + math.sqrt(1 - keeps**2) * draw.gauss(0.0, deviation)
+    return trace
+
+
+def building(draw: random.Random) -> Trace:
+    """A machine that is quiet but for builds of about twenty minutes every two hours."""
+    trace, at_s = [(0.0, 1.0)], draw.uniform(0.0, 7200.0)
+    while at_s < DAY_S:
+        trace += [(at_s, load_of(draw.uniform(2.0, 8.0))), (at_s + draw.uniform(900.0, 1500.0), 1.0)]
+        at_s += draw.uniform(6000.0, 8400.0)
+    return trace
+
+
+def recorded(draw: random.Random) -> Trace:
+    """The recorded trace, from any time on, again and again."""
+    rows = [tuple(map(float, line.split(","))) for line in RECORDED.read_text().splitlines()]
+    loads = [(at_s - rows[0][0], load_of(number)) for at_s, number in rows]
+    span_s, trace, from_s = loads[-1][0] + EVERY_S, list[tuple[float, float]](), -draw.uniform(0.0, loads[-1][0])
+    while from_s < DAY_S:
+        trace += [(from_s + at_s, load) for at_s, load in loads]
+        from_s += span_s
+    return trace
+
+
+def quiet(draw: random.Random) -> Trace:
+    """A machine without other work."""
+    return [(0.0, 1.0)]
+
+
+KINDS: dict[str, Callable[[random.Random], Trace]] = {
+    "processes that come and go": coming_and_going,
+    "drifting": drifting,
+    "builds": building,
+    "recorded": recorded,
+    "quiet": quiet,
+}
+
+
+def finished_s(trace: Trace, begin_s: float, work_s: float) -> float:
+    """Returns the seconds that work takes from `begin_s` on which takes `work_s` on a quiet machine."""
+    left_s, now_s = work_s, begin_s
+    for (_, load), (until_s, _) in pairwise([*trace, (math.inf, 1.0)]):
+        if until_s <= now_s:
+            continue
+        if (until_s - now_s) / load >= left_s:
+            return now_s + left_s * load - begin_s
+        left_s -= (until_s - now_s) / load
+        now_s = until_s
+    raise AssertionError("the last load is there for good")
+
+
+def replayed(kind: str, *, length_s: float, seed: int) -> list[tuple[bool, float]]:
+    """Returns for each run whether its end lies in its interval, and the interval's width, relative to the end."""
+    draw = random.Random(f"{kind} {length_s} {seed}")
+    trace, metrics, found = KINDS[kind](draw), list[dict[str, float]](), list[tuple[bool, float]]()
+    errors = np.exp(OF_SPEED * np.linspace(-2.0, 2.0, 200))
+    for _ in range(RUNS):
+        begin_s = draw.uniform(0.0, DAY_S - 10 * length_s)
+        load = next(load for at_s, load in reversed(trace) if at_s <= begin_s)
+        seen = max(1.0, load * math.exp(draw.gauss(0.0, OF_LOAD)))
+        work_s = length_s * math.exp(draw.gauss(0.0, UNEXPLAINED))
+        actual_s = finished_s(trace, begin_s, work_s)
+        conditions = ForecastConditions(
+            load=MachineLoad(ratio=seen, spread=OF_LOAD), earlier=errors_in(metrics[-NUM_EARLIER:])
+        )
+        shown = predict({"a": length_s * seen * errors}, conditions=conditions)
+        found.append((shown.low_s <= actual_s <= shown.high_s, (shown.high_s - shown.low_s) / shown.makespan_s))
+        metrics.append(
+            {
+                "makespan_s": actual_s,
+                "uncorrected_makespan_s": shown.uncorrected_s or 0.0,
+                "prediction_spread": shown.spread,
+                "machine_load": seen,
+                "run_load": max(1.0, actual_s / work_s * math.exp(draw.gauss(0.0, OF_LOAD / 2))),
+            }
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machines", type=int, default=40, help="of each kind and length")
+    parser.add_argument("--table", action="store_true")
+    chosen = parser.parse_args()
+    lines = ["| load | in the 90 % interval | in first runs | width, median |", "|---|---:|---:|---:|"]
+    every: list[tuple[bool, float]] = []
+    for kind in KINDS:
+        runs = [replayed(kind, length_s=s, seed=seed) for s in LENGTHS_S for seed in range(chosen.machines)]
+        rows = [row for run in runs for row in run]
+        lines.append(line(kind, rows, first=[run[0] for run in runs]))
+        every += rows if kind != "quiet" else []
+    lines.append(line("**all but quiet**", every, first=every))
+    print("\n".join(lines))
+    if chosen.table:
+        about = f"{date.today().isoformat()}, {chosen.machines} machines of each kind and length, {RUNS} runs on each."
+        before, rest = PAGE.read_text().split(BEGIN, 1)
+        PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
+
+
+def line(kind: str, rows: Sequence[tuple[bool, float]], *, first: Sequence[tuple[bool, float]]) -> str:
+    """Returns a row of the table."""
+    inside, of_first = (statistics.mean(is_inside for is_inside, _ in each) for each in (rows, first))
+    return f"| {kind} | {inside:.1%} | {of_first:.1%} | {statistics.median(width for _, width in rows):.0%} |"
+
+
+if __name__ == "__main__":
+    main()
