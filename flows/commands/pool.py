@@ -10,10 +10,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urljoin
 
 import typer
 
 from ringmaster.errors import InputError, input_errors, raise_faults
+from ringmaster.features import modules
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train_and_show
 from ringmaster.flows.output import (
@@ -487,7 +489,10 @@ def _print_address(home: Path, as_json: bool) -> None:
         raise InputError([f"the pool of {home} is still starting, or ending. To fix: wait for that `ringmaster up`"])
     address = settings.PoolAddress(**json.loads(file.read_text()))
     urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
-    urls |= {"metrics": address.metrics_url} if address.metrics_url else {}  # release 0.2 has none
+    if address.metrics_url:  # release 0.2 has none
+        urls |= {"metrics": address.metrics_url}
+        pages = {name: path for module in modules("routes") for name, path in module.PAGES.items()}
+        urls |= {name: urljoin(address.metrics_url, path) for name, path in pages.items()}
     kept = password_file(home / "pool")
     result = {**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)}
     pages = urls | {"mlflow": home_page(address.mlflow_uri)}

@@ -4,7 +4,8 @@ The server reads the pool's database, and nothing else. So it measures a pool wh
 are away, and goes on when another controller leads.
 
 The module `routes` of a feature adds pages by `ROUTES`, which returns the routes of a pool: it is called with the
-pool's address, and with a function that returns whether the server is about to end.
+pool's address, and with a function that returns whether the server is about to end. `PAGES` names those of them that
+`ringmaster up` lists, with their paths.
 """
 
 import argparse

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urljoin
 
 import typer
 
@@ -58,7 +59,7 @@ def with_page(command: Callable[..., None]) -> Callable[..., None]:
 def _page_of_pool() -> str | None:
     """Returns the address of the page of the home's pool; None without a pool."""
     pool = settings.pool()
-    return None if pool is None or not pool.metrics_url else pool.metrics_url.replace("/metrics", "/page/")
+    return None if pool is None or not pool.metrics_url else urljoin(pool.metrics_url, "/page/")
 
 
 @contextmanager

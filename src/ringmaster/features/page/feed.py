@@ -23,7 +23,7 @@ from ringmaster.text import message_of
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-AFRESH_EVERY_S = 10.0  # without an event: forecasts that have passed move on
+AFRESH_EVERY_S = 60.0  # without an event: forecasts that have passed move on
 SHARE = 0.02  # of a core: what is read of a large pool takes longer, and is read less often,
 MAX_WAIT_S = 10.0  # but so often
 MAX_BYTES_PER_S = 60_000  # after the first message
@@ -94,7 +94,8 @@ class RunView:
             self._reader = CurveReader(self._target.timeline_reader.archive.database, is_pool=self._target.is_pool)
             self._signature = None
         assert self._target is not None
-        signature = self._target.timeline_reader.archive.signature()
+        archive = self._target.timeline_reader.archive
+        signature = archive.signature(), None if archive.is_pool else archive.journal.get("status")
         is_over = self.state is not None and self.state["timeline"]["is_over"]
         is_due = self._clock() - self._read_s >= AFRESH_EVERY_S and not is_over
         if signature == self._signature and not is_due:

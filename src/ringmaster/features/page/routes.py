@@ -25,6 +25,7 @@ from ringmaster.text import message_of
 
 STATIC = Path(__file__).absolute().parent / "static"
 PAGE_PATH = "/page"
+PAGES = {"page": f"{PAGE_PATH}/"}
 MAX_BYTES = 1_000_000
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

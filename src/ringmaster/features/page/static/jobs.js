@@ -34,6 +34,7 @@ export class JobsPart {
     const model = (job) => this.model(job.name);
     const columns = [
       ["job", (job) => job.name, (job) => job.name],
+      ["actions", () => "", () => null, "actions"],
       ["status", (job) => job.status, (job) => ORDER[job.status] ?? 9],
       ["progress", (job) => `${job.step}${job.num_steps ? `/${job.num_steps}` : ""}`, (job) => (job.num_steps ? job.step / job.num_steps : job.step), "progress"],
       ...metrics.map((metric) => [metric === "train/loss" ? "loss" : metric, (job) => number(last(metric)(job)), last(metric), "number"]),
@@ -48,7 +49,7 @@ export class JobsPart {
       ["model", (job) => model(job)?.uri.replace("models:/", "") ?? "", (job) => model(job)?.uri ?? null, "model"],
       ["message", (job) => job.message, (job) => job.message],
     ];
-    const always = ["job", "status", "progress"];
+    const always = ["job", "actions", "status", "progress"];
     return columns.filter(([name, text]) => always.includes(name) || timeline.jobs.some((job) => text(job)));
   }
 
@@ -104,6 +105,7 @@ export class JobsPart {
     const focused = document.activeElement?.dataset?.column;
     this.headMark = mark;
     const cells = columns.map(([name, , , kind]) => {
+      if (kind === "actions") return element("td", { class: kind });
       const isSorted = this.sort.column === name;
       const button = element("button", { type: "button", "data-column": name, text: name, onclick: () => this.sortBy(name) });
       return element("th", { scope: "col", class: kind, "aria-sort": isSorted ? (this.sort.isDown ? "descending" : "ascending") : "none" }, button);
@@ -126,6 +128,7 @@ export class JobsPart {
       for (const [name, , , kind] of columns) {
         const cell = name === "job" ? this.nameCell(job) : element("td", { class: kind });
         if (kind === "progress") cell.append(element("progress", { max: 1, value: 0 }), element("span"));
+        if (kind === "actions") cell.append(this.button(job));
         if (kind === "model") cell.append(element("a", { target: "_blank", rel: "noopener" }));
         if (name === "status") cell.append(element("span", { class: "status" }), element("span", { class: "phase" }));
         row.append(cell);
@@ -134,6 +137,7 @@ export class JobsPart {
     }
     columns.forEach(([name, text, value, kind], place) => {
       const cell = row.cells[place];
+      if (kind === "actions") return;
       const words = String(text(job) ?? "");
       if (kind === "progress") {
         cell.firstChild.value = job.status === "done" ? 1 : Math.min(1, job.num_steps ? value(job) : 0);
@@ -154,9 +158,12 @@ export class JobsPart {
   nameCell(job) {
     const dot = element("span", { class: "dot" });
     dot.style.background = this.page.colours.get(job.name);
-    const open = () => this.page.actions.open([job.name]);
-    const button = element("button", { type: "button", class: "more", "aria-label": `change ${job.name}`, title: "pause, cancel, clone, change", text: "⋯", onclick: open });
-    return element("th", { scope: "row" }, dot, button, element("span", { text: job.name }));
+    return element("th", { scope: "row" }, dot, element("span", { text: job.name }));
+  }
+
+  button(job) {
+    const onclick = () => this.page.actions.open([job.name]);
+    return element("button", { type: "button", class: "more", "aria-label": `change ${job.name}`, title: "pause, cancel, clone, change", text: "⋯", onclick });
   }
 
   linkModel(link, { uri, page }) {

@@ -19,6 +19,12 @@ function ticks(endS, num) {
   return Array.from({ length: Math.floor(endS / step) + 1 }, (_, index) => index * step);
 }
 
+// The first of some texts that fits; else the end of the last one, by which names of trials differ.
+function fitting(texts, most) {
+  const last = texts.at(-1);
+  return texts.find((text) => text.length <= most) ?? (most > 3 ? `…${last.slice(last.length - most + 1)}` : "");
+}
+
 function longest(spans) {
   return spans.length <= MAX_SPANS ? spans : [...spans].sort((a, b) => b.end_s - b.start_s - a.end_s + a.start_s).slice(0, MAX_SPANS);
 }
@@ -113,10 +119,9 @@ export class PlanPart {
       }
       if (index === 0 && kind !== "first" && wide > 34 && height >= 12) {
         const others = members(span).length ? ` +${members(span).length}` : "";
-        const words = `${span.job}${others} · ${span.technique}`;
         const text = svg("text", { x: left + 6, y: y + height / 2 + 4, class: `label ${kind}` });
-        const most = Math.floor((wide - 10) / 6.6);
-        text.textContent = words.length <= most ? words : most > 3 ? `${words.slice(0, most - 1)}…` : "";
+        text.textContent = fitting([`${span.job}${others} · ${span.technique}`, `${span.job}${others}`], Math.floor((wide - 10) / 6.8));
+        text.dataset.job = span.job;
         parts.push(text);
       }
     });
@@ -156,7 +161,7 @@ export class PlanPart {
 
   mark(job) {
     this.root.classList.toggle("pointing", Boolean(job));
-    for (const box of this.root.querySelectorAll("rect")) {
+    for (const box of this.root.querySelectorAll("rect, .label")) {
       box.classList.toggle("pointed", job !== null && (box.dataset.job === job || members(box.span).includes(job)));
     }
   }
