@@ -205,6 +205,10 @@ class DataSpec:
     original_held_out_path: str | None = field(default=None, metadata=SINCE_LATER)
     options: Mapping[str, Any] = stored_flat({"text_column": "text"})
 
+    def originals(self) -> dict[str, str | None]:
+        """Returns the fields that a run sets and no file has: the paths of files that it has copied."""
+        return {"original_path": self.original_path, "original_held_out_path": self.original_held_out_path}
+
     @property
     def store(self) -> str | None:
         """The knowledge store that samples read, as the option `retriever` names it; None where they read none."""

@@ -131,14 +131,17 @@ class Batch:
         for i, job in enumerate(jobs):
             try:
                 values = {key: values[job.name] for key, values in planned.items() if job.name in values}
-                raw["jobs"].append(_loss_entry(to_json(job)) | values)
+                raw["jobs"].append(_entry(job) | values)
             except ValueError as error:
                 raw["jobs"].append({"name": job.name})
                 findings.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
         if findings:
             raise BatchFileError(_faults([*unknown, *findings], lines=document.YamlDocument(), file=""))
         lines = document.YamlDocument(findings=unknown)
-        return cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=lines, file="")
+        batch = cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=lines, file="")
+        data = {job.name: job.data.originals() for job in jobs}
+        copied = (replace(job, data=replace(job.data, **data.get(job.name, {}))) for job in batch.jobs)
+        return replace(batch, jobs=tuple(copied))
 
     @classmethod
     def _checked(
@@ -363,12 +366,12 @@ def _loss_fields(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "loss": name, "loss_options": options}
 
 
-def _loss_entry(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a `Job`'s JSON form with its loss as batch files have it."""
-    entry = dict(fields)
+def _entry(job: Job) -> dict[str, Any]:
+    """Returns a job as batch files have it: its loss with the options, and its data without what only runs note."""
+    entry = to_json(job)
     if options := entry.pop("loss_options", None):
         entry["loss"] = {"name": entry["loss"], **options}
-    return entry
+    return entry | {"data": {key: value for key, value in entry["data"].items() if key not in job.data.originals()}}
 
 
 def _faults(findings: Iterable[Finding], *, lines: document.YamlDocument, file: str) -> list[Fault]:

@@ -455,3 +455,10 @@ def test_learning_rates_to_try_are_jobs_before_theirs_with_the_same_user():
     assert batch.users == {"a": "ana", "a.lr-0.001": "ana", "a.lr-0.002": "ana"} and batch.weights == {"a": 2.0}
     again = Batch.of(name="x", jobs=batch.jobs, objective="time-to-target")
     assert again.jobs == batch.jobs and Batch.from_json(batch.to_json()) == batch
+
+
+def test_jobs_whose_files_a_run_has_copied_make_a_batch(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a b"}\n')
+    data = DataSpec(path=str(tmp_path / "rows.jsonl"), seq_len=8, original_path="mine/*.jsonl")
+    job = a_job(data=data)
+    assert Batch.of(name="x", jobs=[job]).jobs == (job,)
