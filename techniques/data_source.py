@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
+from ringmaster import features
 from ringmaster.codec import SINCE_LATER
 from ringmaster.registry import Registry, find
 from ringmaster.techniques.job_features import Description
@@ -323,13 +324,12 @@ BUILTIN_SOURCES: dict[str, str] = {
     "rag": "ringmaster.techniques.data.sources.completion:Rag",
     "prompt": "ringmaster.techniques.data.sources.completion:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_rows:Embedding",
-    "passages": "ringmaster.features.stores.passages:Passages",
+    **features.DATA_SOURCES,
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
     "features": "ringmaster.techniques.data.sources.feature_rows:FeatureRows",
     "hugging-face": "ringmaster.techniques.data.sources.builtin:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",
-    "composite": "ringmaster.features.composition.data:CompositeData",
     "command": "ringmaster.techniques.data.sources.builtin:CommandData",
     "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }

@@ -51,7 +51,7 @@ class Fsdp(DataParallel):
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
     adaptations = frozenset({DISTILLED, PRUNED})
     reuses_layers = True
-    takes_packed_weights = True
+    takes_packed_weights = tuple(map(int, version("torch").split(".")[:2])) >= SHARDS_INTEGERS
     whole_tensors = True
     takes_chunks: ClassVar[str | None] = TURN
     measures_noise = True
@@ -59,11 +59,9 @@ class Fsdp(DataParallel):
     moves_model = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """Requires what data-parallel techniques do, no scalar parameter, and torch 2.13 for weights of 4 bits."""
+        """Requires what data-parallel techniques do, and no scalar parameter."""
         if facts.scalar:
             return f"parameter {facts.scalar} is a single number, which cannot be sharded"
-        if job.base_format is not None and tuple(map(int, version("torch").split(".")[:2])) < SHARDS_INTEGERS:
-            return f"torch {version('torch')} cannot shard weights of 4 bits, torch 2.13 can"
         return super().supports(job, gang, facts)
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:

@@ -375,11 +375,6 @@ class Job:
         return next((number for feature in self.features if (number := feature.num_workers) is not None), None)
 
     @property
-    def components(self) -> Mapping[str, str]:
-        """The prefixes of parameters by the names of components of the model."""
-        return {name: prefix for feature in self.features for name, prefix in feature.named_components.items()}
-
-    @property
     def parents(self) -> tuple[str, ...]:
         """The names of all that the job reads: its `models`, what its features read, and the store."""
         named = (*self.models, *(name for feature in self.features for name in feature.parents), self.data.store)

@@ -170,11 +170,6 @@ class JobFeature(FileKeys):
         return 1.0
 
     @property
-    def named_components(self) -> Mapping[str, str]:
-        """The prefixes of parameters by the names of components of the model."""
-        return {}
-
-    @property
     def phases(self) -> tuple[Any, ...]:
         """The stretches of a job's steps that differ (`TrainingPhase`), from its first step to its last one."""
         return ()
@@ -201,6 +196,10 @@ class JobFeature(FileKeys):
     def why_not(self, technique: Any) -> str | None:
         """Returns why a technique (a `Technique`) cannot train a job with the feature, or None."""
         return None
+
+    def why_unfit(self, job: Any, facts: Mapping[str, Any]) -> str:
+        """Returns why a job (a `Job`) cannot have the feature; empty where it can. facts: of `Preflight`."""
+        return ""
 
     def varies(self, job: Any) -> bool:
         """Returns whether something of a job (a `Job`) is still to be chosen on the way."""

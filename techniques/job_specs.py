@@ -291,8 +291,6 @@ ADAPTERS = ("lora", "prefix", "ia3", "prompt")
 VIRTUAL_TOKENS = ("prefix", "prompt")
 """The kinds of adapters that put learned tokens before each row."""
 INITIALIZATIONS = ("default", "pissa", "pissa_niter_16", "olora")
-NF4 = "nf4"
-"""The 4-bit format of a frozen base."""
 CONTINUE, MERGE = "continue", "merge"
 BASE_ADAPTERS = (CONTINUE, MERGE)
 """What a job with an adapter does with the adapter that its base is."""

@@ -1,5 +1,6 @@
 """Registry of techniques: the built-in ones, and users' techniques from entry points or `register`."""
 
+from ringmaster import features
 from ringmaster.registry import Registry, subclass
 from ringmaster.techniques.technique import Technique
 
@@ -15,11 +16,9 @@ BUILTIN: dict[str, str] = {
     "context": "ringmaster.techniques.context:Context",
     "pipeline": "ringmaster.techniques.pipeline:Pipeline",
     "mesh": "ringmaster.techniques.mesh:Mesh",
-    "local": "ringmaster.features.local_updates.technique:Local",
     "offload": "ringmaster.techniques.offload:Offload",
-    "command": "ringmaster.features.external_trainers.technique:Command",
-    "encode": "ringmaster.features.stores.technique:Encode",
     "rewrite": "ringmaster.techniques.rewrite:Rewrite",
+    **features.TECHNIQUES,
 }
 
 GROUPS: dict[str, str] = {"shared_base": "ringmaster.techniques.shared_base:SharedBase"}

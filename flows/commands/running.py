@@ -447,10 +447,10 @@ def status(
     if fault or faults:
         raise typer.Exit(1)
     if not as_json and (pool := settings.recorded_pool()) is not None:
-        from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
+        from ringmaster.flows.pool.batch_requests import limits_in_words, open_database
 
         with open_database(pool) as database:
-            print_lines(output_console(), [*untrusted_in_words(database), *quotas_in_words(database)])
+            print_lines(output_console(), limits_in_words(database))
 
 
 def logs(

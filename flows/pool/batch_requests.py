@@ -74,10 +74,14 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
         yield database
 
 
-def untrusted_in_words(database: Database) -> list[str]:
-    """Returns the untrusted nodes of a pool in sentences, and why the expelled ones get no work."""
+def limits_in_words(database: Database) -> list[str]:
+    """Returns what limits the use of a pool's nodes, in sentences.
+
+    These are the untrusted nodes, with why the expelled ones get no work, and `quotas_in_words`.
+    """
     nodes = [node for node in NodeRegistry(database).all() if not node.devices[0].is_trusted]
-    return [f"node {n.name} is untrusted: {n.health.get('0') or 'it gets jobs with allow_untrusted'}" for n in nodes]
+    reasons = {node.name: node.health.get("0") or "it gets jobs with allow_untrusted" for node in nodes}
+    return [*(f"node {name} is untrusted: {why}" for name, why in reasons.items()), *quotas_in_words(database)]
 
 
 def quotas_in_words(database: Database) -> list[str]:

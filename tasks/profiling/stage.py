@@ -135,16 +135,17 @@ def profile_jobs(
     preflights, faults = preflight_jobs(
         jobs, environment=environment, cluster=cluster, notice=notice, failed=ignore_failure if all_or_none else failed
     )
-    undivided = {
-        job.name: f"may_vary: its batch must stay whole: {why}"
+    refused = {
+        job.name: reason
         for job in jobs
-        if job.varies and job.name in preflights and (why := preflights[job.name].facts.get("whole_batch"))
+        for feature in job.features
+        if job.name in preflights and (reason := feature.why_unfit(job, preflights[job.name].facts))
     }
-    faults |= undivided
+    faults |= refused
     if all_or_none and faults:
         raise UntrainableJobs(faults)
-    for name, why in undivided.items():
-        failed(name, why)
+    for name, reason in refused.items():
+        failed(name, reason)
     for line in data_lines(jobs, preflights):
         notice(line)
     for name, preflight in preflights.items():

@@ -365,7 +365,9 @@ class MlflowWriter:
         self._journal.write_job(event.job, model_uri=model.uri)
         self.ledger.set_note(run_id, self._job_note(record, model))
         self.ledger.finish_run(run_id)
-        self._keep(model, record.model_folder, components=self._job(event.job).components)
+        job = self._job(event.job)
+        components = {name: prefix for hook in record_hooks() for name, prefix in hook.components(job).items()}
+        self._keep(model, record.model_folder, components=components)
         for name, other in self._journal.jobs().items():  # jobs that go on from it, and have ended before
             if not was_recorded and other.model_uri and ancestry.continued_job(name) == event.job:
                 self._record_model(other, self._job_run(name), ancestry=ancestry)

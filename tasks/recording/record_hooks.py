@@ -27,6 +27,10 @@ class RecordHook:
         """Returns parameters of a finished model."""
         return {}
 
+    def components(self, job: Job) -> Mapping[str, str]:
+        """Returns the prefixes of parameters by the names of components of a finished model."""
+        return {}
+
     def paragraphs(self, job: Job, record: JobRecord) -> Iterator[str]:
         """Yields paragraphs, in markdown, for the page of a finished model."""
         yield from ()

@@ -176,6 +176,8 @@ class ChainWriter:
 
         tensors: the tensors that rank 0 holds, in the same order in every gang of the same layout.
         """
+        from ringmaster.techniques.checkpoints.tensor_files import digest_of
+
         began_s = time.monotonic()
         share_s = MAX_OF_STEPS * (began_s - self._begun_s)
         is_too_much = self._digesting_s + self._last_digest_s > share_s
@@ -207,17 +209,6 @@ class ChainWriter:
         place_of(self.root).write_whole(FILE, self.chain.to_text().encode())
         self._linked_s = time.monotonic()
         self._spent_s = self._linked_s - began_s
-
-
-def digest_of(tensors: Iterable[torch.Tensor]) -> str:
-    """Returns the digest of the dtypes, shapes and bytes of tensors, in their order."""
-    from ringmaster.techniques.checkpoints.tensor_files import bytes_of
-
-    value = sha256()
-    for tensor in tensors:
-        value.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        value.update(memoryview(bytes_of(tensor)))
-    return value.hexdigest()[:32]
 
 
 def tensor_digests(root: str | Path, step: int) -> dict[str, str]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -139,3 +140,12 @@ def bytes_of(tensor: Tensor | LazyTensor) -> Any:
     if isinstance(tensor, LazyTensor):
         tensor = tensor.load()
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Returns the digest of the dtypes, shapes and bytes of tensors, in their order."""
+    value = sha256()
+    for tensor in tensors:
+        value.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        value.update(memoryview(bytes_of(tensor)))
+    return value.hexdigest()[:32]

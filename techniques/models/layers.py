@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import CAUSAL, Decoder, LayerModule
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -56,23 +55,6 @@ def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
         if isinstance(module, kind) and num_parameters(module) and not any(inside):
             result.append(name)
     return result
-
-
-def check_components(job: Job, model: nn.Module) -> None:
-    """Raises ValueError if a prefix in the job's `components` matches no module or parameter of its model.
-
-    Jobs with an adapter are not checked: an adapter's files hold other parameters than the model.
-    """
-    if not job.components or job.adapter is not None:
-        return
-    names = {name for name, _ in model.named_parameters()} | set(model.state_dict())
-    for component, prefix in job.components.items():
-        if not any(name == prefix or name.startswith(f"{prefix}.") for name in names):
-            there = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
-            raise ValueError(
-                f"components: {component} is {prefix!r}, and no parameter of the model is within it. "
-                f"To fix: begin with one of {there}"
-            )
 
 
 def decoder_of(model: nn.Module, layers: Iterable[nn.Module], data: PreparedData) -> Decoder | None:

@@ -18,11 +18,12 @@ from torch.nn import functional
 from ringmaster.compat.torch import int_mm
 from ringmaster.extras import require_extra
 from ringmaster.techniques.job import AdaptationSpec
-from ringmaster.techniques.job_specs import NF4, Adapter
+from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.models.layers import PackedLinear, layer_names
 from ringmaster.techniques.models.model_folders import WEIGHTS
 
 LARGEST = 127
+NF4 = "nf4"
 BLOCK = 64  # weights that share a scale in 4 bits
 # CUDA's integer product requires more than 16 rows, and widths that are multiples of 8.
 FEWEST_ROWS, MULTIPLE = 17, 8

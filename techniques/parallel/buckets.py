@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
 
 from ringmaster.compat.torch import num_storage_references
+from ringmaster.compat.torch_distributed import all_gather, reduce_scatter
 from ringmaster.compat.torch_fsdp import AllGather, ReduceScatter
-from ringmaster.techniques.training.exact_sums import all_gather, reduce_scatter, sum_of_ranks
+from ringmaster.techniques.training.exact_sums import sum_of_ranks
 
 
 class BufferPool:

@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from ringmaster.compat.torch_distributed import all_gather, reduce_scatter
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.parallel.buckets import Bucket, BucketRange, ParameterShard, divide
-from ringmaster.techniques.training.exact_sums import SumTree, all_gather, reduce_scatter, sum_of_ranks
+from ringmaster.techniques.training.exact_sums import SumTree, sum_of_ranks
 
 
 class ShardedModel(nn.Module):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 from ringmaster.codec import digest
-from ringmaster.techniques.checkpoints.chain import digest_of
 from ringmaster.techniques.checkpoints.environment import versions
 from ringmaster.techniques.processes.order import rank_environment
 
@@ -37,6 +36,8 @@ def _trained(kind: str) -> str:
     """Returns the digest of the weights of a small transformer layer after a few steps."""
     import torch
     from torch import nn
+
+    from ringmaster.techniques.checkpoints.tensor_files import digest_of
 
     torch.use_deterministic_algorithms(True)
     device = torch.device("cuda" if kind == "gpu" else "cpu")

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringmaster.compat.torch import foreach_add_, tree_flatten, tree_unflatten
+from ringmaster.compat.torch_distributed import all_gather
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local
 
@@ -188,8 +189,3 @@ class BucketSums:
             flat.copy_(gathered[: len(flat)])
         self._gathering.clear()
         self.tree.clear()
-
-
-# torch 2.13 has new names for them; 2.11 has only the old ones.
-all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

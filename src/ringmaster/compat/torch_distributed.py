@@ -17,15 +17,21 @@ __all__ = [
     "ColwiseStyle",
     "ModuleStyle",
     "RowwiseStyle",
+    "all_gather",
     "all_to_all_single_autograd",
     "dcp_metadata_classes",
     "init_fake_group",
     "local_region",
+    "reduce_scatter",
     "replacement_of_tracing",
 ]
 
 # all_to_all_single_autograd: an exchange of tensors of unequal sizes that autograd follows, and that runs on tensors
 # without values. Without it tokens cannot travel to experts on other ranks.
+
+# torch 2.13 has new names for them; 2.11 has only the old ones.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def local_region(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -45,6 +45,17 @@ BUILTIN = (
     "ringmaster.features.page",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
+TECHNIQUES = {
+    "local": "ringmaster.features.local_updates.technique:Local",
+    "command": "ringmaster.features.external_trainers.technique:Command",
+    "encode": "ringmaster.features.stores.technique:Encode",
+}
+"""The dotted names of the features' techniques, for the registry, which imports none of them."""
+DATA_SOURCES = {
+    "passages": "ringmaster.features.stores.passages:Passages",
+    "composite": "ringmaster.features.composition.data:CompositeData",
+}
+"""Those of their data sources."""
 
 
 @cache

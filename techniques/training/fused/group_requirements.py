@@ -12,6 +12,7 @@ from heapq import heapreplace
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS, DataSpec
 from ringmaster.techniques.loss import class_of
 from ringmaster.techniques.metric import why_generating
@@ -65,7 +66,7 @@ def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int 
     for job in jobs[1:]:
         if (job.model, job.base) != (first.model, first.base):
             return f"{job.name} has another base than {first.name}"
-        if job.base_format != first.base_format or (job.base_format and _whole(job) != _whole(first)):
+        if _model_features(job) != _model_features(first):
             return f"{job.name} has its base in another format than {first.name}"
         if job.precision != first.precision:
             return f"{job.name} is computed in another precision than {first.name}"
@@ -84,9 +85,10 @@ def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int 
     return None
 
 
-def _whole(job: Job) -> tuple[str, ...]:
-    """Returns the modules that a job trains whole, which are not in 4 bits."""
-    return () if job.adapter is None else tuple(sorted(job.adapter.modules_to_save))
+def _model_features(job: Job) -> tuple[object, ...]:
+    """Returns the features of a job that change the model below its adapter, and the modules that they leave alone."""
+    own = [feature for feature in job.features if Effect.MODEL in feature.effects]
+    return (*own, *sorted(job.adapter.modules_to_save)) if own and job.adapter is not None else tuple(own)
 
 
 def _vocabulary(data: DataSpec) -> DataSpec:

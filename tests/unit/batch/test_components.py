@@ -6,6 +6,7 @@ import pytest
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.features.composition.job import components_of
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.techniques import Job
 
@@ -24,7 +25,7 @@ def test_components_are_of_the_job_and_survive_json():
     (job,) = parse_batch(
         TEXT % "{stem: model.layers.0, words: model.embed_tokens}", folder=Path(), name="towers.yaml"
     ).jobs
-    assert job.components == {"stem": "model.layers.0", "words": "model.embed_tokens"}
+    assert components_of(job) == {"stem": "model.layers.0", "words": "model.embed_tokens"}
     assert from_json(Job, to_json(job)) == job
 
 

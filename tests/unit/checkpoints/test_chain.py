@@ -10,6 +10,7 @@ import torch
 from ringmaster.codec import to_json
 from ringmaster.distribution import own_release
 from ringmaster.techniques.checkpoints import chain as chain_module
+from ringmaster.techniques.checkpoints import tensor_files
 from ringmaster.techniques.checkpoints.chain import FILE, ChainWriter, StateChain, read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.environment import present_environment
@@ -200,7 +201,7 @@ def test_digests_of_steps_take_at_most_their_share_of_the_time(tmp_path, monkeyp
         now_s[0] += 0.1
         return "digest"
 
-    monkeypatch.setattr(chain_module, "digest_of", digest_of)
+    monkeypatch.setattr(tensor_files, "digest_of", digest_of)
     for step in range(1, 101):
         now_s[0] += 1.0
         own.digest_step(step, [])

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from ringmaster.features.composition.job import Components
+from ringmaster.features.composition.trainer import check_components
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.models.layers import check_components
 
 
 def job(**components):

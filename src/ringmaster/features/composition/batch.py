@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.features.composition.job import Components
+from ringmaster.features.composition.job import Components, components_of
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.file_hooks import BatchFileHook, PlacedJob
 from ringmaster.tasks.batch.references import closest, split_loss
@@ -169,7 +169,7 @@ def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weigh
                 num_devices=None,
             ).with_features(
                 AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
-                Components(components={**job.components, component: path}),
+                Components(components={**components_of(job), component: path}),
             )
             for index, (job, path) in enumerate(zip(jobs, paths, strict=True))
         ),

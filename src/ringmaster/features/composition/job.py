@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ringmaster.techniques.job import SUM, UPDATE_RULES
+from ringmaster.techniques.job import SUM, UPDATE_RULES, Job
 from ringmaster.techniques.job_features import Choices, Description, Effect, FileKeys, Format, JobFeature, Positive
 
 Name = Annotated[str, Format("name")]
@@ -25,10 +25,11 @@ class Components(JobFeature):
         Description("names of parts, each with the prefix of its parameters' names, such as {tower: vision_model}"),
     ] = None
 
-    @property
-    def named_components(self) -> Mapping[str, str]:
-        """The prefixes of parameters by the names of components."""
-        return self.components or {}
+
+def components_of(job: Job) -> Mapping[str, str]:
+    """Returns the prefixes of parameters by the names of components of a job's model."""
+    own = job.feature(Components)
+    return {} if own is None or own.components is None else own.components
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The jobs that have trained a shared component, on the pages of their models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from ringmaster.features.composition.job import components_of
 from ringmaster.tasks.recording.record_hooks import RecordHook
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job
@@ -23,4 +24,12 @@ class SharedComponentReport(RecordHook):
         yield f"{markdown(how.component)} was trained by {', '.join(jobs)} together, update rule {how.update}."
 
 
-RECORD_HOOKS = (SharedComponentReport(),)
+class ComponentReport(RecordHook):
+    """Names the components of a model."""
+
+    def components(self, job: Job) -> Mapping[str, str]:
+        """Returns those that the job names."""
+        return components_of(job)
+
+
+RECORD_HOOKS = (SharedComponentReport(), ComponentReport())

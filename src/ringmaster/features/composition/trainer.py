@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from ringmaster.features.composition.job import components_of
+from ringmaster.techniques import Job
 from ringmaster.techniques.job_specs import Adapter
-from ringmaster.techniques.models.layers import check_components
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.training.callbacks import TrainerCallback
 
@@ -21,6 +22,23 @@ class ComponentsCallback(TrainerCallback):
         """
         if order.purpose == TRAIN:
             check_components(order.job, model)
+
+
+def check_components(job: Job, model: nn.Module) -> None:
+    """Raises ValueError if a prefix in the job's `components` matches no module or parameter of its model.
+
+    Jobs with an adapter are not checked: an adapter's files hold other parameters than the model.
+    """
+    if job.adapter is not None or not (components := components_of(job)):
+        return
+    names = {name for name, _ in model.named_parameters()} | set(model.state_dict())
+    for component, prefix in components.items():
+        if not any(name == prefix or name.startswith(f"{prefix}.") for name in names):
+            there = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
+            raise ValueError(
+                f"components: {component} is {prefix!r}, and no parameter of the model is within it. "
+                f"To fix: begin with one of {there}"
+            )
 
 
 TRAINER_CALLBACKS = (ComponentsCallback,)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringmaster.compat.torch import foreach_add_, foreach_copy_, foreach_div_, foreach_neg_
+from ringmaster.compat.torch_distributed import all_gather
 from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
 from ringmaster.techniques.checkpoints.state import Reader
@@ -24,7 +25,6 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import feature_in
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.training.callbacks import ShareSums, TrainedModel, UpdateRule
-from ringmaster.techniques.training.exact_sums import all_gather
 
 PIECE = 1 << 20
 """Elements that are exchanged at once: a rank shows between pieces that it is alive, however slow its link is."""

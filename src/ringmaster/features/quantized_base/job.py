@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from ringmaster.extras import missing_extra
 from ringmaster.findings import Finding, Raw, findings_where
 from ringmaster.techniques.job_features import Choices, Description, Effect, JobFeature
-from ringmaster.techniques.job_specs import NF4
+
+NF4 = "nf4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class QuantizedBase(JobFeature):
         """Requires that rows of weights are neither divided nor moved."""
         if self.quantize_base is None or technique.takes_packed_weights:
             return None
-        return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
+        torch = f"under torch {version('torch')}"
+        return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows {torch}"
 
     @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:

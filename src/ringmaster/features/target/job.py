@@ -154,6 +154,11 @@ class Variables(JobFeature):
         """Returns whether the batch size, precision or local updates of a job are still to be chosen."""
         return job.feature(Target) is not None and not job.phases and len(self.choices(job)) > 1
 
+    def why_unfit(self, job: Job, facts: Mapping[str, Any]) -> str:
+        """Requires that the batch may be divided where something is still to be chosen."""
+        why = facts.get("whole_batch")
+        return f"may_vary: its batch must stay whole: {why}" if why and self.varies(job) else ""
+
     def searches(self, job: Job) -> list[Job]:
         """Returns the jobs that try learning rates: the same job, evaluated after `search_steps`.
 
