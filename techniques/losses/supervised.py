@@ -33,10 +33,13 @@ class CrossEntropy(loss.LossFunction):
 
     def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum of each row's labels, and their weight."""
+        return self.by_row(*self._checked(inputs))
+
+    def by_row(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the sum of each row's labels, and their weight. logits: [rows, ..., classes]; labels: [rows, ...]."""
         import torch
         from torch.nn import functional
 
-        logits, labels = self._checked(inputs)
         num_rows, num_classes = len(labels), logits.shape[-1]
         weight = torch.tensor(self.class_weights, device=logits.device) if self.class_weights else None
         # In fp32, as a bf16 softmax over a large vocabulary, which autocast would use, loses precision in its sum.

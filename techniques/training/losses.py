@@ -1,4 +1,8 @@
-"""Losses as (sum, count), so that the mean over a global batch does not depend on how the batch was divided."""
+"""The loss of a job with its model: as (sum, count), so that the mean does not depend on how a batch was divided.
+
+`Loss` is what training and scoring call. It is the own loss of the model, a function of the user, or a `LossFunction`
+that the job names (`techniques.loss`), bound to the kind of the model by `FunctionLoss`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ from ringmaster.techniques.loss import (
     loss_named,
     options_of,
 )
+from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
 from ringmaster.techniques.models.layers import DROPOUTS
@@ -108,7 +113,7 @@ class Loss:
         A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
         """
         if self.compute is next_token_loss:
-            return _cross_entropy_by_row(_logits(output), next_tokens(batch))
+            return CrossEntropy().by_row(_logits(output), next_tokens(batch))
         if self.compute is not classification_loss:
             return None
         logits, labels = _logits(output), labels_of(batch)
@@ -119,7 +124,7 @@ class Loss:
             each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
             each = each.mean(-1).reshape(len(logits), -1)
             return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
-        return _cross_entropy_by_row(logits, labels)
+        return CrossEntropy().by_row(logits, labels)
 
     def rewards(self, output: Any, batch: Batch) -> Tensor | None:
         """Returns the rewards of the chosen and the rejected sequence of each pair, [rows, 2].
@@ -383,13 +388,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
     flat = logits.flatten(0, -2).float()
     total = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="sum")
     return total, (labels != IGNORED).sum()
-
-
-def _cross_entropy_by_row(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    flat = logits.flatten(0, -2).float()
-    each = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="none")
-    counted = (labels != IGNORED).reshape(len(labels), -1)
-    return each.reshape(len(labels), -1).sum(1), counted.sum(1)
 
 
 def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
