@@ -25,9 +25,9 @@ from ringmaster.text import printable
 
 STOPPING = "stopping: writing checkpoints; press again to kill"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TRAINING = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
+TRAINING_COMMANDS = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
 EXIT_TIMEOUT_S = 60.0  # after a command, for what libraries do when the process ends
-RESUMED = ("run", "sweep")  # commands that need `--resume` to continue; the others continue when they are run again
+RESUMABLE_COMMANDS = ("run", "sweep")  # commands that need `--resume` to continue; the others continue when they are run again
 
 Say = Callable[[str], None]
 """Shows a line to the user; it may be called from any thread."""
@@ -240,7 +240,7 @@ def command(arguments: Sequence[str]) -> Iterator[Interrupts]:
     A command that was stopped shows the command that continues, and exits with 130 after Ctrl-C. A command that
     finished all the same exits with its own status.
     """
-    if not set(TRAINING) & set(arguments[:1]):
+    if not set(TRAINING_COMMANDS) & set(arguments[:1]):
         yield Interrupts()
         return
     interrupts = Interrupts(go_on=command_that_goes_on(arguments))
@@ -283,7 +283,7 @@ def _end_later(timeout_s: float, status: int) -> None:
 def command_that_goes_on(arguments: Sequence[str]) -> str:
     """Returns the command line, with all options, that continues an interrupted command."""
     name, *others = arguments
-    is_resumable = name in RESUMED and not {"--resume", "--dry-run", "--help"} & set(others)
+    is_resumable = name in RESUMABLE_COMMANDS and not {"--resume", "--dry-run", "--help"} & set(others)
     return shlex.join(["ringmaster", name, *others, *(["--resume"] if is_resumable else [])])
 
 

@@ -24,7 +24,7 @@ KEPT, AGAIN = "none", "full"
 # The usual slowdown of a step by recomputation: of three passes of equal work, one is computed twice.
 LONGER = 4 / 3
 # The techniques that train a job alone as a group would on several devices: batch divided, base whole or sharded.
-LIKE = {WHOLE: ("ddp", "zero1", "zero2"), SHARDED: ("fsdp", "fsdp_static")}
+TECHNIQUES_LIKE_GROUPS = {WHOLE: ("ddp", "zero1", "zero2"), SHARDED: ("fsdp", "fsdp_static")}
 
 MAX_TOGETHER = 32
 
@@ -71,7 +71,7 @@ class GroupLayout:
         return replace(fastest, step_s=fastest.step_s * (max(again_s / kept_s, 1.0) if again_s and kept_s else LONGER))
 
     def _is_like(self, technique: str) -> bool:
-        return technique in LIKE[self.base] if self.num_devices > 1 else True
+        return technique in TECHNIQUES_LIKE_GROUPS[self.base] if self.num_devices > 1 else True
 
     def _foretold_s(self, job: Job, preflight: Preflight) -> float | None:
         candidate = self.candidate(job, preflight)
