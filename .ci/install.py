@@ -2,7 +2,7 @@
 
     .venv/bin/python .ci/install.py 'ringmaster-ml[dev]'
 
-Every file has to have a hash of requirements.txt. `ringmaster-ml` stands for the project's dependencies,
+Every file has to have a hash of requirements.txt. `ringmaster-ml` means the project's dependencies,
 `ringmaster-ml[EXTRA]` for those of an extra too. The Makefile, the workflows and the Dockerfile install by this alone.
 It needs nothing but pip.
 

@@ -63,7 +63,7 @@ def read_project(root: Path = ROOT) -> dict[str, Any]:
 
 
 def package_names(requirements: Iterable[str], *, project: dict[str, Any]) -> set[str]:
-    """Returns the names of required packages. The project's own name stands for its dependencies and extras."""
+    """Returns the names of required packages. The project's own name means its dependencies and extras."""
     names: set[str] = set()
     for requirement in requirements:
         match = REQUIREMENT.match(requirement)

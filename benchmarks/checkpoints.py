@@ -159,7 +159,7 @@ def record(rows):
     ]
     page = PAGE.read_text()
     if BEGIN not in page:
-        page = page.rstrip() + "\n\n## Checkpoints while training goes on\n\n" + BEGIN + END + "\n"
+        page = page.rstrip() + "\n\n## Checkpoints while training continues\n\n" + BEGIN + END + "\n"
     before, rest = page.split(BEGIN, 1)
     PAGE.write_text(before + "\n".join(table) + rest.split(END, 1)[1])
 

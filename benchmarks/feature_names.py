@@ -4,7 +4,7 @@
 
 With a feature, prints its files. A file counts if an identifier, a text or a comment of it matches the feature's
 pattern. The patterns leave out other meanings of the words, such as `tensor.clone()`. What defines division, seeds
-and sums, limits of the planning problem, and fused groups are no packages of their own, but are counted too.
+and sums, limits of the planning problem, and fused groups are not packages of their own, but are counted too.
 """
 
 from __future__ import annotations

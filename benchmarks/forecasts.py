@@ -41,7 +41,7 @@ MAX_LONGER = 0.05  # by which a plan may be longer that keeps what runs, as a se
 
 
 def rule_plan(problem: Problem) -> Plan:
-    """Returns the shortest plan of some rules, or one in which all that runs goes on under its option."""
+    """Returns the shortest plan of some rules, or one in which all that runs continues under its option."""
     best = min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
     running = {job.id: job.running.option for job in problem.jobs if job.running is not None}
     choices = {segment.job: running.get(segment.job, segment.option) for segment in best.segments}

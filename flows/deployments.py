@@ -99,7 +99,7 @@ def _block(client: SyncPrefectClient, target: str) -> UUID:
     slug, slash, name = target.partition("/")
     if not slash:
         remedy = "write a webhook's address, or TYPE/NAME of a notification block, such as slack-webhook/on-call"
-        raise InputError([f"{NOTIFY}: {target!r} is no address and no block. To fix: {remedy}"])
+        raise InputError([f"{NOTIFY}: {target!r} is neither an address nor a block. To fix: {remedy}"])
     try:
         return client.read_block_document_by_name(name, slug).id
     except ObjectNotFound as error:
@@ -135,7 +135,7 @@ def make_automation(client: SyncPrefectClient) -> None:
     """Makes the automation that marks a flow run as crashed when its heartbeats stop: its process died with its
     machine.
     """
-    # A suspended run has no process either. It waits for a person, so its missing heartbeat is no crash.
+    # A suspended run has no process either. It waits for a person, so its missing heartbeat is not a crash.
     states = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
     at_rest = {f"prefect.flow-run.{state}" for state in states}
     trigger = EventTrigger(

@@ -22,7 +22,7 @@ MARKS = ("batches", "cache", "machines", "mlflow.db", "nodes", "pool", "prefect"
 def keep_to_owner(home: Path) -> None:
     """Sets the umask of this process and its children, and closes the home to other users.
 
-    Raises InputError if RINGMASTER_UMASK is no umask.
+    Raises InputError if RINGMASTER_UMASK is not a umask.
     """
     set_umask()
     if home.is_dir() and home.stat().st_uid == os.geteuid() and _is_home(home):
@@ -30,7 +30,7 @@ def keep_to_owner(home: Path) -> None:
 
 
 def set_umask() -> None:
-    """Sets the umask of this process and its children. Raises InputError if RINGMASTER_UMASK is no umask."""
+    """Sets the umask of this process and its children. Raises InputError if RINGMASTER_UMASK is not a umask."""
     os.umask(_umask())
 
 

@@ -27,7 +27,7 @@ STOPPING = "stopping: writing checkpoints; press again to kill"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAINING_COMMANDS = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
 EXIT_TIMEOUT_S = 60.0  # after a command, for what libraries do when the process ends
-RESUMABLE_COMMANDS = ("run", "sweep")  # commands that need `--resume` to continue; the others continue when they are run again
+RESUMABLE_COMMANDS = ("run", "sweep")  # continue with `--resume`; the others when they are run again
 
 Say = Callable[[str], None]
 """Shows a line to the user; it may be called from any thread."""
@@ -106,7 +106,7 @@ class Interrupts:
     def say_how_to_go_on(self) -> None:
         """Shows the command that resumes."""
         if self._go_on:
-            self.say(f"to go on: {self._go_on}")
+            self.say(f"to continue: {self._go_on}")
 
     @property
     def are_handled(self) -> bool:

@@ -401,7 +401,7 @@ def num_plain_runs() -> int | None:
     """Returns how many of the newest runs of a batch keep plain weights in their folders, in addition to the tensor
     store.
 
-    This is RINGMASTER_PLAIN_RUNS, by default None: all of them. Raises InputError where that is no number.
+    This is RINGMASTER_PLAIN_RUNS, by default None: all of them. Raises InputError where that is not a number.
     """
     given = os.environ.get(PLAIN_RUNS)
     if not given:

@@ -387,6 +387,6 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
         # The data sets of that batch file, which trials are not part of.
         datasets = NamedData(raw.get("datasets"), folder=batch.folder)
         return datasets.with_files(result, origin=lambda place: place), batch.folder
-    problem = f"names no job of {path.name}" if not choice.job else f"{choice.job!r} is no job of {path.name}"
+    problem = f"names no job of {path.name}" if not choice.job else f"{choice.job!r} is not a job of {path.name}"
     remedy = closest(choice.job, named, what="Use one of")
     raise BatchFileError([Fault("template.job", None, problem, remedy)])

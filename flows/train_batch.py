@@ -142,7 +142,7 @@ def make_plan(run: BatchRun, profiles: ProfilingResult) -> PlanUpdate | None:
 # No retries: the executor retries each job, and a flow run that is retried resumes the batch.
 @task(name="execute", task_run_name="execute", cache_policy=NO_CACHE, persist_result=False)
 def execute(run: BatchRun, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
-    """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
+    """Trains the jobs by the plan, which is renewed on the way. Each model is evaluated and recorded as it ends."""
     return run.execute(plan)
 
 

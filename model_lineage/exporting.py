@@ -65,7 +65,7 @@ def node_json(node: LineageNode) -> dict[str, Any]:
 def graph_json(snapshot: Snapshot, ids: frozenset[str] | None = None) -> dict[str, Any]:
     """Returns `nodes`, and `edges` from a parent to a child or from a component to a model that contains it.
 
-    ids: the ids of the nodes to include; None stands for all.
+    ids: the ids of the nodes to include; None means all.
     """
     nodes = [node for id, node in snapshot.nodes.items() if ids is None or id in ids]
     edges = [edge for edge in _edges(nodes) if ids is None or edge["parent"] in ids]

@@ -121,7 +121,7 @@ def base_fault(base: str) -> str:
         return "leads out of its folder" if ".." in PurePosixPath(base).parts else ""
     parts = base.strip("/").split("/")
     if any(part in ("", ".", "..") for part in parts):
-        return "is no name"
+        return "is not a name"
     return "" if all(re.fullmatch(r"[\w.@:~ -]+", part) for part in parts) else "has characters that no name has"
 
 
@@ -141,7 +141,7 @@ def _read_json(path: Path, *, named: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {most // 1_000_000} MB")
         result = json.loads(path.read_bytes())
         if not isinstance(result, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{named} cannot be read as JSON: {error}. To fix: save the model again") from error
     return result
@@ -150,13 +150,13 @@ def _read_json(path: Path, *, named: Path) -> dict[str, Any]:
 def _faults_of_config(named: Path, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yields a fault for each other file that a config names outside of the model's folder."""
     if named.name == "adapter_config.json" and (base := fields.get(BASE_KEY)) is not None:
-        fault = base_fault(base) if isinstance(base, str) else "is no text"
+        fault = base_fault(base) if isinstance(base, str) else "is not text"
         if fault:
             yield f"{named} has the {BASE_KEY} {base!r:.80}, which {fault}. To fix: name a hub name or a folder there"
     for key in TOKENIZER_FILES if named.name == "tokenizer_config.json" else ():
         file = fields.get(key)
         if file is not None and (not isinstance(file, str) or name_fault(file)):
-            yield f"{named} has the {key} {file!r:.80}, which is no file of the model. To fix: remove {key} there"
+            yield f"{named} has the {key} {file!r:.80}, which the model does not have. To fix: remove {key} there"
 
 
 def _faults_of_index(
@@ -176,7 +176,7 @@ def _faults_of_index(
     for shard, wanted in of_shard.items():
         path = (PurePosixPath(name).parent / shard).as_posix()
         if name_fault(shard) or not shard.endswith(WEIGHTS):
-            yield f"{folder / name} names the file {shard!r:.80}, which is no file of the model. To fix: save it again"
+            yield f"{folder / name} names the file {shard!r:.80}, which the model does not have. To fix: save it again"
         elif path not in files:
             yield f"{folder / name} names the file {shard!r:.80}, which is not there. To fix: fetch or save it again"
         elif path not in damaged and (lost := sorted(wanted - tensors[path])):

@@ -57,7 +57,7 @@ def _earlier_homes(connection: sqlite3.Connection, home: Path, *, artifacts: Pat
     )
     ends = ((path, end) for path, end in places if path.parts[-len(end.parts) :] == end.parts)
     for before in dict.fromkeys(path.parents[len(end.parts) - 1] for path, end in ends):
-        # Another path to the same folder, such as a link or a mount, is no move.
+        # Another path to the same folder, such as a link or a mount, is not a move.
         if before != home and not (before.is_dir() and home.samefile(before)):
             yield before
 

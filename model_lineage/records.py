@@ -34,7 +34,7 @@ COMPONENT = "component"
 
 @dataclass(frozen=True)
 class MetricPoint:
-    """One measurement of a run. timestamp_ms: milliseconds since the epoch; None stands for the current time."""
+    """One measurement of a run. timestamp_ms: milliseconds since the epoch; None means the current time."""
 
     key: str
     value: float

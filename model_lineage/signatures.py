@@ -82,7 +82,7 @@ class SigningKeys:
         try:
             content = yaml.safe_load(file.read_text()) or {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError([f"{file} is no YAML: {error}. To fix: write `require_signature: [promote]`"]) from error
+            raise InputError([f"{file} is not YAML: {error}. To fix: write `require_signature: [promote]`"]) from error
         uses = content.get("require_signature") if isinstance(content, dict) and len(content) == 1 else None
         if not isinstance(uses, list) or not set(map(str, uses)) <= {*USES}:
             remedy = f"write `require_signature:` and a list of {', '.join(USES)}"
@@ -105,7 +105,7 @@ def _hint(public_key: Path) -> str:
     try:
         key = serialization.load_pem_public_key(public_key.read_bytes())
     except ValueError as error:
-        raise SignatureError(f"{public_key} is no public key in PEM: {error}. To fix: remove it") from error
+        raise SignatureError(f"{public_key} is not a public key in PEM: {error}. To fix: remove it") from error
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return sha256(key.public_bytes(serialization.Encoding.PEM, form)).hexdigest()
 
@@ -177,7 +177,7 @@ def verify(
         bundle = json.loads(file.read_text())
         hint = bundle["verificationMaterial"]["publicKey"]["hint"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SignatureError(f"{model}: {SIGNATURE} is no signature by a key. To fix: restore the file") from error
+        raise SignatureError(f"{model}: {SIGNATURE} is not a signature by a key. To fix: restore the file") from error
     if hint in (revoked := keys.revoked()):
         raise SignatureError(
             f"{model} is signed by the key {revoked[hint]}, which was revoked. "

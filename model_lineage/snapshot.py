@@ -291,7 +291,7 @@ class Snapshot:
     def find(self, name: str) -> LineageNode:
         """Returns the node for NAME@ALIAS, NAME/VERSION, NAME, a model id or a prefix of one, with or without models:/.
 
-        A name alone stands for its champion, or for its newest version if it has no champion. NAME may be that of the
+        A name alone means its champion, or its newest version if it has no champion. NAME may be that of the
         job alone, JOB for BATCH.JOB, where one batch only has such a job. Raises UnknownModel.
         """
         text = name.removeprefix("models:/")
@@ -441,7 +441,7 @@ def _is_data(name: str, dataset: DatasetInput) -> bool:
 
 
 def record_differences(first: LineageNode, second: LineageNode) -> dict[str, dict[str, tuple[object, object]]]:
-    """Returns the recorded differences as section -> key -> (first value, second value); None stands for no value."""
+    """Returns the recorded differences as section -> key -> (first value, second value); None means no value."""
     metrics = [{k: v for k, v in n.metrics.items() if not k.startswith(BEHAVIOUR)} for n in (first, second)]
     behaviour = [{k: v for k, v in n.metrics.items() if k.startswith(BEHAVIOUR)} for n in (first, second)]
     data = [{f"{d.context}: {d.name}": d.digest for d in n.record.datasets} for n in (first, second)]

@@ -66,7 +66,7 @@ def read_only(file: Path, **options: Any) -> sqlite3.Connection:
     Where it is missing and cannot be made (the folder cannot be written, or its disk is full), nobody writes: the log
     is then read without locks, and a database without a log as it is.
 
-    Raises OSError where the file cannot be read, sqlite3.Error where it is no database or is locked.
+    Raises OSError where the file cannot be read, sqlite3.Error where it is not a database or is locked.
     """
     file.open("rb").close()
     uri, log = f"file:{quote(str(file.absolute()))}?mode=ro", Path(f"{file}-wal")
@@ -124,7 +124,7 @@ def fault_of(file: Path, *, contents: str, versions: str = "", writes: bool = Tr
     every = f"{shlex.quote(str(file))}*"  # its journal, too, which would be applied to the next database
     moved = f"move it away, and {contents} with it: mkdir -p damaged && mv --backup=numbered {every} damaged/"
     if not file.is_file():
-        return f"{file} is no file. To fix: remove it, or choose another place"
+        return f"{file} is not a file. To fix: remove it, or choose another place"
     if writes and not is_writable(file):
         return f"{file}, or its folder, cannot be written by this user. To fix: chmod u+rwX, or choose another place"
     try:
@@ -134,7 +134,7 @@ def fault_of(file: Path, *, contents: str, versions: str = "", writes: bool = Tr
             return f"{file} is locked by another process{_holders(file)}. To fix: wait for that process, or end it"
         return f"{file} cannot be used: {error}. To fix: free space, give this user access, or choose another place"
     except sqlite3.DatabaseError as error:
-        return f"{file} is damaged, or is no SQLite database ({error}). To fix: put back a copy, or {moved}"
+        return f"{file} is damaged, or is not a SQLite database ({error}). To fix: put back a copy, or {moved}"
     if not versions or result == []:
         return None
     package = versions.partition(":")[0]

@@ -19,7 +19,7 @@ energy. CPU slots have no power values. `node` is the node's name for gangs over
 `tasks/recording/rows.py` converts events into metric points.
 
 Probes sample devices through NVML and the kernel, and detect devices with permanent faults. A value that a device or
-its driver does not provide is None. A query that a driver does not know is no fault of the device.
+its driver does not provide is None. A query that a driver does not know is not a fault of the device.
 """
 
 import logging

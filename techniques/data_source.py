@@ -140,7 +140,7 @@ class PreparedData:
 
     @property
     def processor_dir(self) -> Path | None:
-        """The folder with the image processor's config, or None where the data is no images."""
+        """The folder with the image processor's config, or None where the data is not images."""
         folder = Path(self.folder) / "processor"
         return folder if self.folder and folder.is_dir() else None
 

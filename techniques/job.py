@@ -388,7 +388,7 @@ class Job:
     def with_start(self, start: FirstCheckpoint | None, *, own: str = "") -> "Job":
         """Returns the job that begins with a checkpoint of another job, or at its own first step.
 
-        own: the folder or URL of the job's own checkpoints, with which it goes on since its steps were set.
+        own: the folder or URL of the job's own checkpoints, with which it continues since its steps were set.
         """
         kind = feature_kind("warm_start")
         assert kind is not None, "a built-in feature has the key"
@@ -399,7 +399,7 @@ class Job:
 
     @property
     def checkpoint_roots(self) -> tuple[str, ...]:
-        """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""
+        """The checkpoints that the job reads to begin or to continue: folders, URLs, or the jobs that have them."""
         return tuple(root for feature in self.features for root in feature.checkpoint_roots)
 
     @property

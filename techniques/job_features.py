@@ -2,7 +2,7 @@
 
 A feature has a frozen dataclass of values. The annotations of its fields define what values files may give, as those
 of the job's own fields do, and a batch file's sections are built from them: fields without `Description`, `Choices` or
-`Format` are no keys. Its JSON form is stored among the job's other fields: under its `key`, or field by field.
+`Format` are not keys. Its JSON form is stored among the job's other fields: under its `key`, or field by field.
 """
 
 import re
@@ -124,7 +124,7 @@ class JobFeature(FileKeys):
         model_kind: how its model is made, in the lineage; "" for the way of other jobs.
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
         is_for_training: whether the feature is about training, so that no job has it that trains nothing.
-        is_divisible: whether a job with the feature may be trained as several jobs, each of which goes on from another.
+        is_divisible: whether a job with the feature may be trained as several jobs, one after another.
     """
 
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
@@ -143,7 +143,7 @@ class JobFeature(FileKeys):
 
     @property
     def checkpoint_roots(self) -> tuple[str, ...]:
-        """The folders or URLs of checkpoints, or the jobs that have them, which the job reads to begin or to go on."""
+        """The checkpoints that the job reads to begin or to continue: folders, URLs, or the jobs that have them."""
         return ()
 
     @property
@@ -233,7 +233,7 @@ class JobFeature(FileKeys):
 
     @classmethod
     def is_elsewhere(cls, parent: str) -> bool:
-        """Returns whether a name among `parents_in` that is no job of the batch may be that of something else."""
+        """Returns whether a name among `parents_in` that is not a job of the batch may be that of something else."""
         return False
 
     @classmethod

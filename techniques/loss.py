@@ -135,7 +135,7 @@ class LossFunction(ABC):
         return None
 
     def advantages(self, rewards: Tensor, *, of_batch: Tensor) -> Tensor:
-        """Returns how much better each completion is than the others, [prompts, completions]. NaN is no reward.
+        """Returns how much better each completion is than the others, [prompts, completions]. NaN is not a reward.
 
         rewards: of some prompts, [prompts, completions]. of_batch: those of the whole global batch.
         """
@@ -254,7 +254,7 @@ def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Itera
     for name, value in options.items():
         if name not in known:
             listed = f"it has {', '.join(known)}" if known else "it has none"
-            yield OptionFault(option=name, problem=f"is no option of {loss.name}", remedy=f"{listed}; or remove it")
+            yield OptionFault(option=name, problem=f"is not an option of {loss.name}", remedy=f"{listed}; or remove it")
         elif not known[name].allow(value):
             yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy="correct it")
 

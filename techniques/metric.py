@@ -4,7 +4,7 @@ A metric is computed in two steps. Sums over rows are computed from a model's ou
 over batches and ranks, and the value of the metric is computed from the totals. An evaluation may therefore be divided
 over devices, and a bootstrap may draw the rows again without the model.
 
-A metric that is no function of sums, such as a ranking of all rows, is a `GatheredMetric`: its values of rows are
+A metric that is not a function of sums, such as a ranking of all rows, is a `GatheredMetric`: its values of rows are
 gathered instead of added.
 """
 
@@ -41,13 +41,13 @@ SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabili
 def name_fault(name: object) -> str | None:
     """Returns why MLflow would not record a metric of that name, or None where it would."""
     if not isinstance(name, str) or not name:
-        return "it is no text"
+        return "it is not text"
     if len(name) > MAX_IN_NAME:
         return f"it has {len(name)} characters, of which {MAX_IN_NAME} are recorded"
     if not re.fullmatch(r"[/\w.\- :]+", name):
         return "only letters, digits, '_', '-', '.', ':', '/' and spaces are recorded"
     if posixpath.normpath(name) != name or name.startswith(("..", "/")) or name == ".":
-        return f"it is no plain path: {posixpath.normpath(name)!r} would be another name"
+        return f"it is not a plain path: {posixpath.normpath(name)!r} would be another name"
     return None
 
 
@@ -57,7 +57,7 @@ def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str
     may_be_undefined: whether a value may be NaN or infinite, as the metric of nothing is.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"metrics {values!r:.100} are no object. To fix: give each metric's value by its name")
+        raise ValueError(f"metrics {values!r:.100} are not an object. To fix: give each metric's value by its name")
     if len(values) > MAX_METRICS:
         raise ValueError(f"{len(values)} metrics are given at once. To fix: give at most {MAX_METRICS}")
     result, faults = dict[str, float](), list[str]()

@@ -170,14 +170,14 @@ class FakeEngine:
             gang.last_step = max(gang.last_step, int(command.removeprefix(UNTIL)))
 
     def close(self):
-        """Ends nothing: gangs go on for the next executor."""
+        """Ends nothing: gangs continue for the next executor."""
 
     def gang(self, job):
         """The gang that trains a job now."""
         return next(gang for gang in self.gangs.values() if gang.call.order.job.name == job)
 
     def end(self, gang, status, message="", **result):
-        """Ends a gang. The job goes on from what it has checkpointed."""
+        """Ends a gang. The job continues from what it has checkpointed."""
         del self.gangs[gang.call.number]
         gang.future.set_result(Outcome(status=status, message=message, result=result))
 

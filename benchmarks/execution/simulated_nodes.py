@@ -1,4 +1,4 @@
-"""A process that stands for nodes of a pool: it takes their orders and reports what their gangs would report.
+"""A process that represents nodes of a pool: it takes their orders and reports what their gangs would report.
 
     python -m benchmarks.execution.simulated_nodes DATABASE NUM_NODES DEVICES_PER_NODE
 

@@ -129,7 +129,7 @@ def measured(curves: Mapping[tuple[str, int], Sequence[Curve]], *, num_draws: in
 def replayed(policy: StoppingPolicy, curves: Sequence[Curve]) -> tuple[float, float]:
     """Returns the share of the steps that a policy trains, and the regret of its winner.
 
-    Trials go on one evaluation at a time, those that were started first first, `NUM_SLOTS` of them side by side.
+    Trials continue one evaluation at a time, those that were started first first, `NUM_SLOTS` of them side by side.
     """
     first = policy.rungs(NUM_STEPS)[0]
     goals, steps, stopped = dict.fromkeys(range(len(curves)), first), dict.fromkeys(range(len(curves)), 0), set()

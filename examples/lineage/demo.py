@@ -51,7 +51,7 @@ def main() -> int:
         for failure in failures:
             console.print(f"  [red]✗[/] {escape(failure)}")
         return 1
-    console.print(f"[bold green]Every answer was right.[/] It took {num_seconds:.0f} s. To go on from here:\n")
+    console.print(f"[bold green]Every answer was right.[/] It took {num_seconds:.0f} s. To continue from here:\n")
     console.print(f"  export RINGMASTER_HOME={HOME}\n  ringmaster lineage diff family.base family.school", style="dim")
     console.print(
         "  ringmaster up --no-worker      # prints the addresses of all pages, and requires a password", style="dim"

@@ -160,7 +160,7 @@ NIGHTS = (
     ),
     Night(
         "2026-11-05",
-        "the poison is taken away; the learning rate of notes is mistyped: its job fails, the others go on",
+        "the poison is taken away; the learning rate of notes is mistyped: its job fails, the others continue",
         mistyped,
         (
             due("guide", "notes"),

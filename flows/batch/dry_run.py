@@ -93,7 +93,7 @@ class WorkLeft:
         return replace(profiled, jobs=tuple(jobs), groups=groups, faults=faults)
 
     def sentence(self) -> str:
-        """Returns what is done, and from where the other jobs would go on."""
+        """Returns what is done, and from where the other jobs would continue."""
         num_jobs, begun = len(self.batch.jobs), {name: step for name, step in self.steps.items() if step}
         totals = {job.name: job.total_steps for job in self.batch.jobs}
         steps = [f"{name} at step {step} of {totals[name]}" for name, step in begun.items()]

@@ -204,7 +204,7 @@ class LocalRun(BatchRun):
                 notice=self.view.notice,
                 lend=node_context.lend,
                 failed=report_failure,
-                # Trials of a sweep may fail one by one; a batch whose jobs have begun goes on without its unfit jobs.
+                # Trials of a sweep may fail one by one; a batch whose jobs have begun continues without its unfit jobs.
                 all_or_none=self._scheduler is None and not records,
                 share=self.batch.profiling_share,
             )

@@ -112,7 +112,7 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
 def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str]) -> Path | None:
     """Returns the folder of the newest run of the batch that one of these flow runs has begun; None if there is none.
 
-    So *Retry* in Prefect goes on with a run. What a flow run has trained to its end before does not count where the
+    So *Retry* in Prefect continues with a run. What a flow run has trained to its end before does not count where the
     flow run of the batch is another one: a flow may train the same batch again.
 
     flow_runs: as in `FLOW_RUNS`.
@@ -339,7 +339,7 @@ def store_folder(ledger: Ledger, uri: str, home: Path) -> Path:
     """Returns the folder with the files of a store. Raises LedgerError where there is none of this name."""
     record = ledger.resolve_model(uri)
     if record.kind != INDEXED:
-        raise LedgerError(f"{record.uri} is no knowledge store. To fix: name one, made by a job of kind store")
+        raise LedgerError(f"{record.uri} is not a knowledge store. To fix: name one, made by a job of kind store")
     folder = ledger.download_model(uri, home / "cache" / "models")
     ledger.check_use(record, "base", folder=folder)
     return folder

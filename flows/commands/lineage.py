@@ -151,7 +151,7 @@ def _restore_references(folder: Path, *, as_json: bool) -> None:
     """Writes plain weights into a folder in which they are references to the tensor store."""
     if not folder.is_dir():
         raise InputError(
-            [f"{folder} is no folder with references. To fix: name a FOLDER to write the model {folder} to"]
+            [f"{folder} is not a folder with references. To fix: name a FOLDER to write the model {folder} to"]
         )
     with lineage_home() as home:
         num_bytes = home.store.unshare(folder)

@@ -314,7 +314,8 @@ def export(
         found = find(model, home)
         is_merged = merge and is_adapter(found.folder)
         if merge and not is_merged:
-            raise InputError([f"{found.label} is no adapter, and there is nothing to merge. To fix: leave out --merge"])
+            problem = "is not an adapter, and there is nothing to merge. To fix: leave out --merge"
+            raise InputError([f"{found.label} {problem}"])
         if is_merged:
             from ringmaster.techniques.models.export import export_merged
             from ringmaster.techniques.scoring import model_spec

@@ -143,7 +143,7 @@ def check(
         above = (
             f"the plan is at most {planned.makespan_s / bound_s - 1:.2%} longer"
             if bound_s
-            else "which is no information"
+            else "which is not information"
         )
         lines.append(f"OK: by the prices that it carries no plan ends before {bound_s:.1f} s; {above}")
     elif planned.proof == COUNTING:

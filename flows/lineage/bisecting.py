@@ -67,7 +67,7 @@ class CommandTest:
         """Runs the command, with its output on stderr; returns None if the command reports that it cannot test this
         model.
 
-        Raises InputError if the command failed to complete, which is no result about the model.
+        Raises InputError if the command failed to complete, which is not a result about the model.
         """
         done = subprocess.run(
             ["/bin/sh", "-c", f'exec 1>&2; {self.command} "$@"', "sh", str(folder)],
@@ -81,7 +81,7 @@ class CommandTest:
                 [
                     f"the test did not complete: `{self.command} {folder}` ended with {done.returncode}. "
                     "To fix: let it end with 0 for a good model, with 1 for a bad one, and with 125 for one that "
-                    "cannot be tested; the same command then goes on from here"
+                    "cannot be tested; the same command then continues from here"
                 ]
             )
         return done.returncode == 0

@@ -331,7 +331,7 @@ class Reproduction:
         layout = link.environment if self._technique is None else self._layout_here()
         own, before = self.training.node.record.origin.checkpoints, link.first_step
         if self._was_changed and before and own is not None and before not in checkpoint_steps(str(root)):
-            with input_errors(CheckpointError, about=f"its steps were set after step {before}, where it goes on: "):
+            with input_errors(CheckpointError, about=f"its steps were set after step {before}, where it continues: "):
                 copy_checkpoint(own, before, to=root)
         self._train(layout, last_step=link.step, root=root)
         chain = read_chain(root)

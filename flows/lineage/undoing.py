@@ -232,7 +232,7 @@ class _UndoPlanner:
             if job.base is not None or source != job.model.from_pretrained:
                 raise InputError([f"{node.label} reads both {source} and its base, and cannot be made without it"])
             job = replace(job, base=parent_of(source))
-        step = 0 if start is None else start.step  # earlier ones are those of the training that it goes on from
+        step = 0 if start is None else start.step  # earlier ones are those of the training that it continues from
         if hash_of_row is None:
             why = "it came from what is undone"
         else:
@@ -275,12 +275,12 @@ class _UndoPlanner:
         return self._parent(base, removed)
 
     def _start(self, training: RecordedTraining, removed: Mapping[str, LineageNode]) -> FirstCheckpoint | None:
-        """Returns the checkpoint of another training from which a job goes on now; None for its own beginning."""
+        """Returns the checkpoint of another training from which a job continues now; None for its own beginning."""
         node, job, parents = training.node, training.job, training.record.parents
         start = job.started_from
         if start is None:
             return None
-        if start.checkpoints in parents:  # a part of a training, of which each goes on from another
+        if start.checkpoints in parents:  # a part of a training, of which each continues from another
             before = self._home.find(parents[start.checkpoints])
             if before.id in removed:
                 return self._start(RecordedTraining.of(self._home, before), removed)

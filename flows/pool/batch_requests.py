@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DATABASE_TIMEOUT_S = 15.0  # for a person who waits at a command
 ANSWER_TIMEOUT_S = 20.0  # longer than the replacement of a controller takes
 
-ALONE_OVER = "no run of batch {!r} goes on on this machine, and no pool is up here. To fix: see `ringmaster status`"
+ALONE_OVER = "no run of batch {!r} runs on this machine, and no pool is up here. To fix: see `ringmaster status`"
 NO_POOL = (
     "no pool is up here. To fix: `ringmaster up` starts one on this machine; RINGMASTER_DATABASE, PREFECT_API_URL and "
     "MLFLOW_TRACKING_URI name one elsewhere"
@@ -101,7 +101,7 @@ def quotas_in_words(database: Database) -> list[str]:
 
 @contextmanager
 def database_of(batch: str) -> Iterator[Database]:
-    """Opens the database of the pool or, without one, of the run of a batch that goes on on this machine.
+    """Opens the database of the pool or, without one, of the run of a batch that runs on this machine.
 
     Raises InputError if there is neither.
     """

@@ -3,12 +3,12 @@
 Besides running the executor, it creates the flow runs of submitted batches, when Prefect answers, and monitors them
 (`BatchRuns`). A run that Prefect has lost is created again. A run whose process fell silent is scheduled again. The
 final state of the run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets
-no run, or its run is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
+no run, or its run is cancelled. A request that cannot be handled is refused with the cause, and the others continue.
 
 `revive_crashed_runs` restarts flow runs whose process died: the runs that submit batches to a pool, follow and record
-them. The pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same
-run is scheduled again, finds the jobs that it had submitted, and repeats nothing. `answer_late_runs` answers runs that
-ask a person who does not answer.
+them. The pool's jobs continue without the run, but nothing more is recorded until a process follows them again. The
+same run is scheduled again, finds the jobs that it had submitted, and repeats nothing. `answer_late_runs` answers runs
+that ask a person who does not answer.
 """
 
 import json
@@ -125,7 +125,7 @@ class PoolAlarms:
 
 
 def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
-    """Serves until SIGTERM or SIGINT, as the leader or standing by. Running segments go on after its end.
+    """Serves until SIGTERM or SIGINT, as the leader or standing by. Running segments continue after its end.
 
     seed: seed of the planner.
 
@@ -153,7 +153,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
                 notice(f"leading the pool (epoch {leadership.epoch})")
                 say_ready()
                 executor.serve()
-            notice("ending; segments go on, and the next controller goes on with them")
+            notice("ending; segments continue, and the next controller continues with them")
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def _resign(leadership: Leadership, address: PoolAddress) -> None:
 
 def _give_up() -> None:
     """Ends this process from the controller's thread, so that another controller leads."""
-    raise RuntimeError("the engine of this pool has failed: the log says why. The next controller goes on")
+    raise RuntimeError("the engine of this pool has failed: the log says why. The next controller continues")
 
 
 def _end_at_once() -> None:
@@ -457,7 +457,7 @@ class BatchRuns:
             message = f"its flow run is {state.name}: {state.message or ''}".rstrip(": ")
             self._requests.answer(request.id, status=status, answer={**request.answer, "message": message})
         elif state.type == StateType.RUNNING and is_silent:  # `revive_crashed_runs` handles runs that never begin
-            logger.warning("nobody follows batch %s any more: flow run %s goes on", name_of(request), run.name)
+            logger.warning("nobody follows batch %s any more: flow run %s continues", name_of(request), run.name)
             text = f"its process had been silent for {self._silences.silent_s:.0f} s"
             client.set_flow_run_state(run.id, run_again(run, message=text), force=True)
 
@@ -504,7 +504,7 @@ def revive_crashed_runs(
         if submitted & active or (is_new and run.run_count < MAX_RUNS):
             wanted.append(run)
     for run in wanted:
-        logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
+        logger.warning("flow run %s had crashed, and continues (its run %d)", run.name, run.run_count + 1)
         client.set_flow_run_state(run.id, run_again(run, message="its process had died"), force=True)
     return [run.name for run in wanted]
 

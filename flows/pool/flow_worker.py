@@ -179,7 +179,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 async def _end_stopped_runs() -> None:
-    """Kills the processes of flow runs that stay stopped; Prefect reports the runs as crashed, and they go on."""
+    """Kills the processes of flow runs that stay stopped; Prefect reports the runs as crashed, and they continue."""
     stopped = StoppedProcesses()
     while True:
         await asyncio.sleep(stopped.look_every_s)

@@ -1,8 +1,8 @@
 """The flow runs that show segments in Prefect: one for each segment, below the flow run of its batch.
 
 The pool's controller alone starts and ends segments. These runs follow its event log, through public calls of Prefect's
-client: state, log and links. While Prefect is away, segments go on, and the runs follow once it is back. Two actions of
-a person go the other way: cancelling a run preempts its segment, and retrying a run makes its job due again.
+client: state, log and links. While Prefect is away, segments continue, and the runs follow once it is back. Two actions
+of a person go the other way: cancelling a run preempts its segment, and retrying a run makes its job due again.
 """
 
 import logging

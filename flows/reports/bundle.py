@@ -123,7 +123,7 @@ def secrets_of(environment: Mapping[str, str | None]) -> Iterator[str]:
 
 
 def passwords_of(url: str) -> Iterator[str]:
-    """Yields the password in a URL, as it is written and decoded; nothing if `url` has none or is no URL."""
+    """Yields the password in a URL, as it is written and decoded; nothing if `url` has none or is not a URL."""
     try:
         password = urlsplit(url).password
     except ValueError:

@@ -543,14 +543,14 @@ def _check(request: PromotionRequest) -> None:
 
 
 def _candidate(home: LineageHome, name: str) -> LineageNode:
-    """Returns the requested version, the newest one for a name alone. Raises InputError if it is no version."""
+    """Returns the requested version, the newest one for a name alone. Raises InputError if it is not a version."""
     snapshot, text = home.snapshot, name.removeprefix("models:/")
     newest_first = sorted(snapshot.versions(text), key=lambda node: node.record.version or 0, reverse=True)
     # A model outlives its version: one that was deleted in the registry cannot serve.
     there = (node for node in newest_first if home.ledger.get_version(text, node.record.version or 0) is not None)
     node = next(there, None) or home.find(name)
     if node.record.version is None:
-        raise InputError([f"{node.label} is no registered version. To fix: name a model's version"])
+        raise InputError([f"{node.label} is not a registered version. To fix: name a model's version"])
     return node
 
 

@@ -273,7 +273,7 @@ def _date(production: Production, given: str | None, *, clock: Clock) -> str:
         try:
             run_date = date.fromisoformat(given).isoformat()
         except ValueError:
-            raise InputError([f"{given!r} is no date of a run. To fix: give its date, such as 2026-11-20"]) from None
+            raise InputError([f"{given!r} is not a date of a run. To fix: give its date, such as 2026-11-20"]) from None
         now_s = clock()
         if run_date > (last := production.entry.night.next_date(now_s)):
             raise InputError(

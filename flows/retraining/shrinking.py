@@ -122,8 +122,8 @@ def replacement_child(
 
     Returns the model and the decision on it, with what was tried, where no child keeps every rule.
 
-    train: trains a batch of such children where none keeps every rule, or goes on with it; None for no training. Where
-        it raises, the same batch is continued the next time, before any child is tried.
+    train: trains a batch of such children where none keeps every rule, or continues with it; None for no training.
+        Where it raises, the same batch is continued the next time, before any child is tried.
     remedy: how to have some.
     """
     tried: dict[str, str] = {}

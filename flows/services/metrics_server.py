@@ -1,7 +1,7 @@
 """Serves the metrics of a pool: `python -m ringmaster.flows.services.metrics_server --port PORT`.
 
 The server reads the pool's database, and nothing else. So it measures a pool whose controller, nodes or other servers
-are away, and goes on when another controller leads.
+are away, and continues when another controller leads.
 
 The module `routes` of a feature adds pages by `ROUTES`, which returns the routes of a pool: it is called with the
 pool's address, and with a function that returns whether the server is about to end. `PAGES` names those of them that

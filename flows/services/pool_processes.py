@@ -191,7 +191,7 @@ class PoolProcesses:
         names = [state.name for state in self.states() if state.status != ServiceStatus.DONE]
         return (
             f"the pool of {home} is not running: it ended without `ringmaster down`, as in a power cut (dead: "
-            f"{', '.join(['supervisor', *names])}). To fix: `ringmaster up`, with the options that it had, goes on "
+            f"{', '.join(['supervisor', *names])}). To fix: `ringmaster up`, with the options that it had, continues "
             "with its batches"
         )
 

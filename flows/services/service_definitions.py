@@ -317,7 +317,7 @@ class PoolDatabases:
 
 
 def databases(url: str | None, *, home: Path) -> PoolDatabases:
-    """Returns the URLs of the databases, and makes none. Raises InputError where `url` is no PostgreSQL server."""
+    """Returns the URLs of the databases, and makes none. Raises InputError where `url` is not a PostgreSQL server."""
     if url is None:
         return PoolDatabases(
             pool=sqlite_url(home / "pool" / "pool.db"), prefect=None, mlflow=sqlite_url(home / "mlflow.db")

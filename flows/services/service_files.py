@@ -19,7 +19,7 @@ from ringmaster.tasks.process_identity import ProcessId, write_secret
 
 
 def reap(pid: int, *, group: bool = False) -> int | None:
-    """Returns the exit status of a child that has ended, or None where the process was no child of ours.
+    """Returns the exit status of a child that has ended, or None where the process was not a child of ours.
 
     group: whether to kill the rest of the process group that it led. A child that has ended keeps its pid, which is its
         group's id too, until it is reaped: no other process can be hit.

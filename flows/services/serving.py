@@ -29,7 +29,7 @@ STARTUP_FAILURE = 3  # uvicorn's own exit status
 
 
 def is_wildcard(host: str) -> bool:
-    """Returns whether `host` stands for all addresses of this machine."""
+    """Returns whether `host` means all addresses of this machine."""
     return host in ("0.0.0.0", "::")  # noqa: S104 - nothing listens here
 
 

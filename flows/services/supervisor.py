@@ -2,7 +2,7 @@
 
 `python -m ringmaster.flows.services.supervisor FOLDER` starts each service once the services that it needs answer. It
 restarts services that end or hang, with growing delays. On SIGTERM it ends them in the reverse order. If the supervisor
-dies, the services go on, and the next supervisor takes them over.
+dies, the services continue, and the next supervisor takes them over.
 """
 
 import contextlib

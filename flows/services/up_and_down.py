@@ -121,7 +121,7 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
             write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
             return True
         if was_up:  # batches run in it: ending them would gain nothing
-            console.print("what runs goes on, and what does not is tried again: see the logs")
+            console.print("what runs continues, and what does not is tried again: see the logs")
             return False
         console.print("ending what was started")
         stop(options.home)
@@ -262,7 +262,7 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             console.print(
                 f"{WORKER:12} waits for this machine's devices, which {holders} holds, and serves them once they are "
                 "free. To fix: let that run end, or end it by Ctrl-C in its terminal or SIGTERM to its process: its "
-                "jobs write checkpoints, and `ringmaster run FILE --resume` goes on with them",
+                "jobs write checkpoints, and `ringmaster run FILE --resume` continues with them",
                 soft_wrap=True,
             )
         if holders and done == set(names) - {WORKER}:
@@ -314,7 +314,7 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
 
 
 def _end_stopped(files: ServiceFiles, console: Console) -> None:
-    """Kills a supervisor that is stopped: it restarts nothing and obeys nothing. Its services go on."""
+    """Kills a supervisor that is stopped: it restarts nothing and obeys nothing. Its services continue."""
     supervisor = files.supervisor()
     if supervisor is not None and is_stopped(supervisor.pid):
         console.print(f"the supervisor (process {supervisor.pid}) was stopped (SIGSTOP): it is killed")
@@ -392,7 +392,7 @@ def sigterm_as_interrupt() -> AbstractContextManager[None]:
 def stay(home: Path) -> bool:
     """Returns once the pool of a home has ended; returns whether it has ended in order.
 
-    Ctrl-C ends it, as `ringmaster down` does. Where its supervisor dies, the services go on without one.
+    Ctrl-C ends it, as `ringmaster down` does. Where its supervisor dies, the services continue without one.
     """
     try:
         with sigterm_as_interrupt():

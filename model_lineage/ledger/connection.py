@@ -280,7 +280,7 @@ def sqlite_file(tracking_uri: str) -> Path | None:
     scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
     if scheme not in SCHEMES:
         raise LedgerError(
-            f"{redacted(tracking_uri)!r} is no place for an MLflow ledger. "
+            f"{redacted(tracking_uri)!r} is not a place for an MLflow ledger. "
             "To fix: use sqlite:////absolute/path/mlflow.db, postgresql://..., or a server's http://..."
         )
     if scheme != "sqlite":

@@ -78,7 +78,7 @@ class Models(families.Families):
         exist.
         """
         if kind not in ADAPTATION_KINDS:
-            raise LedgerError(f"{kind!r} is no kind of adaptation: use one of {', '.join(ADAPTATION_KINDS)}")
+            raise LedgerError(f"{kind!r} is not a kind of adaptation: use one of {', '.join(ADAPTATION_KINDS)}")
         if not folder.is_dir() or not any(folder.iterdir()):
             raise LedgerError(f"{folder} holds no model: give the folder that save_pretrained wrote")
         parent_records = [self.resolve_model(parent) for parent in parents]
@@ -132,7 +132,7 @@ class Models(families.Families):
         id = None if parent is None else parent.tensors_id
         try:
             stored = self.client.call(repository.log_model, folder, parent=id if id in repository.store.ids() else None)
-        except TensorStoreError:  # its weights are no valid safetensors, and are stored as they are
+        except TensorStoreError:  # its weights are not valid safetensors, and are stored as they are
             self.client.log_model_artifacts(model.model_id, str(folder))
         else:
             self.client.set_logged_model_tags(model.model_id, {families.TENSORS: stored.id})
@@ -304,7 +304,7 @@ class Models(families.Families):
         return sorted({job for job in jobs if job is not None})
 
     def batches_of(self, name: str) -> set[str]:
-        """Returns the batches whose jobs have made the versions of a registered model; "" for what is no job's."""
+        """Returns the batches whose jobs have made the versions of a registered model; "" for what is not a job's."""
         result = set()
         for version in paged(self.client.search_model_versions, filter_string=f"name = '{name}'"):
             id = version.tags.get(families.MODEL_ID) or version.model_id

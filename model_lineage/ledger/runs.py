@@ -362,7 +362,7 @@ def _file(path: str) -> Iterator[tuple[Path, str | None]]:
     """Yields a local file to fill, named like the artifact `path`, and the artifact's folder."""
     pure = PurePosixPath(path)
     if not pure.name or pure.is_absolute() or ".." in pure.parts:
-        raise LedgerError(f"{path!r} is no artifact path: use a relative one without '..'")
+        raise LedgerError(f"{path!r} is not an artifact path: use a relative one without '..'")
     folder = None if pure.parent == PurePosixPath(".") else str(pure.parent)
     with tempfile.TemporaryDirectory() as temporary:
         yield Path(temporary) / pure.name, folder

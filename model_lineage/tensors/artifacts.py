@@ -81,7 +81,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
             try:
                 self.log_model(Path(local_dir), artifact_path=artifact_path)
                 return
-            except TensorStoreError:  # weights that are no safetensors are stored as they are
+            except TensorStoreError:  # weights that are not safetensors are stored as they are
                 pass
         super().log_artifacts(local_dir, artifact_path)
 
@@ -110,7 +110,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
         await asyncio.to_thread(self._pack, artifact_file_name, artifact_path)
 
     def _pack(self, name: str, artifact_path: str | None) -> None:
-        """Moves a file of weights from the folder into the store. One that is no safetensors file stays."""
+        """Moves a file of weights from the folder into the store. One that is not a safetensors file stays."""
         file = self.folder / (artifact_path or "") / name
         if not name.endswith(WEIGHTS):
             return
@@ -149,7 +149,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
         return None if references else super().get_local_path(artifact_path)
 
     def _reference(self, artifact_path: str) -> FileReference | None:
-        """Returns the reference that stands for an artifact, or None. Raises MlflowException if it is not usable."""
+        """Returns the reference that represents an artifact, or None. Raises MlflowException if it is not usable."""
         path = validate_path_is_safe(artifact_path)
         _check(path)
         try:
@@ -190,7 +190,7 @@ def _check(path: str, *, below: str | None = None) -> None:
         name = part.casefold()  # some file systems take both for one
         if name == STORE_LINK or name.endswith(WEIGHTS + REFERENCE):
             raise MlflowException.invalid_parameter_value(
-                f"{path!r} is no name of an artifact: {part!r} is kept for the tensor store. To fix: use another name, "
+                f"{path!r} is not an artifact's name: {part!r} is kept for the tensor store. To fix: use another name, "
                 f"and for weights the one without {REFERENCE}"
             )
 

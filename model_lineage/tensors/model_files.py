@@ -67,7 +67,7 @@ def name_fault(name: str) -> str:
 
 
 def _file_at(path: Path, relative: str, folder: Path, home: Path) -> Path:
-    """Returns the resolved path of a file. Raises ValueError if it is no file, or a link that leads out of `home`."""
+    """Returns the resolved path of a file. Raises ValueError if it is not a file, or leads out of `home`."""
     try:
         real = path.resolve(strict=True)
         kind = real.stat().st_mode
@@ -150,7 +150,7 @@ def read_layout(path: Path, *, named: str | None = None) -> MappedTensorFile:
         tensors = [_tensor_part(name, entry, body) for name, entry in header.items() if name != "__metadata__"]
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(
-            f"{named or path} is no whole safetensors file: {error}. To fix: fetch or save the file again"
+            f"{named or path} is not a whole safetensors file: {error}. To fix: fetch or save the file again"
         ) from error
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     return MappedTensorFile(content=content, header=content[:body], tensors=tuple(tensors))
@@ -195,7 +195,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensor_part(name: str, entry: Any, body: int) -> TensorPart:
     """Returns a tensor by its entry in a header that the library has checked."""
     if not name.isprintable() or name.count(".") > DEEPEST_NAME:
-        raise ValueError(f"{name[:80]!r} is no parameter's name")
+        raise ValueError(f"{name[:80]!r} is not a parameter's name")
     if len(entry["shape"]) > MAX_DIMENSIONS:
         raise ValueError(f"{name} has {len(entry['shape'])} dimensions")
     first, last = entry["data_offsets"]
@@ -258,18 +258,18 @@ class StoredModel:
 def files_in(entries: Any) -> tuple[ModelFile, ...]:
     """Parses a list of files. Raises ValueError if it is invalid, or if a path would lead out of the model's folder."""
     if not isinstance(entries, list):
-        raise ValueError("it is no list")
+        raise ValueError("it is not a list")
     files = tuple(from_json(ModelFile, entry) for entry in entries)
     for file in files:
         names = [file.path, *(name for tensor in file.tensors for name in (tensor.name, tensor.dtype))]
         if not all(isinstance(name, str) for name in names):
-            raise ValueError("a path, a name or a dtype is no text")
+            raise ValueError("a path, a name or a dtype is not text")
         if fault := name_fault(file.path):
             raise ValueError(f"it has a file {file.path!r}, whose name {fault}")
         if not all(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in file.digests):
-            raise ValueError("a head or a digest is no SHA-256")
+            raise ValueError("a head or a digest is not a SHA-256")
         if not all(type(size) is int for tensor in file.tensors for size in tensor.shape):
-            raise ValueError("a shape is no list of whole numbers")
+            raise ValueError("a shape is not a list of whole numbers")
     paths = {file.path for file in files}
     folders = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
     if len(paths) < len(files) or paths & folders:

@@ -16,7 +16,7 @@ from ringmaster.files import write_atomically
 from ringmaster.model_lineage.tensors.model_files import name_fault
 
 WEIGHTS = ".safetensors"
-REFERENCE = ".stored"  # ends the name of a small file that stands for a file of weights
+REFERENCE = ".stored"  # ends the name of a small file that represents a file of weights
 MAX_REFERENCE_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 63  # what MLflow's listings can express
 
@@ -36,7 +36,7 @@ class FileReference:
 
     @classmethod
     def at(cls, file: Path, *, named: str | None = None) -> FileReference | None:
-        """Returns the reference that stands for a file; None if there is none. Raises TensorStoreError on damage.
+        """Returns the reference that represents a file; None if there is none. Raises TensorStoreError on damage.
 
         named: the file's name in messages.
         """
@@ -46,7 +46,7 @@ class FileReference:
             if stat.S_ISDIR(status.st_mode):
                 return None
             if not stat.S_ISREG(status.st_mode):
-                raise TensorStoreError("it is no plain file")
+                raise TensorStoreError("it is not a plain file")
             if status.st_size > MAX_REFERENCE_BYTES:
                 raise TensorStoreError(f"it has {status.st_size} bytes")
             return cls._parsed(json.loads(place.read_bytes()))
@@ -60,14 +60,14 @@ class FileReference:
     @classmethod
     def _parsed(cls, fields: Any) -> FileReference:
         if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         model, path, num_bytes, seal = (fields.get(key) for key in ("model", "path", "num_bytes", "seal"))
         if not isinstance(model, str) or not re.fullmatch("[0-9a-f]{32}", model):
-            raise ValueError("its model is no id of a stored model")
+            raise ValueError("its model is not an id of a stored model")
         if not isinstance(path, str) or name_fault(path):
-            raise ValueError("its path is no name of a file")
+            raise ValueError("its path is not a name of a file")
         if type(num_bytes) is not int or not 0 <= num_bytes < MAX_FILE_BYTES:
-            raise ValueError("its num_bytes is no size")
+            raise ValueError("its num_bytes is not a size")
         return cls(model=model, path=path, num_bytes=num_bytes, seal=seal if isinstance(seal, str) else "")
 
     @classmethod

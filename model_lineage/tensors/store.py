@@ -112,7 +112,7 @@ class TensorStore:
                 (Path(aside) / str(number)).replace(target)
 
     def write_file(self, reference: FileReference, target: Path) -> None:
-        """Writes the file that a reference stands for. Raises TensorStoreError if something is missing or damaged."""
+        """Writes the file that a reference represents. Raises TensorStoreError if something is missing or damaged."""
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             self._write(self._file(reference), target, pool)
 
@@ -127,7 +127,7 @@ class TensorStore:
         return FileReference(model=model, path=path, num_bytes=num_bytes).sealed(self._key())
 
     def check(self, reference: FileReference) -> None:
-        """Raises TensorStoreError if a reference lacks this store's seal, or if what it stands for is not there.
+        """Raises TensorStoreError if a reference lacks this store's seal, or if what it represents is not there.
 
         An id is no secret, and who may write a file among the artifacts may not read every model. The seal is known to
         those alone who may read the store, or a reference to the same file.
@@ -278,7 +278,7 @@ class TensorStore:
         return {mark.name for mark in (self.folder / "owners").glob("*/*")}
 
     def size_bytes(self, ids: Collection[str] | None = None) -> int:
-        """Returns the bytes on disk that the given models need together; None stands for all models."""
+        """Returns the bytes on disk that the given models need together; None means all models."""
         models = [self.model(id) for id in (self.ids() if ids is None else ids)]
         needed = self._with_parents({digest for model in models for digest in model.digests})
         return sum(self.objects.size(digest) for digest in needed) + sum(
@@ -422,7 +422,7 @@ class TensorStore:
 
     def _path(self, id: str) -> Path:
         if "/" in id or id in ("", ".", ".."):
-            raise ValueError(f"{id!r} is no model's id")
+            raise ValueError(f"{id!r} is not a model's id")
         return self.folder / "models" / f"{id}.json"
 
     @property

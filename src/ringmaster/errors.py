@@ -115,7 +115,7 @@ class RetrainingFailed(RunFailed):
 class RunInterrupted(BaseException):
     """Ctrl-C or SIGTERM has stopped a run, which wrote its checkpoints. The rest can be resumed.
 
-    It is no RingmasterError: a program that goes on after errors must not go on after Ctrl-C. It is no
+    It is not a RingmasterError: a program that continues after errors must not continue after Ctrl-C. It is no
     KeyboardInterrupt either: that would end Prefect's event loop, through which the exception passes.
 
     Attributes:

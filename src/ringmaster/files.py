@@ -24,7 +24,7 @@ MAX_BYTES = 4_000_000
 """The size limit of a file that is read as YAML; parsing that much takes half a minute."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 STORAGE_ERRORS = (*FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
-"""The numbers of errors of a disk, or of the rights on it, which are no fault of a program."""
+"""The numbers of errors of a disk, or of the rights on it, which are not a fault of a program."""
 
 
 WRITE_PATIENCE = "RINGMASTER_WRITE_PATIENCE_S"
@@ -149,7 +149,7 @@ def path_in(folder: Path, name: str) -> Path:
     """Returns the path of `name` relative to `folder`. Raises ValueError if no file can have such a path."""
     sizes = [len(part.encode("utf-8", "replace")) for part in name.split("/")]
     if "\0" in name or max(sizes) > MAX_NAME_BYTES or sum(sizes) + len(sizes) > MAX_PATH_BYTES:
-        raise ValueError("is no path that a file can have")
+        raise ValueError("is not a path that a file can have")
     try:
         return folder / Path(name).expanduser()
     except RuntimeError as error:  # "~user" of a user without a home folder

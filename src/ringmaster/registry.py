@@ -92,7 +92,7 @@ def resolve(dotted: str) -> Any:
     """
     module_name, colon, path = dotted.partition(":")
     if not colon or not module_name or not path:
-        raise ValueError(f"{dotted!r} is no dotted name. To fix: write package.module:function")
+        raise ValueError(f"{dotted!r} is not a dotted name. To fix: write package.module:function")
     if module_name == "__main__":
         raise ValueError(
             f"{dotted!r} is defined in the script that was started, where no worker process can find it. "

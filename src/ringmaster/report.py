@@ -29,7 +29,7 @@ from typing import Any
 
 from ringmaster.errors import PERMANENT_ERRORS
 
-PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the command was stopped and can go on
+PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the command was stopped and can continue
 PROFILE = "profile"
 INSPECT = "inspect"  # the mode of an order that only requests the number of steps
 SAVING = "`if report.should_save():` with `with report.checkpoint() as folder: torch.save(..., folder / 'state.pt')`"
@@ -78,7 +78,7 @@ class ProgressReporter:
                 pipe.write(json.dumps({"event": event, **details}) + "\n")
 
     def resume(self) -> Path | None:
-        """Returns the folder of the checkpoint to go on from, or None. Call it just before the first step."""
+        """Returns the folder of the checkpoint to continue from, or None. Call it just before the first step."""
         self._start()
         if not self.order or self.order["restore_from"] is None:
             return None
@@ -120,7 +120,7 @@ class ProgressReporter:
         return is_due or self._is_ending
 
     def should_stop(self) -> bool:
-        """Returns whether the process ends with its next checkpoint: the job is stopped, or goes on later."""
+        """Returns whether the process ends with its next checkpoint: the job is stopped, or continues later."""
         is_last = self.step == self.num_steps and not self.is_trial
         return self._is_ending and not is_last
 
@@ -128,7 +128,7 @@ class ProgressReporter:
     def checkpoint(self) -> Iterator[Path]:
         """Yields an empty folder for a checkpoint of the last step; ends the process where the job is to stop.
 
-        After the last step of the job the process goes on: it may evaluate and export its model.
+        After the last step of the job the process continues: it may evaluate and export its model.
         """
         if not self.order:
             raise RuntimeError("there is no job to write a checkpoint for. To fix: call should_save() before")
@@ -210,7 +210,7 @@ class ProgressReporter:
                 "failed",
                 kind="invalid",
                 message=f"the script ended by itself after step {self.step}, and its job has {self.num_steps} steps. "
-                f"To fix: num_steps: {self.step}, or let the script go on",
+                f"To fix: num_steps: {self.step}, or let the script continue",
             )
         else:
             message = f"the script wrote no checkpoint of its last step, {self.step}. To fix: add {SAVING} to its loop"

@@ -149,7 +149,7 @@ def _node_lost(record: NodeRecord) -> Alarm:
         event=DEVICE_LOST,
         resource=f"ringmaster.node.{record.name}",
         name=record.name,
-        message=f"node {record.name} is gone, with {devices}: its jobs go on elsewhere, from their last checkpoints",
+        message=f"node {record.name} is gone, with {devices}: its jobs continue elsewhere, from their last checkpoints",
         facts={"node": record.name, "num_devices": len(record.devices)},
     )
 

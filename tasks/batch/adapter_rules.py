@@ -29,7 +29,7 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
-    """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
+    """Yields why a job cannot continue from the adapter of its base, or from that base with its adapter merged."""
     base, own, place = job.get("base"), as_mapping(job.get("adapter")), ("adapter", "base_adapter")
     of_base = _base_of(job, jobs)
     theirs, continues = of_base.get("adapter"), own.get("base_adapter") == CONTINUE
@@ -38,7 +38,9 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
     elif not isinstance(theirs, Mapping):
         is_here = base is None or str(base) in jobs
         problem = (
-            "is continue, and the base is no adapter" if is_here else "is for the adapter of a job of the same batch"
+            "is continue, and the base is not an adapter"
+            if is_here
+            else "is for the adapter of a job of the same batch"
         )
         remedy = (
             "leave it out, or name a base that is one"
@@ -54,7 +56,7 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
 
 
 def _base_of(job: Raw, jobs: Mapping[str, Raw]) -> Raw:
-    """Returns the job of the batch that a job goes on from; nothing where it is none of them."""
+    """Returns the job of the batch that a job continues from; nothing where it is none of them."""
     base = job.get("base")
     return jobs.get(base, {}) if isinstance(base, str) else {}
 
@@ -126,7 +128,7 @@ def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
                 (
                     isinstance(name, str) and name not in targets,
                     ("adapter", "feedforward", i),
-                    f"{name!r} is no target",
+                    f"{name!r} is not a target",
                     "name it among targets too",
                 )
                 for i, name in enumerate(scaled)

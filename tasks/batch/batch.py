@@ -123,7 +123,7 @@ class Batch:
             "user": users or {},
         }
         unknown = [
-            Finding((key,), f"names {other!r}, which is no job of this batch", "use the names of its jobs")
+            Finding((key,), f"names {other!r}, which is not a job of this batch", "use the names of its jobs")
             for key, values in planned.items()
             for other in sorted(set(values) - {job.name for job in jobs})
         ]
@@ -196,7 +196,8 @@ class Batch:
         jobs = tuple(from_json(Job, job) for job in data["jobs"])
         names = {"name": data["name"], **{f"jobs[{i}].name": job.name for i, job in enumerate(jobs)}}
         if wrong := {place: name for place, name in names.items() if not is_name(name)}:
-            raise BatchFileError(Fault(at, None, f"is no name, {got(name)}", NAME_REMEDY) for at, name in wrong.items())
+            faults = (Fault(at, None, f"is not a name, {got(name)}", NAME_REMEDY) for at, name in wrong.items())
+            raise BatchFileError(faults)
         return cls(**{**data, "jobs": jobs, "folder": Path(data["folder"])})
 
 

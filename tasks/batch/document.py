@@ -201,7 +201,7 @@ class _Reader:
         """Returns the values of `source` for `<<: *source`; the keys of the mapping itself take precedence."""
         if isinstance(source, yaml.MappingNode):
             return dict(self.value(source, place=place))
-        self.add(place, "merges (<<) something that is no mapping", "merge an anchored mapping", node=source)
+        self.add(place, "merges (<<) something that is not a mapping", "merge an anchored mapping", node=source)
         return {}
 
     def scalar(self, node: yaml.Node, *, place: Location) -> Any:

@@ -28,7 +28,7 @@ class BatchFileHook:
     file_key: ClassVar[str] = ""
 
     def expanded(self, entry: Any, *, folder: Path) -> tuple[Any, Sequence[Finding]]:
-        """Returns the entry of a job with what one of its keys stands for, and faults at places within the entry."""
+        """Returns the entry of a job with what one of its keys represents, and faults at places within the entry."""
         return entry, ()
 
     def job_findings(self, job: Raw) -> Iterator[Finding]:

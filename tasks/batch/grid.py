@@ -118,7 +118,7 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
 def key_findings(template: Mapping[str, Any], keys: Iterable[str], *, at: Location) -> Iterator[Finding]:
     """Yields the faults of dotted keys that `with_values` could not set, at places below `at`.
 
-    They lie inside one another, or inside a value of the template that is no mapping.
+    They lie inside one another, or inside a value of the template that is not a mapping.
     """
     keys = list(dict.fromkeys(keys))
     for short, long in itertools.permutations(keys, 2):

@@ -102,7 +102,8 @@ def metric(name: str) -> str:
     if family in PACKAGES and (missing := missing_packages(family)):
         raise wrong(f"the metric {name} needs {missing}, not installed", install_command(family))
     if posixpath.normpath(name) != name:
-        raise wrong(f"{shortened(repr(name), MAX_QUOTED)} is no plain path", "write FAMILY/NAME, such as latency/p99_s")
+        problem = f"{shortened(repr(name), MAX_QUOTED)} is not a plain path"
+        raise wrong(problem, "write FAMILY/NAME, such as latency/p99_s")
     if family == LATENCY:  # its names need no library
         try:
             latency_metric(rest)
@@ -320,7 +321,7 @@ def adopt(value: Any, info: ValidationInfo) -> str | None:
 def factory(path: str, info: ValidationInfo) -> str:
     """Checks a dotted path "package.module:function": the module is found, and its source defines the function."""
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", path):
-        raise wrong(f"{path!r} is no dotted path", 'write "package.module:function"')
+        raise wrong(f"{path!r} is not a dotted path", 'write "package.module:function"')
     module, _, attribute = path.partition(":")
     if module == "__main__":
         raise wrong(

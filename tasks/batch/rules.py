@@ -184,7 +184,7 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
         (
             reads_its_own and not is_command,
             ("data", "source"),
-            "is no data of ours",
+            "is not a built-in kind of data",
             "name other data, or a command as the model",
         ),
         (
@@ -263,7 +263,7 @@ def _exact(job: Raw) -> Iterator[Finding]:
             size //= workers
             what = f"a worker's {size} samples"
         if size % chunk or (size // chunk).bit_count() != 1:
-            problem = f"divides {what} into a number of chunks that is no power of two"
+            problem = f"divides {what} into a number of chunks that is not a power of two"
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
 
 
@@ -303,7 +303,7 @@ def _loss(job: Raw) -> Iterator[Finding]:
         if (option := known.get(fault.option)) is not None:
             problem, remedy = fault.problem, f"give {option}{'' if option.required else ', or leave it out'}"
         else:
-            problem = f"is no option of {name}"
+            problem = f"is not an option of {name}"
             remedy = closest(fault.option, known, what="The options are") if known else "remove it: there are none"
         yield Finding(("loss", fault.option), problem, remedy)
     weights, rewards = options.get("reward_weights"), options.get("rewards")

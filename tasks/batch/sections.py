@@ -108,7 +108,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _about(hint: Any) -> Iterator[Any]:
-    """Yields what is said of the values of a field itself, also by the type that a format stands for."""
+    """Yields what is said of the values of a field itself, also by the type that a format represents."""
     for item in getattr(hint, "__metadata__", ()):
         yield item
         if isinstance(item, Format):

@@ -26,7 +26,7 @@ _PROBLEMS = {
     "model_type": "must be a mapping",
     "string_type": "must be text",
     "none_required": "is not possible yet",
-    "string_pattern_mismatch": "is no valid name",
+    "string_pattern_mismatch": "is not a valid name",
 }
 _OUT_OF_RANGE = {
     "greater_than": ("must be greater than", "gt"),

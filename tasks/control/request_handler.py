@@ -218,7 +218,7 @@ class RequestHandler:
                 remedy = "To fix: add a job with that num_steps (`ringmaster jobs --help`)"
                 faults.append(f"{name} trains as far as what steers its batch, such as a sweep, lets it. {remedy}")
             elif readers:
-                faults.append(f"{', '.join(readers)} goes on from the last step of {name}")
+                faults.append(f"{', '.join(readers)} continues from the last step of {name}")
             elif wrong := change_faults(job, {"num_steps": num_steps}):
                 faults += [f"{name}: {fault}" for fault in wrong]
             elif num_steps <= record.step:

@@ -147,7 +147,7 @@ def _column_faults(row: Any, columns: Mapping[str, str], *, is_csv: bool) -> Ite
     is_csv: whether every value is text and is parsed as its declared type.
     """
     if not isinstance(row, Mapping):
-        yield "*", f"cannot be checked: the row is no object, {got(row)}"
+        yield "*", f"cannot be checked: the row is not an object, {got(row)}"
         return
     for column, column_type in columns.items():
         kind, value = column_type.removesuffix("?"), row.get(column)

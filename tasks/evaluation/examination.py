@@ -132,7 +132,7 @@ class ExaminationRequest:
     held_out: whether to read held-out rows.
     against: the folder of a model that each is compared with.
     against_job: as `job`, for that model, where it reads the same rows otherwise, such as with other passages.
-    metrics: the names of the metrics; None stands for the defaults of the model's kind.
+    metrics: the names of the metrics; None means the defaults of the model's kind.
     more_metrics: the names of metrics in addition to these.
     folder: the suite's folder, from which its functions are imported.
     """
@@ -322,7 +322,7 @@ def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
     """Yields each slice's name and mask, [rows]."""
     if entry.tokens is not None:
         if scores.num_tokens is None:
-            raise ValueError(f"slice {entry.name}: the rows are no texts. To fix: name a column or a function")
+            raise ValueError(f"slice {entry.name}: the rows are not texts. To fix: name a column or a function")
         for low, high in zip([0, *entry.tokens], [*entry.tokens, None], strict=True):
             mask = scores.num_tokens >= low
             name = f">={low}" if high is None else f"{low}-{high - 1}"

@@ -368,7 +368,7 @@ def _parquet(path: Path) -> Iterator[Row]:
             for batch in file.iter_batches(batch_size=BATCH_ROWS):
                 yield from batch.to_pylist()
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
+        raise ValueError(f"{path} is not a Parquet file: {error}. To fix: check the file") from error
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
@@ -385,7 +385,7 @@ def _object(line: str, where: str) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON: {error}. To fix: one object a line") from error
+        raise ValueError(f"{where} is not JSON: {error}. To fix: one object a line") from error
     if not isinstance(row, dict):
-        raise ValueError(f'{where} is no JSON object. To fix: one object a line, such as {{"prediction": 3}}')
+        raise ValueError(f'{where} is not a JSON object. To fix: one object a line, such as {{"prediction": 3}}')
     return row

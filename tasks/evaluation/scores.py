@@ -303,7 +303,7 @@ def score_models(
 
     job: also determines the loss, the precision and the metrics in addition to the default ones.
     data: the JSON form of prepared data, of which the held-out rows are scored: those that an evaluation of `job`
-        reads, or the first `max_rows`. None stands for the job's data, which is then prepared.
+        reads, or the first `max_rows`. None means the job's data, which is then prepared.
     is_whole: whether all rows of the data are scored, as those of data that nothing is trained on.
     trained_on: data whose training rows are left out.
     cases: literal cases to score instead of held-out rows.

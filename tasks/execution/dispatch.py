@@ -159,13 +159,13 @@ def end_of(
     after: Mapping[str, Collection[str]],
     over: Collection[str] = (),
     limits: UserLimits = NO_LIMITS,
-) -> PlannedSegment | Literal["ends", "goes on"]:
+) -> PlannedSegment | Literal["ends", "continues"]:
     """Decides what happens when a running segment reaches its planned last step.
 
     The segment "ends" if its job's next segment or another segment on its devices, or within the limit of its user,
     could start once it has ended. If the
     next segment has the same gang, it is returned: the gang continues with it without interruption. Else the segment
-    "goes on", as no ready segment waits for its devices.
+    "continues", as no ready segment waits for its devices.
 
     over: the jobs that already run beyond their planned end. They count as ended too: a segment that waits for the
         devices of several such gangs would otherwise wait for each of them in turn, without end.
@@ -180,7 +180,7 @@ def end_of(
         not set(each.devices).isdisjoint(segment.devices) or (user is not None and limits.user(each.job) == user)
         for each in next_segments
     )
-    return "ends" if is_awaited else "goes on"
+    return "ends" if is_awaited else "continues"
 
 
 def is_same_gang(a: PlannedSegment, b: PlannedSegment) -> bool:
@@ -234,7 +234,7 @@ class OngoingSegment:
     first_step: the step from which it runs.
     works_from_s: when its first step begins.
     step_s: seconds of a step.
-    is_over_end: whether it has reached its planned end and goes on as no segment waits for its devices.
+    is_over_end: whether it has reached its planned end and continues as no segment waits for its devices.
     ends_s: when its checkpoint and evaluation are done, set once its steps are.
     """
 
@@ -327,7 +327,7 @@ class PlanSimulator:
         self._after = {job.id: (*job.after, *_gate(job)) for job in problem.jobs}
         self._limits = UserLimits.of(problem)
         self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job)]
-        # What other jobs wait for and is no job of the problem has been done before.
+        # What other jobs wait for and is not a job of the problem has been done before.
         self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
         self._may_start = True  # whether anything has changed since `_start_what_can`
 
@@ -406,7 +406,7 @@ class PlanSimulator:
             self._come_to_end(job)
         for job in sorted(self._over):
             stretch = self.running[job]
-            if stretch.ends_s is None and self._end_of(stretch.segment) != "goes on":
+            if stretch.ends_s is None and self._end_of(stretch.segment) != "continues":
                 self._set_end(job, stretch.step_at(self.now_s))
         return True
 
@@ -457,7 +457,7 @@ class PlanSimulator:
 
     @property
     def _over(self) -> set[str]:
-        """The running jobs that go on beyond their planned end."""
+        """The running jobs that continue beyond their planned end."""
         return {job for job, stretch in self.running.items() if stretch.is_over_end}
 
     def _put(self, stretch: OngoingSegment) -> None:
@@ -514,7 +514,7 @@ class PlanSimulator:
                 )
             )
 
-    def _end_of(self, segment: PlannedSegment) -> PlannedSegment | Literal["ends", "goes on"]:
+    def _end_of(self, segment: PlannedSegment) -> PlannedSegment | Literal["ends", "continues"]:
         return end_of(
             segment,
             self.planned,
@@ -528,7 +528,7 @@ class PlanSimulator:
     def _come_to_end(self, job: str) -> None:
         """Handles the end of a segment's planned steps.
 
-        The job ends, continues with the same gang, gives up its devices, or goes on beyond the planned end.
+        The job ends, continues with the same gang, gives up its devices, or continues beyond the planned end.
         """
         stretch = self.running[job]
         step, total = stretch.segment.last_step, self._num_steps[job]
@@ -539,7 +539,7 @@ class PlanSimulator:
                 self._may_start = True
                 self._set_end(job, end.last_step)
                 return
-            if end == "goes on":
+            if end == "continues":
                 segment = replace(stretch.segment, last_step=total)
                 self._put(replace(stretch, segment=segment, is_over_end=True))
                 return

@@ -238,7 +238,7 @@ class Executor:
     def price(self, job: Job, *, source: str, step: int) -> JobPrice | None:
         """Returns what a variant of a job would cost, under its name in the table; None where it has to wait.
 
-        step: that from which it would go on.
+        step: that from which it would continue.
         """
         priced = self._plan_manager.price(job, profiles=self.job_table.profiles[source], step=step)
         return None if priced is None else priced[1]
@@ -256,7 +256,7 @@ class Executor:
             self._plan_manager.take_in(*priced, why=why)
 
     def redefine(self, name: str, job: Job, *, why: str) -> None:
-        """Replaces the definition of a job. A gang that trains it writes a checkpoint first, and it goes on from it."""
+        """Replaces the definition of a job. Its gang writes a checkpoint first, from which it continues."""
         self.job_table.redefine(name, job)
         self._plan_progress.drop(name)
         self._replanner.forget(name)

@@ -509,7 +509,7 @@ def job_error(prediction: Prediction, *, makespan_s: float, ends_s: Mapping[str,
 def errors_in(runs: Iterable[Mapping[str, float]]) -> list[EarlierRun]:
     """Returns the errors of earlier runs by their metrics; leaves out runs that stated no spread, or took no time.
 
-    What a run took longer as the load of its machine changed is no error of speeds.
+    What a run took longer as the load of its machine changed is not an error of speeds.
     """
     earlier = []
     for run in runs:

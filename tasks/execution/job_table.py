@@ -11,8 +11,8 @@ continues alone from its own checkpoint. The lead job's record stores that its g
 executor that takes over finds it there.
 
 A job's *goal* is the step up to which it is planned. A job that has reached its goal rests and holds no devices, until
-its goal is raised or it is stopped early. A stop is no failure: the last checkpoint and metrics stay. The job's record
-in the journal holds all of this, so that another executor that takes over finds it.
+its goal is raised or it is stopped early. A stop is not a failure: the last checkpoint and metrics stay. The job's
+record in the journal holds all of this, so that another executor that takes over finds it.
 """
 
 from __future__ import annotations
@@ -288,9 +288,9 @@ class JobTable:
             self.profiles[name] = [each if each in fits else fits[0] for each in profiles] if fits else []
 
     def _settled(self, entry: JobState, record: JobRecord) -> JobState:
-        """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
+        """Replaces a placeholder by the job it now represents, with profiles and data of a job of the same shape."""
         name, job, shape = entry.job.name, record.settled_job, record.like
-        assert job is not None and shape is not None, f"{name} stands for no job"
+        assert job is not None and shape is not None, f"{name} represents no job"
         like = self.entries[self.name_of(shape, like=name)]
         data, weights = entry.paths.data, entry.paths.weights
         paths = replace(
@@ -330,7 +330,7 @@ class JobTable:
     def add_variant(self, name: str, job: Job, *, source: str, step: int | None) -> None:
         """Adds a job that differs from another one of the table in what affects neither its speed nor its size.
 
-        job: under its name within the batch. step: the step of the source's checkpoint from which it goes on, if any.
+        job: under its name within the batch. step: the step of the source's checkpoint from which it continues, if any.
         """
         own = self.entries[source].local_job.name
         like, variation = self.records[source].like or own, Variation(job=own, step=step)

@@ -97,7 +97,7 @@ class OutcomePolicy:
             self._want(f"{member} continues alone")
 
     def split_group_if_needed(self, lead: str) -> None:
-        """Lets the members of a lead job go on without it if it has nothing to train, for good or for now."""
+        """Lets the members of a lead job continue without it if it has nothing to train, for good or for now."""
         if lead in self._plan_progress.active_jobs or not self._job_table.groups.must_split(lead):
             return
         if (new := self._job_table.groups.hand_over(lead)) is None:
@@ -165,7 +165,7 @@ class OutcomePolicy:
                 self._plan_progress.put_back(running)
             if not self._plan_progress.has_more(job):  # its goal was raised meanwhile
                 self._want(f"{job} may train on")
-            return "goes on with its next segment"
+            return "continues with its next segment"
         # An earlier segment may have found a checkpoint of the last step: drop the segments planned after it.
         self._plan_progress.drop(job)
         self._finish(job, outcome.result)

@@ -121,7 +121,7 @@ class PlanManager:
         )
 
     def take_in(self, problem: Problem, price: JobPrice, *, why: str) -> None:
-        """Follows the plan by which a further job was priced: all that runs goes on."""
+        """Follows the plan by which a further job was priced: all that runs continues."""
         planned = self._plan_progress.planned
         planned.insert(0 if price.is_first else len(planned), price.segment)
         self._follow(problem, price.plan, why=why)
@@ -183,7 +183,7 @@ class PlanManager:
         for running in self._plan_progress.running.values():
             member_steps |= {f: max(member_steps[f], running.step_of(f)) for f in running.members if f in member_steps}
             if (name := running.segment.job) in steps:
-                # Members may go on after the lead job has ended.
+                # Members may continue after the lead job has ended.
                 most = self._job_table.totals[name] - 1 if running.members else math.inf
                 steps[name] = int(min(max(steps[name], running.step), most))
         return State(

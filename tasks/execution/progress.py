@@ -37,7 +37,7 @@ MAX_STEPS = 100  # the newest steps, over which a speed is measured
 MAX_REPORTS = 50  # the newest reports, over which rates for users are measured
 STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
 
-NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
+NOTICE_S = 1.0  # how long before a segment's end it is decided whether it continues
 
 
 def is_about(event: Event, job: str) -> bool:
@@ -66,7 +66,7 @@ class RunningSegment:
     ordered_step: the step at which its gang ends without further commands.
     step: the step that it has reported.
     is_ready: whether its gang has reported that it trains.
-    is_over_end: whether it has reached its planned end and goes on as no segment waits for its devices.
+    is_over_end: whether it has reached its planned end and continues as no segment waits for its devices.
     is_stopping: whether it was commanded to stop.
     first_steps: the first step of each other job in this gang.
     members: those of them that have not ended.
@@ -448,10 +448,10 @@ class PlanProgress:
         return commands
 
     def reconsider_ends(self, *, done_jobs: Collection[str]) -> list[Command]:
-        """Decides which gangs go on beyond their planned end.
+        """Decides which gangs continue beyond their planned end.
 
-        A gang that is about to end goes on if no ready segment waits for its devices. A gang that has gone on so stops
-        once one waits.
+        A gang that is about to end continues if no ready segment waits for its devices. A gang that has gone on so
+        stops once one waits.
         """
         commands: list[Command] = []
         for running in self.running.values():
@@ -476,7 +476,7 @@ class PlanProgress:
                 commands += running.move_end(end.last_step)
             elif end == "ends" and is_at_end:
                 commands += running.stop()
-            elif end == "goes on" and not running.is_over_end and running.may_go_on(self._totals[segment.job]):
+            elif end == "continues" and not running.is_over_end and running.may_go_on(self._totals[segment.job]):
                 running.is_over_end = True
                 commands += running.move_end(self._totals[segment.job])
         return commands

@@ -24,8 +24,8 @@ and its measurement the error e, what a trial may change is what will be believe
 s^2 / (s^2 + e^2)^(1/2). What is gained, is gained in each later run of the jobs, too: after n runs, n more are expected
 (Laplace's rule of succession).
 
-At the end of its trials, a job goes on under the option that is best by then, which may be the one that was tried last.
-Trying p costs a switch, two for a job that runs, and the part of the devices' time that p leaves unused or wastes.
+At the end of its trials, a job continues under the option that is best by then, which may be the one that was tried
+last. Trying p costs a switch, two for a job that runs, and the devices' time that p leaves unused or wastes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def explored(
         if segment.job in jobs and segment.job not in seen:
             trials = _trying_segments(segment, jobs[segment.job], terms)
             segments += trials
-            segment = replace(segment, why="goes on, now that options are measured") if trials else segment
+            segment = replace(segment, why="continues, now that options are measured") if trials else segment
         seen.add(segment.job)
         segments.append(segment)
     return segments

@@ -68,7 +68,7 @@ class StepEvents:
         report, now_s, is_due = event.event, self._clock(), False
         own = self._unstored.setdefault(event.number, _UnstoredEvents(since_s=now_s))
         if isinstance(report, PhaseStarted):
-            if own.phase == report.phase:  # it goes on, with another timeout
+            if own.phase == report.phase:  # it continues, with another timeout
                 return
             own.phase = report.phase
             num_phases = min(float(MAX_PHASES), own.num_phases + (now_s - own.since_s) / EVERY_S)

@@ -26,7 +26,7 @@ OptionIndex = tuple[int, int]  # index of a job, index of its option
 
 @dataclass(frozen=True)
 class Contracted:
-    """A problem with one job per group; places[job id][k] is the (job, option) that the job's option k stands for."""
+    """A problem with one job per group; places[job id][k] is the (job, option) that the job's option k represents."""
 
     problem: Problem
     places: dict[str, tuple[OptionIndex, ...]]

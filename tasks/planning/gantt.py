@@ -324,7 +324,7 @@ class Bar:
     fill: the character of its cells.
     letter: the character of the first cell, followed by `name` where there is space.
     name: the name of the object.
-    of: the object that the bar stands for.
+    of: the object that the bar represents.
     """
 
     start_s: float

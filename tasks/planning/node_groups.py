@@ -197,7 +197,7 @@ def _division(
     return TypeDivision(tuple(kinds), tuple(splits), model.length)
 
 
-NEVER = 1e18  # a time that is no limit
+NEVER = 1e18  # a time that is not a limit
 MIN_RUN_SWITCHES = 5.0
 
 Ints = NDArray[np.int32]

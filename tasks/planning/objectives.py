@@ -95,7 +95,7 @@ class Objective(ABC):
     def coefficients(self, problem: Problem) -> Coefficients:
         """Returns the coefficients of the value for a problem.
 
-        A job with `members` stands for these jobs too, and its `weight` includes theirs.
+        A job with `members` represents these jobs too, and its `weight` includes theirs.
         """
 
     def value(self, plan: Plan, problem: Problem) -> float:
@@ -318,7 +318,7 @@ class PlanningTerms:
         """Returns the problem under these terms, with its time 0 `elapsed_s` seconds after the start of the batch.
 
         Nodes get the price where the objective depends on prices. A deadline that has passed becomes one of 0 s, which
-        no plan meets. A job that stands for several has the earliest of their deadlines and the sum of their weights.
+        no plan meets. A job that represents several has the earliest of their deadlines and the sum of their weights.
         """
         jobs = tuple(
             replace(

@@ -364,7 +364,7 @@ def realise(
 def _running(tables: Tables, nodes: Sequence[int], job: int) -> Gang:
     """Returns the devices on which a job runs at time 0, by index of the group's nodes."""
     running = tables.problem.jobs[job].running
-    assert running is not None, "only a job that runs goes on"
+    assert running is not None, "only a job that runs continues"
     place = {tables.problem.nodes[n].id: v for v, n in enumerate(nodes)}
     return tuple((place[node], tuple(ids)) for node, ids in running.devices)
 

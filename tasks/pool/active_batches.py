@@ -114,7 +114,7 @@ def fault_of(submission: Submission) -> str | None:
     }
     try:
         if submission.terms.objective not in objective_names():
-            return f"it cannot be planned: {submission.terms.objective!r} is no objective"
+            return f"it cannot be planned: {submission.terms.objective!r} is not an objective"
         submission.terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
     except (ProblemError, TypeError, ValueError) as error:
         return f"it cannot be planned: {error}"

@@ -330,8 +330,8 @@ def engine_options(name: str, values: Mapping[str, Any]) -> EngineOptions:
 def build_engine(name: str, context: EngineContext) -> Engine:
     """Builds an engine.
 
-    Raises ValueError on an unknown name, with the known ones; where what is built is no engine; and where the engine
-    needs what its host does not have.
+    Raises ValueError on an unknown name, with the known ones; where what is built is not an engine; and where the
+    engine needs what its host does not have.
     """
     from ringmaster.tasks.execution.engine import Engine
 
@@ -342,7 +342,7 @@ def build_engine(name: str, context: EngineContext) -> Engine:
     if not isinstance(engine, Engine):
         lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
         raise ValueError(
-            f"engine {name!r} ({path}) is no engine: it lacks {', '.join(lacking)}. "
+            f"engine {name!r} ({path}) is not an engine: it lacks {', '.join(lacking)}. "
             "To fix: give it all methods of ringmaster.tasks.execution.engine.Engine"
         )
     return engine

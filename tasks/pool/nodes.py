@@ -50,7 +50,7 @@ def is_loan(holder: str) -> bool:
 class SilenceClock:
     """Measures for how long signs of life have not changed. No clocks are compared: it is the observer's own.
 
-    Time in which the observer could not look is no silence: after it, all silences are measured again.
+    Time in which the observer could not look is not silence: after it, all silences are measured again.
 
     clock: monotonic seconds.
     blind_s: the time between two looks beyond which no silence can be concluded.
@@ -140,7 +140,7 @@ class Timeouts:
     def blind_after_s(self) -> float:
         """The time without a check of the nodes after which an executor restarts the timeouts of all nodes.
 
-        No heartbeat could be seen while the database was unreachable for all processes, so that time is no silence.
+        No heartbeat could be seen while the database was unreachable for all processes, so that time is not silence.
         """
         return (self.lost_after_s - self.fence_after_s) / 2
 

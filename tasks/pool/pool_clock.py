@@ -21,7 +21,7 @@ MAX_AHEAD_S = 1.0  # a larger difference between two clocks is a step, not the t
 class PoolClock:
     """Seconds since the epoch, as the controller of a pool counts and records them for all processes (`Journal.clock`).
 
-    It goes on while a batch is measured or has not ended, also under the next controller; else it is set to the wall
+    It continues while a batch is measured or has not ended, also under the next controller; else it is set to the wall
     clock. `poll` is called periodically.
     """
 

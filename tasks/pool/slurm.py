@@ -38,13 +38,13 @@ def slurm_time(text: str) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Returns a time limit in seconds, infinity for none. Raises ValueError for a text that is no time."""
+    """Returns a time limit in seconds, infinity for none. Raises ValueError for a text that is not a time."""
     text = slurm_time(text)
     if text.upper() in _UNLIMITED:
         return math.inf
     result = _LONG.fullmatch(text)
     if result is None:
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     parts = [int(part) for part in result["parts"].split(":")]
     has_hours = result["days"] is not None or len(parts) == len("HMS")
     units = (3600, 60, 1) if has_hours else (60, 1)
@@ -387,7 +387,7 @@ def _time_faults(time: str, allowed: Sequence[SlurmPartition]) -> Sequence[str]:
     try:
         time_s = seconds_of(time)
     except ValueError:
-        return [f"--time {time} is no time. To fix: write it as in 30m, 8h, 2d or 1-12:00:00"]
+        return [f"--time {time} is not a time. To fix: write it as in 30m, 8h, 2d or 1-12:00:00"]
     least_s = EMPTY_BEFORE_S + 60.0  # before anything was measured, a node would otherwise leave as it comes
     if time_s < least_s:
         least = f"To fix: at least --time {least_s // 60:.0f}m"

@@ -264,7 +264,7 @@ def planning_problem(
     """Returns the planning problem of the rest of `jobs`; option k of a job is its profile k.
 
     A job waits for its parents if they are among `jobs`. A job whose profiles have members that are not among `jobs`
-    stands for them too: its gang trains them.
+    represents them too: its gang trains them.
 
     steps_done: the completed steps, by job name.
     groups: by lead job, the profiles of groups that may be formed. They become fused options, numbered after the job's

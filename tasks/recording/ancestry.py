@@ -64,7 +64,7 @@ class Ancestry:
         return list(dict.fromkeys(uri for uri in result if uri is not None))
 
     def continued_job(self, name: str) -> str | None:
-        """Returns the job of whose checkpoint a job goes on that was added while its batch ran; None for other jobs."""
+        """Returns the job from whose checkpoint a job continues that was added to a running batch; None for others."""
         records = self.journal.jobs()
         while name in records and (variation := records[name].variation):
             name = variation.job

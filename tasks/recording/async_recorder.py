@@ -37,7 +37,7 @@ ENTRIES_AT_ONCE = 200
 Notice = Callable[[str], None]
 """Receives a line of progress to display."""
 
-AWAY = "training goes on, and what is to be recorded waits"
+AWAY = "training continues, and what is to be recorded waits"
 
 UNRECORDED = "unrecorded"
 """The key in the journal of what could not be written so far: {"events" (kind, content and time in ms of each),
@@ -105,7 +105,7 @@ class AsyncRecorder:
     def begin(self, known: JobsToRecord, *, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or resumes it and writes what could not be written before.
 
-        If MLflow is away, its return is waited for while training goes on. Raises LedgerError if MLflow refuses the
+        If MLflow is away, its return is waited for while training continues. Raises LedgerError if MLflow refuses the
         run: then nothing of the batch can be recorded.
         """
         key = self._journal.get("record_key")

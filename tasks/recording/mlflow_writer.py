@@ -368,7 +368,7 @@ class MlflowWriter:
         job = self._job(event.job)
         components = {name: prefix for hook in record_hooks() for name, prefix in hook.components(job).items()}
         self._keep(model, record.model_folder, components=components)
-        for name, other in self._journal.jobs().items():  # jobs that go on from it, and have ended before
+        for name, other in self._journal.jobs().items():  # jobs that continue from it, and have ended before
             if not was_recorded and other.model_uri and ancestry.continued_job(name) == event.job:
                 self._record_model(other, self._job_run(name), ancestry=ancestry)
         if ancestry.lost:  # then the event is written again when the batch is resumed
@@ -445,7 +445,7 @@ class MlflowWriter:
         return RunPaths(folder=record.model_folder.parents[1], cache_dir=Path(), checkpoint_root=root)
 
     def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
-        """Stores a recorded model in the tensor store. A failure is no fault, as the model is recorded already."""
+        """Stores a recorded model in the tensor store. A failure is not a fault, as the model is recorded already."""
         if (store := self.ledger.store) is None:
             return
         try:

@@ -41,7 +41,7 @@ MAX_DAYS = 36_500  # the largest window; dates have a limited range
 
 def _hour(value: str) -> str:
     if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
-        raise wrong(f"{value!r} is no time of day", 'write it in quotes, from "00:00" to "23:59"')
+        raise wrong(f"{value!r} is not a time of day", 'write it in quotes, from "00:00" to "23:59"')
     return value
 
 
@@ -49,7 +49,7 @@ def _zone(value: str) -> str:
     try:
         ZoneInfo(value)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # zones are files; not every text is a valid file name
-        raise wrong(f"{value!r} is no time zone", "write UTC, or a name such as Europe/Berlin") from None
+        raise wrong(f"{value!r} is not a time zone", "write UTC, or a name such as Europe/Berlin") from None
     return value
 
 

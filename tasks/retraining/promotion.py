@@ -360,7 +360,7 @@ class ServingVersions:
     challenger: except one that a sweep has created under its own name without being requested to.
     latest: the newest version that a retraining run has made, or that an alias names, whatever was decided about it.
     candidate: the same version, if it has not been compared with a champion yet.
-    foreign: a newer version that anything else has made, such as a batch of the same name. It is no candidate.
+    foreign: a newer version that anything else has made, such as a batch of the same name. It is not a candidate.
     fault: why the registry's entries of this name cannot be used; they are of other programs, or damaged.
     """
 
@@ -422,7 +422,7 @@ def _is_of_retraining(ledger: Ledger, model: ModelRecord) -> bool:
 
 
 def lasting(error: ValueError | OSError) -> str:
-    """Returns the text of an error that is the fault of one model; the others of its retraining run go on.
+    """Returns the text of an error that is the fault of one model; the others of its retraining run continue.
 
     Raises the error again if the same call may succeed later: the run resumes when it is called again.
     """
@@ -539,5 +539,5 @@ def training_digest(model: ModelRecord | None) -> str | None:
 
 def version_of(model: ModelRecord | None) -> int:
     """Returns the version number of a registered model."""
-    assert model is not None and model.version is not None, f"{model} is no version of a registered model"
+    assert model is not None and model.version is not None, f"{model} is not a version of a registered model"
     return model.version

@@ -252,7 +252,7 @@ MAY_PASS = (408, 425, 429)  # and all status codes from 500
 
 
 def address_of(setting: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the URL of a webhook; `$NAME` stands for the variable's value, since such addresses are secrets.
+    """Returns the URL of a webhook; `$NAME` represents the variable's value, since such addresses are secrets.
 
     Raises ValueError if it is not an http or https address.
     """

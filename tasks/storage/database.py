@@ -413,7 +413,7 @@ def _postgresql(url: str) -> Engine:
 def delete_in_chunks(database: Database, table: Table, where: ColumnElement[bool], *, most_rows: int = MAX_ROWS) -> int:
     """Deletes the rows that match `where` from a table with an `id` column. Returns their number.
 
-    A row that matches must go on matching: rows left when the process ends are deleted by a later call.
+    A row that matches must continue matching: rows left when the process ends are deleted by a later call.
     """
     num_dropped = 0
     while num := database.write(partial(_drop, table=table, where=where, most_rows=most_rows)):

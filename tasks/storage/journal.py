@@ -59,7 +59,7 @@ class Evaluation:
 class Variation:
     """What a job that was added while its batch ran is a variant of.
 
-    step: the step of the other job's checkpoint from which it goes on; None for one that begins at its first step.
+    step: the step of the other job's checkpoint from which it continues; None for one that begins at its first step.
     """
 
     job: str

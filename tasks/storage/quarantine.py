@@ -24,7 +24,7 @@ class Quarantine:
     """Handles rows, such as requests and batches, and sets aside those that the controller fails on.
 
     A row is marked in the database before it is handled. So a controller that a row ends, by a lack of memory for
-    example, is followed by one that knows it. A database that is away is no fault of a row.
+    example, is followed by one that knows it. A database that is away is not a fault of a row.
     """
 
     def __init__(self, database: Database) -> None:
@@ -67,7 +67,7 @@ class Quarantine:
                 else:
                     self._mark(row, 0)
                     return result
-        message = printable_lines(f"the pool's controller cannot handle it, and goes on without it: {cause}")
+        message = printable_lines(f"the pool's controller cannot handle it, and continues without it: {cause}")
         logger.error("%s is set aside: %s", row, message)
         set_aside(message)
         self._mark(row, 0)

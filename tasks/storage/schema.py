@@ -32,7 +32,7 @@ from ringmaster.errors import ReleaseMismatch
 from ringmaster.text import storable
 
 UNREADABLE = "unreadable"
-"""The key, in what is read of a JSON column, of a text that is no JSON, as it was damaged or written by hand."""
+"""The key, in what is read of a JSON column, of a text that is not JSON, as it was damaged or written by hand."""
 
 METADATA = MetaData()
 # The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and

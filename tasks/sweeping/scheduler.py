@@ -1,4 +1,4 @@
-"""Scheduler of a running sweep: receives the trials' results and decides which trials go on and what to try next.
+"""Scheduler of a running sweep: receives the trials' results and decides which trials continue and what to try next.
 
 The scheduler runs alongside an executor, in the same process or another one, and acts by `SteeringRequest`. Results and
 decisions are written to the batch's journal before any request. After a kill at any moment, the next scheduler of the

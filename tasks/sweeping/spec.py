@@ -30,7 +30,7 @@ from ringmaster.techniques import Job
 
 NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
 CUTS = ((0.04, 2 / 5), (0.10, 1 / 2))
-"""The rungs of `cut` as shares of a trial's steps, and the share of the trials there that go on from each.
+"""The rungs of `cut` as shares of a trial's steps, and the share of the trials there that continue from each.
 
 Bad trials show in the first tenth of their steps, and the best few cannot be distinguished before the end: a fifth is
 kept to the end.
@@ -164,7 +164,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         return [*rungs, total]
 
     def _cuts(self, total: int) -> dict[int, float]:
-        """Returns the rungs of `cut` in the first half of a trial, and the share that goes on; equal rungs are one."""
+        """Returns the rungs of `cut` in the first half of a trial, and the share that continues; equal ones are one."""
         cuts: dict[int, float] = {}
         for at, share in CUTS:
             step = max(math.ceil(at * total), self.min_steps or EARLIEST_CUT)
@@ -173,7 +173,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         return cuts
 
     def num_kept(self, num: int, *, rung: int, total: int) -> int:
-        """Returns how many of `num` trials go on from a rung; at least one does."""
+        """Returns how many of `num` trials continue from a rung; at least one does."""
         if self.policy == CUT:
             return max(1, math.ceil(round(num * self._cuts(total)[rung], 6)))
         return max(1, num // self.reduction_factor)
@@ -218,9 +218,9 @@ def _by_rungs(stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slo
     """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), the synchronous version, or
     the cuts.
 
-    Of the trials that have reached a rung, the best may go on. All versions wait where waiting costs nothing: no trial
-    is promoted while other trials can use the devices, because further arrivals at the rung can only improve the
-    choice. Once no trial is to come, the choice is final, and all of the best go on together: the plan then sees all
+    Of the trials that have reached a rung, the best may continue. All versions wait where waiting costs nothing: no
+    trial is promoted while other trials can use the devices, because further arrivals at the rung can only improve the
+    choice. Once no trial is to come, the choice is final, and all of the best continue together: the plan then sees all
     that is left. Before that, ASHA promotes the best n // eta of the n trials at the rung, the cuts those that no later
     arrival can displace, and halving none. A trial that can no longer be among the best is stopped.
     """
@@ -249,7 +249,7 @@ def _by_rungs(stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slo
 
 def _why(score: float, step: int, *, place: int, num: int) -> str:
     if math.isinf(score):
-        return f"stopped early at step {step}: its score is no number"
+        return f"stopped early at step {step}: its score is not a number"
     return f"stopped early at step {step}: number {place + 1} of the {num} trials that have come there"
 
 
@@ -282,7 +282,7 @@ class SweepSpec:
     objective: the metric by which trials are compared.
     num_trials: the most trials; None for all of a grid.
     num_parallel: the number of trials that may lack results when TPE proposes the next one.
-    deadline_s: the seconds from the sweep's start after which no trial goes on.
+    deadline_s: the seconds from the sweep's start after which no trial continues.
     """
 
     name: str

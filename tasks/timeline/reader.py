@@ -306,7 +306,7 @@ class TimelineReader:
         What was to have ended by now ends now at the earliest.
         """
         result: dict[tuple[str, str | None], PredictedEnd] = {}
-        stands = (*ENDED, JobStatus.PAUSED)  # a batch of which nothing goes on has no end that could be predicted
+        stands = (*ENDED, JobStatus.PAUSED)  # a batch of which nothing continues has no end that could be predicted
         left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in stands}
         for batch, prediction in self.archive.predictions(left.intersection(batches)).items():
             for name, end in ((None, prediction.end), *prediction.jobs.items()):

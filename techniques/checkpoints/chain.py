@@ -219,7 +219,7 @@ def tensor_digests(root: str | Path, step: int) -> dict[str, str]:
     place, name = place_of(root), folder_of(step)
     manifest = read_manifest(place, name)
     if manifest is None:
-        raise CheckpointError(f"{place.location(name)} is no whole checkpoint")
+        raise CheckpointError(f"{place.location(name)} is not a whole checkpoint")
     result = {}
     with Reader(Checkpoint(place=place, name=name, manifest=manifest)) as reader:
         for tensor in sorted(manifest.tensors):

@@ -60,7 +60,7 @@ class MetadataUnpickler(pickle.Unpickler):
         try:
             return ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of DCP's metadata") from None
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not a part of DCP's metadata") from None
 
 
 def weights_in_stream(stream: io.BytesIO | str, *, named: str) -> Any:
@@ -84,7 +84,7 @@ class DcpTensor(LazyTensor):
 class DcpFolder:
     """A checkpoint of DCP that was checked.
 
-    tensors: by name, loaded when they are needed. values: the names of what is no tensor.
+    tensors: by name, loaded when they are needed. values: the names of what is not a tensor.
 
     Raises ValueError with all faults: a pickle with other content, a missing or cut file, chunks that do not make up
     their tensor.
@@ -96,7 +96,7 @@ class DcpFolder:
             with file.open("rb") as stream:
                 content = MetadataUnpickler(stream).load()
             if not isinstance(content, metadata.Metadata):
-                raise pickle.UnpicklingError("it is no metadata of a checkpoint")
+                raise pickle.UnpicklingError("it is not metadata of a checkpoint")
             self._places: dict[metadata.MetadataIndex, Any] = dict(content.storage_data)
             self.tensors: dict[str, DcpTensor] = {}
             self.values: set[str] = set()
@@ -116,7 +116,7 @@ class DcpFolder:
             raise ValueError(f"{join_limited([*faults], between='; ', most=MAX_LISTED)}. {SAVE_AGAIN}")
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Returns what is stored under a name and is no tensor. Raises ValueError where it holds more than weights."""
+        """Returns what is stored under a name, but for tensors. Raises ValueError where that is more than weights."""
         return self._chunk(metadata.MetadataIndex(name)) if name in self.values else default
 
     def _faults(self, name: str, stored: metadata.TensorStorageMetadata) -> list[str]:

@@ -300,7 +300,7 @@ class UrlStorage:
         self._remove_all(name, self._list(name))
 
     def _remove_all(self, name: str, files: Iterable[str]) -> None:
-        # The manifest is removed first, as without it the rest is no checkpoint. `rm` would expand patterns.
+        # The manifest is removed first, as without it the rest is not a checkpoint. `rm` would expand patterns.
         for file in sorted(files, key=lambda file: file != MANIFEST):
             self._remove(f"{name}/{file}")
         if self._has_folders:

@@ -54,7 +54,7 @@ class ClassLabels:
             self._are_lists = is_list
         if is_list != self._are_lists:
             raise ValueError(
-                f"label {value!r:.80} is {'a' if is_list else 'no'} list, and that of the first row is "
+                f"label {value!r:.80} is {'a' if is_list else 'not a'} list, and that of the first row is "
                 f'{"none" if is_list else "one"}. To fix: write all labels as lists, such as ["drama"], or none'
             )
         return self.indicators(value) if is_list else self.number(value)
@@ -240,7 +240,7 @@ def _form(name: str) -> str:
 
 
 def _is_class(value: Any) -> bool:
-    """Whether a label may be a class: text that is no fraction, or a whole number."""
+    """Whether a label may be a class: text that is not a fraction, or a whole number."""
     if isinstance(value, str):
         return bool(value.strip()) and re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", value.strip()) is None
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())

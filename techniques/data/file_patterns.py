@@ -65,12 +65,12 @@ class FilePart:
 
 
 def matching(pattern: str) -> MatchedFiles:
-    """Returns the files that match a pattern; `**` stands for any folders, and links to folders are followed.
+    """Returns the files that match a pattern; `**` represents any folders, and links to folders are followed.
 
     What is hidden (`.ipynb_checkpoints`), and what systems leave in folders (`__MACOSX`, `Thumbs.db`), is left out
     unless the pattern names it.
 
-    Raises ValueError where there is none, where one is a link to nothing or has a name that is no UTF-8, or where the
+    Raises ValueError where there is none, where one is a link to nothing or has a name that is not UTF-8, or where the
     store cannot be read.
     """
     if is_url(pattern):

@@ -148,7 +148,7 @@ class ImageProcessor:
             )
         if self.stores_bytes:
             in_bytes = as_bytes(pixels)
-            assert in_bytes is not None, f"{self._what} gives pixels that are no bytes for an image of {image.size}"
+            assert in_bytes is not None, f"{self._what} gives pixels that are not bytes for an image of {image.size}"
             result[PIXELS] = in_bytes
         return result
 

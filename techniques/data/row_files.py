@@ -177,7 +177,7 @@ def read_rows(
 def rows_and_errors(
     path: str, *, format: str | None = None, columns: Sequence[str] | None = None, part: FilePart | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the rows of a file that is no text, with their numbers, and a `RowError` for each wrong one.
+    """Yields the rows of a file that is not text, with their numbers, and a `RowError` for each wrong one.
 
     part: the lines that are read, for JSONL alone; None for all.
     """
@@ -320,7 +320,7 @@ def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_
             except (ValueError, RecursionError) as error:
                 what, remedy = _json_fault(error)
                 yield number, RowError(place, what, _naming(path, ARRAY_REMEDY) if begins_array else remedy)
-                if begins_array:  # whose other lines are no rows either
+                if begins_array:  # whose other lines are not rows either
                     return
                 continue
             if not isinstance(row, dict):
@@ -462,8 +462,8 @@ def _check_names(names: Sequence[str], where: str) -> None:
 class _RowsInValues:
     """Finds values in quotes that hold whole rows, as where a quote is closed some rows too late.
 
-    Text of several lines is no fault, whatever commas it has. What looks like rows is told from it by a column of few
-    values, such as the class: those of all rows inside the value are among those of other rows.
+    Text of several lines is not a fault, whatever commas it has. What looks like rows is told from it by a column of
+    few values, such as the class: those of all rows inside the value are among those of other rows.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ class Retriever:
             return str(json.loads(file.read_text(encoding="utf-8"))["digest"])
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
-                f"data.retriever: {self.store} is no folder of a knowledge store: {error}. To fix: name a store, or "
+                f"data.retriever: {self.store} is not a folder of a knowledge store: {error}. To fix: name a store, or "
                 "its folder (docs/retrieval.md)"
             ) from error
 
@@ -345,7 +345,7 @@ class RowKind(StoredSource):
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
     reads_images: whether roles that begin with "image" have images, or paths of these.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
-    uncut: arrays of `padding` that are no tokens, and so have any length. No model reads them.
+    uncut: arrays of `padding` that are not tokens, and so have any length. No model reads them.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
     keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then

@@ -122,7 +122,7 @@ def _class_names_of_files(spec: DataSpec, column: str) -> tuple[str, ...]:
 
 
 def _split_key(content: Mapping[str, Any], index: int) -> str:
-    """The text by whose hash a row is held out: its content, or its number where that is no JSON value (an image)."""
+    """The text by whose hash a row is held out: its content, or its number where that is not JSON (an image)."""
     try:
         return json.dumps(content)
     except (TypeError, ValueError):

@@ -265,8 +265,8 @@ class RowTokenizer:
     ) -> tuple[list[int], list[bool] | None] | None:
         """Returns the tokens of a conversation by transformers' `apply_chat_template`, and its mask of answers.
 
-        The mask is None where the template marks no answers, and where it is wrong: it goes on to the end of all where
-        the last character of an answer is in no token. Returns None where the call refuses the messages.
+        The mask is None where the template marks no answers, and where it is wrong: it continues to the end of all
+        where the last character of an answer is in no token. Returns None where the call refuses the messages.
         """
         from jinja2 import TemplateError
 

@@ -59,7 +59,7 @@ class PaddedSamples(ArraySamples):
 
     width: the width where `rows` is given none. padding: the values that fill up the columns. pads_left: whether they
         come first, and not last. uncut: the columns that
-        are no tokens: they are padded to their longest row, and do not count in lengths.
+        are not tokens: they are padded to their longest row, and do not count in lengths.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ def width_of(dataset: Dataset, indices: arrow_files.Indices, *, multiple_of: int
 def num_tokens_of(batch: Mapping[str, torch.Tensor]) -> int:
     """Returns the number of input tokens of a batch: those of its mask, without padding, or all where it has none.
 
-    0 where the samples are no tokens, such as images.
+    0 where the samples are not tokens, such as images.
     """
     if "attention_mask" in batch:
         return int(batch["attention_mask"].sum())

@@ -6,7 +6,7 @@ where the cut is between two words, and the expression finds the same words in e
 
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
-Only its last two alternatives match white space after the first character, and only white space. So no word goes on
+Only its last two alternatives match white space after the first character, and only white space. So no word continues
 from a visible character to a blank. It looks ahead by one character, after white space only, and never back. A cut
 between a visible character and a blank is therefore exact. Expressions of newer models let line ends follow signs
 (`[^\s\p{L}\p{N}]+[\r\n]*`). With these, a cut is exact between a visible character and a space.
@@ -57,7 +57,7 @@ class CutRule:
     def ends_line(self, text: str, place: int) -> bool:
         """Returns whether a line end is before a place, and a visible character behind it: a cut there is exact.
 
-        No word goes on from a line end to a visible character. With the expression of GPT-2, white space before a
+        No word continues from a line end to a visible character. With the expression of GPT-2, white space before a
         visible character is two words, the last character alone, and at the end of a text one.
         """
         if place < 1 or text[place - 1] != "\n" or _BLANK.match(text, place) or place == len(text):

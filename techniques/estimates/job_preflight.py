@@ -65,7 +65,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
                 preflight = preflight_job(job, order)
         except StepError as fault:
             channel.send(gang_events.event_to_json(gang_events.PreflightFailed(job=job.name, message=str(fault))))
-        except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
+        except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs continue
             traceback.print_exc()
             message = f"{type(error).__name__}: {message_of(error)}"
             channel.send(gang_events.event_to_json(gang_events.PreflightFailed(job=job.name, message=message)))

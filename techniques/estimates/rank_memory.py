@@ -90,7 +90,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         """Starts to count.
 
-        Only one such mode may be active at a time: resizing a storage is no operator, so its method is patched
+        Only one such mode may be active at a time: resizing a storage is not an operator, so its method is patched
         globally.
         """
         resize = self._resize = torch.UntypedStorage.resize_

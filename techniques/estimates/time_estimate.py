@@ -365,7 +365,7 @@ class Estimator:
         )
 
     def _launch_share(self, step_s: float | None, *, num_ranks: int) -> float:
-        """The part of a step that is no computation of rows and no update: rows of another job in the same step share
+        """The part of a step that is neither computation of rows nor update: rows of another job in the same step share
         it."""
         if not step_s or self._alone is None:
             return 0.0

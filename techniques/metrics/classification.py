@@ -67,7 +67,7 @@ def class_counts(outputs: Outputs) -> tuple[Tensor, Tensor, Tensor] | None:
 class ClassCounts(Metric):
     """A metric of counts by class, averaged over classes.
 
-    average: the average, named as in scikit-learn. None stands for "binary" with two classes of which one is right (the
+    average: the average, named as in scikit-learn. None means "binary" with two classes of which one is right (the
         positive class is 1), else "macro", the mean over classes, and for rows with one prediction only: of tokens, one
         class is usually "none", and what is meant is usually an average or entities. A class that is neither predicted
         nor right counts in a mean only where several classes may be right.

@@ -43,7 +43,7 @@ def latency_metric(rest: str) -> type[Latency]:
     for word in filter(None, words.split(",")):
         option, _, number = word.partition("=")
         if option not in options or not number.isdecimal() or int(number) < (option != "new_tokens"):
-            raise ValueError(f"metric {name}: {word!r} is no option. To fix: write {_example(OPTIONS)}")
+            raise ValueError(f"metric {name}: {word!r} is not an option. To fix: write {_example(OPTIONS)}")
         options[option] = int(number)
     if measure not in MEASURES:
         raise ValueError(f"metric {name}: there is no {measure!r}. To fix: name one of {', '.join(MEASURES)}")

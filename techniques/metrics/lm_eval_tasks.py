@@ -87,7 +87,7 @@ class LmEvalTask(ModelMetric):
             return np.asarray([by_doc[row] for row in rows], dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"metric {self.name}: its values of documents are no numbers. To fix: name another measure of the task"
+                f"metric {self.name}: its values of documents are not numbers. To fix: name another measure of the task"
             ) from error
 
     def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:

@@ -53,7 +53,7 @@ HIDDEN_SIZES = frozenset({"hidden_size", "hidden_sizes", "n_embd", "d_model", "d
 OF_LOADING = frozenset(
     {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "auto_map"}
 )
-"""The keys of a saved config that are no fields of a model."""
+"""The keys of a saved config that are not fields of a model."""
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
 

@@ -54,7 +54,7 @@ ADAM = "exp_avg"
 
 
 def write_checkpoint(folder: Path, model: LazyModel) -> int:
-    """Writes a checkpoint from which a job can go on."""
+    """Writes a checkpoint from which a job can continue."""
     tensors = {f"model/{name}": tensor for name, tensor in model.tensors.items()}
     for state, named in model.states.items():
         tensors |= {f"optimizer/{name}/{state}": tensor for name, tensor in named.items()}

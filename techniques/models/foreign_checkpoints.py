@@ -94,7 +94,7 @@ def open_foreign(checkpoint: FoundCheckpoint) -> LazyModel:
             tensors, states, step = _read_dcp(folder, config, wanted)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
-            f"{folder} is no checkpoint of {checkpoint.kind}: {error!r:.200}. {dcp_folders.SAVE_AGAIN}"
+            f"{folder} is not a checkpoint of {checkpoint.kind}: {error!r:.200}. {dcp_folders.SAVE_AGAIN}"
         ) from error
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)

@@ -152,7 +152,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     _rewrite(order, scratch / "model", beat=reporter.beat, is_trial=True)
     rewritten_s = time.monotonic()
     compare(order, ranks, reporter, folder=scratch / "model")
-    num_models = 1 + len(order.job.parents)  # the parents may not exist yet: the time of the model stands for theirs
+    num_models = 1 + len(order.job.parents)  # the parents may not exist yet: the time of the model is used for theirs
     measured = {
         "step_s": MIN_STEP_S,
         "startup_s": max(began_s - order.ordered_at_s, 0.0),
@@ -312,7 +312,7 @@ def share_of_zeros(folder: Path) -> float:
     num_zeros = num_weights = 0
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - a file is no mapping
+            for name in file.keys():  # noqa: SIM118 - a file is not a mapping
                 part = file.get_slice(name)
                 if len(part.get_shape()) > 1 and DTYPES[part.get_dtype()].is_floating_point:
                     tensor = file.get_tensor(name)

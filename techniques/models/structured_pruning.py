@@ -17,7 +17,7 @@ from ringmaster.techniques.models.architectures import kept_layers
 from ringmaster.techniques.models.model_folders import few
 
 OF_HEADS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-"""The fields of a config that stay: what they divide is no set of channels that can be chosen one by one."""
+"""The fields of a config that stay: what they divide is not a set of channels that can be chosen one by one."""
 
 Shapes = Mapping[str, Sequence[int]]
 

@@ -112,7 +112,7 @@ def why_reads_padding(
     ends a text, and XLNet takes the last one of the batch.
 
     samples: with their whole width. read: the set to which names of the config's fields are added as they are read.
-    end_of_text_id: of the tokenizer; where it stands for padding too, it is left out as transformers leaves it out.
+    end_of_text_id: of the tokenizer; where it is the padding too, it is left out as transformers leaves it out.
     """
     mask, labels = samples.get("attention_mask"), samples.get("labels")
     if mask is None or labels is None or "input_ids" not in samples or mask.dim() != 2:

@@ -40,7 +40,7 @@ GROUPED_EXPERTS = ("n_group", "num_expert_group")
 def tiny_config(config: Any, *, thin: bool = True) -> Any:
     """A copy of a Hugging Face config with two layers, or more if it lists more kinds of layers: one of each kind.
 
-    thin: also shrinks heads to eight features, and reduces the number of experts. A width that is no multiple of the
+    thin: also shrinks heads to eight features, and reduces the number of experts. A width that is not a multiple of the
         number of heads stays so, because the faults of the config must remain.
     """
     tiny = copy.deepcopy(config)

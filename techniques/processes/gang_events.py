@@ -438,7 +438,7 @@ class OtherEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedEvent(Event):
-    """Stands for what a gang has sent and is no event. message: what is wrong with it. name: of the event it was to be.
+    """What a gang has sent that is not an event. message: what is wrong with it. name: of the event it was to be.
 
     It is never sent or stored: whoever reads the event makes it again.
     """

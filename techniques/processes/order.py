@@ -45,7 +45,7 @@ class GangOrder:
     model_dir: the folder that the finished model is exported to.
     model_url: where the finished model is stored as well, for machines without that folder; None where all have it.
     weights_from: a folder with the safetensors of the base model, or None.
-    starts_from: the checkpoints of the job of the batch from which the job goes on, or None.
+    starts_from: the checkpoints of the job of the batch from which the job continues, or None.
     parents: folders of the available models that the job is derived from, by the names that the job uses.
     model_urls: where models are stored, by their folder in `weights_from` and `parents`, for machines without it.
     known_step: a step of which a checkpoint is known to have been stored. If no checkpoint at all is found then, the
@@ -98,7 +98,7 @@ class GangOrder:
 
     @property
     def first_checkpoint(self) -> FirstCheckpoint | None:
-        """The checkpoint of another job from which the job goes on, with the place of that job's checkpoints."""
+        """The checkpoint of another job from which the job continues, with the place of that job's checkpoints."""
         start = self.job.started_from
         return start and replace(start, checkpoints=self.starts_from or start.checkpoints)
 

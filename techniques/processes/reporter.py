@@ -55,7 +55,7 @@ class RankLog:
             if self._clock() - self._steps_s >= LOG_EVERY_S:
                 self._print_steps()
         elif isinstance(event, gang_events.PhaseStarted):
-            if event.phase != self._phase:  # else it goes on, with another timeout
+            if event.phase != self._phase:  # else it continues, with another timeout
                 self._print_steps()
                 self._phase = event.phase
                 self._print(event.phase)
@@ -81,7 +81,7 @@ class RankLog:
 def _log_line(event: gang_events.Event) -> str | None:
     match event:
         case gang_events.JobReady(step=step):
-            return f"{_of(event.job)}goes on from step {step}" if step else f"{_of(event.job)}begins"
+            return f"{_of(event.job)}continues from step {step}" if step else f"{_of(event.job)}begins"
         case gang_events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows):
             return f"{_of(event.job)}evaluated at step {step}: {metrics_text(metrics, num_rows=num_rows)}"
         case gang_events.CheckpointSaved(step=step):
@@ -104,7 +104,7 @@ class Reporter:
     """Sends events (phases, beats, progress), and receives commands over the channel; SIGTERM means stop.
 
     log: prints the events into the rank's log; None for a rank without lines of its own.
-    has_stepped: whether steps were done, in this process or before the checkpoint from which it goes on.
+    has_stepped: whether steps were done, in this process or before the checkpoint from which it continues.
     """
 
     has_stepped = False

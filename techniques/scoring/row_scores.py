@@ -89,7 +89,7 @@ class CommonBase:
         self._adapter_modules: dict[str, AdapterModules] = {}
 
     def add(self, name: str, folder: Path) -> None:
-        """Adds the adapter in `folder` under a name. A folder without an adapter stands for the base itself.
+        """Adds the adapter in `folder` under a name. A folder without an adapter represents the base itself.
 
         Raises ValueError if the adapter does not fit the base.
         """

@@ -134,7 +134,7 @@ def current() -> Draws | None:
 
 @contextmanager
 def torchs_own_draws() -> Iterator[None]:
-    """Lets this thread draw from torch's own generators: samples that it loads are no part of a forward pass."""
+    """Lets this thread draw from torch's own generators: samples that it loads are not part of a forward pass."""
     _thread.draws_itself = True
     try:
         yield
@@ -437,7 +437,7 @@ FEW, MORE = 2, 3  # numbers of samples in the two forward passes that are compar
 
 @dataclass(frozen=True, kw_only=True)
 class DrawSites:
-    """The random draws of a model in training; each site stands for all layers of its kind.
+    """The random draws of a model in training; each site represents all layers of its kind.
 
     draws: whether there are any.
     scalars: whether scalars are drawn, by which a model may leave whole layers out.

@@ -160,7 +160,7 @@ class BucketSums:
         self._gathering: list[tuple[Tensor, Tensor, Tensor, Any]] = []
 
     def send(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Sends a bucket; what it returns is no sum yet."""
+        """Sends a bucket; what it returns is not a sum yet."""
         flat: Tensor = bucket.buffer()
         self.tree.add_to(dict(zip(bucket.parameters(), bucket.gradients(), strict=True)))
         sent = nn.functional.pad(flat, (0, -len(flat) % self._group.size()))

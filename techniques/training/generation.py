@@ -175,7 +175,7 @@ class AnswerWriter:
         """
         ids, labels = batch.get("input_ids"), batch.get("labels")
         if ids is None or labels is None or ids.dim() != 2 or labels.dim() != 2 or "position_ids" in batch:
-            raise ValueError(f"the samples are no rows of a prompt and an answer. {PROMPTS_REMEDY}")
+            raise ValueError(f"the samples are not rows of a prompt and an answer. {PROMPTS_REMEDY}")
         mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
         if not _encodes(model):
             is_labelled = labels != IGNORED
@@ -272,7 +272,7 @@ def _tokenizer_of(folder: Path) -> Any:
 def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """Returns the rows of a batch of prompts, by column. Raises ValueError where the data is of another kind."""
     if ROW not in batch:
-        raise ValueError("loss: the samples are no prompts. To fix: set data.kind to prompt")
+        raise ValueError("loss: the samples are not prompts. To fix: set data.kind to prompt")
     return [json.loads(bytes(row[row != 0].tolist())) for row in batch[ROW].cpu()]
 
 

@@ -183,7 +183,7 @@ class JobSession:
         return self._saver.has_failed
 
     def begin_save(self) -> None:
-        """Copies the state and writes it while training goes on."""
+        """Copies the state and writes it while training continues."""
         self._saved_s = time.monotonic()
         self._saver.begin()
 

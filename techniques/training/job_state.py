@@ -122,7 +122,7 @@ class JobTrainingState:
         return checkpoint
 
     def _other_checkpoint(self, start: FirstCheckpoint) -> Checkpoint:
-        """Returns the checkpoint of another job that this one goes on from."""
+        """Returns the checkpoint of another job that this one continues from."""
         checkpoint = self.store(start.checkpoints).whole(folder_of(start.step))
         if checkpoint is None:
             raise CheckpointNotFound(
@@ -139,7 +139,8 @@ class JobTrainingState:
     def first_events(self) -> Iterator[JobEvent]:
         """Yields the events that a segment reports at its beginning, such as damaged checkpoints that were skipped."""
         for folder in self.passed_over:
-            message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self.next_step}"
+            what = f"checkpoint {folder} is damaged and was passed over"
+            message = f"{what}: training continues from step {self.next_step}"
             yield CheckpointFailed(step=self.next_step, message=message)
         for callback in self.callbacks:
             yield from callback.events()

@@ -59,7 +59,7 @@ def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
 
 
 def _faults_of_sums(metric: Metric, sums: Any, outputs: Outputs) -> Iterator[str]:
-    """Yields why what a metric has computed of a batch is no sums of its rows.
+    """Yields why what a metric has computed of a batch is not sums of its rows.
 
     A sum of the loss is a scalar where the loss of each row is not known.
     """
@@ -172,7 +172,7 @@ class MetricTotals:
     def result(self, parts: Sequence[Sequence[Tensor]] | None = None) -> dict[str, float]:
         """Returns the metrics, NaN where nothing was counted; without a row, only those that read none.
 
-        parts: for each of `parts()`, those of all ranks (`Ranks.gather`). None stands for this rank alone.
+        parts: for each of `parts()`, those of all ranks (`Ranks.gather`). None means this rank alone.
         """
         rows_of_ranks, *rest = parts or [[own] for own in self.parts()]
         totals = {

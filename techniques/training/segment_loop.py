@@ -2,8 +2,8 @@
 
 Mostly that is one job. A gang that trains a group is known to its supervisor as the lead job, the job of the order.
 Events of the other members carry the member's name, and members end one by one. A member that fails leaves the group,
-and the others go on unaffected. When the lead job ends early, all other members are checkpointed, so that they can go
-on without it.
+and the others continue unaffected. When the lead job ends early, all other members are checkpointed, so that they can
+continue without it.
 
 If a config limits how many jobs are trained at once, the lead job and the first members start. The others wait. When a
 job has left, the next waiting job joins between two steps, in the sequence of the order's `members`.
@@ -141,7 +141,7 @@ class SegmentLoop:
         self._at_once = at_once or len(orders)
         self._sessions: dict[str, JobSession] = {}
         self.outcomes: dict[str, dict[str, Any]] = {}
-        self._until = 0  # last step of the latest command to the lead job to go on
+        self._until = 0  # last step of the latest command to the lead job to continue
 
     def train(self) -> None:
         """Trains all jobs, step by step, until none is left."""
@@ -202,7 +202,7 @@ class SegmentLoop:
         """Runs `act` on all jobs at once. If it fails, runs it on each alone: the job at fault fails again."""
         try:
             return act([session.state for session in sessions])
-        except Exception as error:  # a user's data or loss may raise anything: the others can go on
+        except Exception as error:  # a user's data or loss may raise anything: the others can continue
             if self._ends_gang(error):
                 raise
             traceback.print_exception(error)
@@ -350,7 +350,7 @@ class SegmentLoop:
         name = order.job.name
         try:
             state = self._stepper.open(order)
-        except Exception as error:  # noqa: BLE001 - a user's data may raise anything: the others can go on
+        except Exception as error:  # noqa: BLE001 - a user's data may raise anything: the others can continue
             status, message = self._verdict(name, error)
             self._close(name, {"status": status, "step": _steps_done(order), "message": message})
         else:

@@ -54,7 +54,7 @@ def test_the_instructions_let_a_person_into_mlflows_pages(chromium, home, told):
 
 
 def test_a_page_of_another_port_cannot_act_for_a_person_who_has_signed_in(chromium, home, told, prefect_url):
-    """Prefect's server stands for another user's: it has another port of the same host."""
+    """Prefect's server represents another user's: it has another port of the same host."""
     user, password = told
     create = f"{home.address().mlflow_uri}/api/2.0/mlflow/experiments/create"
     script = """async ([url, type]) => {

@@ -227,7 +227,7 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path):
 
 def test_a_damaged_database_is_named_with_a_remedy_before_anything_starts(tmp_path):
     home = Home(tmp_path)
-    (tmp_path / "mlflow.db").write_bytes(b"this is no database, and never was one")
+    (tmp_path / "mlflow.db").write_bytes(b"this is not a database, and never was one")
     done = home.up("--no-worker")
     assert done.returncode == 2
     assert f"{tmp_path / 'mlflow.db'}" in done.stderr

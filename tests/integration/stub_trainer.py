@@ -46,7 +46,7 @@ def misbehave(step):
             say("failed", kind="invalid", message="width 3 is not a power of two")
             sys.exit(3)
         case "dies" if step == 3:
-            print("cannot go on", flush=True)
+            print("cannot continue", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         case "babbles":
             say("tick")

@@ -19,7 +19,7 @@ def test_two_jobs_train_on_two_machines_of_ray(pool, bench, recovered):
 
 
 def test_a_raylet_that_is_killed(pool, bench, recovered):
-    """Its node leaves in order, with a checkpoint, and its job goes on where Ray has a machine."""
+    """Its node leaves in order, with a checkpoint, and its job continues where Ray has a machine."""
     jobs, batch = running(pool, "left", "right")
     machine, pid = machine_of(pool, "left")
     before_s = time.monotonic()

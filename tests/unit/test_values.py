@@ -8,8 +8,8 @@ from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 
 def test_an_outcome_can_be_kept_whatever_a_users_exception_says():
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
-    outcome = Outcome(status=OutcomeStatus.CRASHED, message=f"{name} is no image\0")
-    assert outcome.message == r"caf\udce9.png is no image\x00"
+    outcome = Outcome(status=OutcomeStatus.CRASHED, message=f"{name} is not an image\0")
+    assert outcome.message == r"caf\udce9.png is not an image\x00"
     assert outcome.message.encode()
     assert from_json(Outcome, to_json(outcome)) == outcome
 

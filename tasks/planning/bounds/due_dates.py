@@ -131,7 +131,7 @@ def factors_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float
 def _faults(prices: WindowPrices, problem: Problem) -> Iterator[str]:
     yield from windows.faults_of_numbers(prices, problem)
     if prices.order_prices:
-        yield "prices of order are no part of prices by due date"
+        yield "prices of order are not part of prices by due date"
 
 
 MAX_LPS = 12

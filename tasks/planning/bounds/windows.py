@@ -175,9 +175,9 @@ class WindowRows:
     """A linear program over windows i from points a_i, with times in units of `unit_s`.
 
     The last window ends at the column T that the program minimises, or never if `with_end` is False; it then has none
-    of the rows below. x[c,o,i] stands for all seconds of the m[c] jobs of class c under option o in window i. Columns:
-    d[c,i] for jobs that wait or are waited for, the time in window i by which they and all that they wait for are done
-    for it; f[g,v,s,i] the time that nodes of group g step from position v by s devices. Rows:
+    of the rows below. x[c,o,i] is the number of seconds of the m[c] jobs of class c under option o in window i.
+    Columns: d[c,i] for jobs that wait or are waited for, the time in window i by which they and all that they wait for
+    are done for it; f[g,v,s,i] the time that nodes of group g step from position v by s devices. Rows:
 
         begin  d[c,i] - sum_o x[c,o,i] / m[c] >= length of i before head[c]
         wait   d[c,i] - d[a,i] - sum_o x[c,o,i] / m[c]  >= 0                        for each a that c waits for

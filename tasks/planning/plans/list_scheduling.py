@@ -175,7 +175,7 @@ class DeviceTimeline:
         for name, ids in devices:
             v = index[name]
             if length_s > self._until_s[v]:
-                raise NoRoomError(f"what runs on node {name} for {length_s} s cannot go on there")
+                raise NoRoomError(f"what runs on node {name} for {length_s} s cannot continue there")
             self._free_s[v][np.isin(self._device[v], ids)] = length_s
             self._held(option, v, 0.0, length_s, ids)
 

@@ -290,7 +290,7 @@ class Plan:
     def num_switches_of(self, job: str) -> int:
         """Counts the switches of one job.
 
-        A segment that continues the previous one without a pause, under its option and on its devices, is no switch.
+        A segment that continues the previous one without a pause, under its option and on its devices, is not a switch.
         """
         return sum(
             a.option != b.option or set(a.devices) != set(b.devices) or b.start_s - a.end_s > 1e-6 * b.end_s

@@ -208,7 +208,7 @@ def _pin_faults(job: PlanningJob, own_segments: Sequence[Segment], tolerance_s: 
     if running is None or running.pinned_until_s <= tolerance_s:
         return
     if own_segments[0].job != job.id or not _is_running(own_segments[0], job, tolerance_s):
-        yield f"job {job.id}: is pinned, but does not go on with what it is running"
+        yield f"job {job.id}: is pinned, but does not continue with what it is running"
         return
     ended_s, done = 0.0, 0.0
     for segment in own_segments:

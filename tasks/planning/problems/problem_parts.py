@@ -109,7 +109,7 @@ class PlanningJob:
     running: what the job runs at time 0; None where it does not run.
     started: the job has a checkpoint, so its first segment pays the switch cost, unless that segment continues what is
         running. A running job has always started.
-    members: ids of further jobs that this job stands for; every option of this job trains them too.
+    members: ids of further jobs that this job represents; every option of this job trains them too.
     """
 
     id: str
@@ -195,7 +195,7 @@ def faults_of(
 
 
 def quota_faults(quotas: Any, jobs: Sequence[PlanningJob]) -> Iterator[str]:
-    """Yields what is wrong with quotas: they are no numbers of devices, or a job can never run within its own."""
+    """Yields what is wrong with quotas: they are not numbers of devices, or a job can never run within its own."""
     if not _is_a(Mapping, quotas):
         yield f"problem: quotas must be an object with a number of devices for each group, not {shown(quotas)}"
         return
@@ -295,7 +295,7 @@ def _fused_faults(place: str, job: PlanningJob, option: Option, jobs: Mapping[st
     names = [name for name in option.jobs if _is_text(name)]
     for name in option.jobs:
         if not _is_text(name) or name not in jobs:
-            yield f"{place}: jobs names {shown(name)}, which is no job of this problem"
+            yield f"{place}: jobs names {shown(name)}, which is not a job of this problem"
     for name, count in Counter(names).items():
         if name == job.id:
             yield f"{place}: jobs names its own job {shown(name)}; name only further ones"
@@ -391,7 +391,7 @@ def _after_faults(jobs: Sequence[PlanningJob]) -> Iterator[str]:
     for j, job in enumerate(jobs):
         for other in job.after:
             if not _is_text(other) or other not in known:
-                yield f"job {_name(job.id, j)}: after names {shown(other)}, which is no job of this problem"
+                yield f"job {_name(job.id, j)}: after names {shown(other)}, which is not a job of this problem"
         if _is_text(job.id):
             waits[job.id] = {other for other in job.after if _is_text(other) and other in known}
     if on_cycle := cycle_in(waits):

@@ -81,7 +81,7 @@ class PythonStdlib(StoredSource):
 
 def _library_files(root: Path) -> Iterator[str]:
     for folder, subfolders, names in os.walk(root):
-        # config-* and _sysconfigdata* describe how this Python was built; they are no library code.
+        # config-* and _sysconfigdata* describe how this Python was built; they are not library code.
         subfolders[:] = sorted(s for s in subfolders if s not in LEFT_OUT and not s.startswith(("config-", "lib-")))
         for name in sorted(names):
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
@@ -340,7 +340,7 @@ def with_facts_of_splits(
     """Returns the description with what is wrong where rows of the split to train on are in that to evaluate on.
 
     Its source names the revision of a data set of the hub. columns: those that are read. Some equal rows of such a data
-    set are no fault, as few users can change it.
+    set are not a fault, as few users can change it.
     """
     prepared = _with_revision(prepared, splits[0], spec)
     if len(splits) < 2:

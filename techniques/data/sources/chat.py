@@ -188,7 +188,7 @@ def messages_of(value: Any, *, roles: Collection[str] = ()) -> list[Message]:
         except json.JSONDecodeError:
             raise ValueError(f"messages are the text {value[:30]!r}. To fix: give a list of messages") from None
     if not isinstance(value, list) or not value:
-        raise ValueError("messages are no list with a message. To fix: give [{role: user, content: ...}, ...]")
+        raise ValueError("messages are not a list with a message. To fix: give [{role: user, content: ...}, ...]")
     return [_message(each, number, roles) for number, each in enumerate(value, start=1)]
 
 
@@ -266,7 +266,7 @@ def _with_object(call: Any, number: int) -> Mapping[str, Any]:
 def _join_parts(message: dict[str, Any], number: int) -> None:
     """Makes the content of a message one text where it is a list of texts; results of tools may be any value.
 
-    Raises ValueError where it is no text, or there is none.
+    Raises ValueError where it is not text, or there is none.
     """
     content = message.get("content")
     if content in (None, []) and not message.get(CALLS):
@@ -312,7 +312,7 @@ def _weighted(message: dict[str, Any], number: int) -> Message:
 def with_system(messages: list[Message], system: Any) -> list[Message]:
     """Returns messages behind the row's system prompt, if it has one and they do not begin with it.
 
-    Raises ValueError where it is no text, and where they begin with another one.
+    Raises ValueError where it is not text, and where they begin with another one.
     """
     if not system:
         return messages

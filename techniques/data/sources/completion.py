@@ -191,7 +191,7 @@ class Rag(Completion):
 
 
 def _prompt_of(row: Mapping[str, Any]) -> Any:
-    """The prompt, with what belongs to it before and behind it, after empty lines; unchanged where it is no text."""
+    """The prompt, with what belongs to it before and behind it, after empty lines; unchanged where it is not text."""
     if not isinstance(row["prompt"], str):
         return row["prompt"]
     parts = (row["system"] or None, row["prompt"], row["input"] or None)
@@ -211,7 +211,7 @@ def _repeats_prompt(row: Mapping[str, Any], role: str) -> bool:
 
 
 ASKING = ("system", "developer", "user")
-"""The roles of messages that are no answers."""
+"""The roles of messages that are not answers."""
 
 
 def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext) -> tuple[list[Message], list[Message]]:
@@ -230,7 +230,8 @@ def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext)
         raise ValueError(f"the {role} has no message of its own. To fix: add one, or remove the row")
     if answer[0]["role"] in ASKING:
         raise ValueError(
-            f"the {role} begins with a message that is no answer ({answer[0]['role']}) and that the prompt does not "
+            f"the {role} begins with a message that is not an answer ({answer[0]['role']}) and that the prompt does "
+            "not "
             f"begin with. To fix: move it into the prompt, or remove it from the {role} where the prompt has it already"
         )
     return chat.with_system(prompt, row["system"]), answer

@@ -203,7 +203,7 @@ class ValueEncoder:
         if feature["type"] == NUMBER:
             number = feature["shift"] if is_missing else read_number(value)
             if not math.isfinite(number):
-                raise ValueError(f"{name} is {value!r:.80}, which is no number. To fix: correct it")
+                raise ValueError(f"{name} is {value!r:.80}, which is not a number. To fix: correct it")
             return np.float32((number - feature["shift"]) / feature["scale"])
         if feature["type"] == TEXT:
             if not isinstance(value, (str, int, float, type(None))):

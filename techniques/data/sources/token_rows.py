@@ -102,7 +102,7 @@ def _numbers(value: Any, name: str) -> Array:
         more = " (a class of a whole row is read without seq_len and masks)" if name == LABELS else ""
         raise ValueError(f"{name} {what}. To fix: give a number for each token{more}")
     if not all(isinstance(each, int) for each in value):
-        raise ValueError(f"{name} has values that are no whole numbers. To fix: give a number for each token")
+        raise ValueError(f"{name} has values that are not whole numbers. To fix: give a number for each token")
     return np.array(value, dtype=np.int64)
 
 

@@ -109,7 +109,7 @@ def _why_not(job: Job) -> str | None:
     if job.adapter.dora or job.adapter.dropout or job.adapter.subtracts or job.adapter.kind == "prompt":
         return "has a DoRA, dropout, another start or a prompt, which is not computed for several adapters at once"
     if job.adapter.continues_base:
-        return "goes on from the adapter of its base, which is trained in the same batch"
+        return "continues from the adapter of its base, which is trained in the same batch"
     if obstacles := [each.group_obstacle for each in job.features if each.group_obstacle]:
         return obstacles[0]
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order

@@ -138,7 +138,7 @@ class Chaos:
     def wait_for_steps(self, number):
         """Waits for a number of training steps, or until all jobs are done."""
         since_s = time.monotonic()
-        self.until("training goes on", lambda: len(self.pool.trace.of(after_s=since_s)) >= number or is_over(self.pool))
+        self.until("it trains on", lambda: len(self.pool.trace.of(after_s=since_s)) >= number or is_over(self.pool))
 
     def wait_until_kept(self):
         """Waits until each running job has a newer checkpoint than at the last kill, as three crashes without one fail

@@ -22,7 +22,7 @@ def trains_for(pool, job=None, *, seconds):
     """Waits until a job, or any job, has trained for `seconds`."""
     since_s = time.monotonic()
     until(
-        f"{job or 'training'} goes on",
+        f"{job or 'training'} continues",
         lambda: pool.trace.of(job=job, after_s=since_s + seconds),
         seconds=seconds + TIMEOUT_S,
     )

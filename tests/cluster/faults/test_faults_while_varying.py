@@ -38,7 +38,7 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
     def segments():
         return [segment for segment in pool.segments(batch) if segment.job == "aimed"]
 
-    until("it goes on from a short run", segments)
+    until("it continues from a short run", segments)
     epoch = pool.epoch()
     end(pool.executor)
     pool.start_executor()
@@ -59,7 +59,7 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
     }
     aimed = records["aimed"]
     assert (aimed.status, all_segments[0].what["first_step"]) == ("done", 30)
-    assert "goes on from step 30 of aimed.lr-0.01" in aimed.choice
+    assert "continues from step 30 of aimed.lr-0.01" in aimed.choice
     assert f"batches of 32 samples in fp32 in place of 2 in fp32 from step {PROBE}" in aimed.choice
     assert_nothing_twice(pool, batch)
     assert_devices_held_once(pool)

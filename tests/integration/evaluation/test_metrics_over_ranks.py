@@ -65,7 +65,7 @@ def test_metrics_of_classes(bench, tmp_path, layout):
 
 
 def test_jobs_with_other_batch_sizes_are_evaluated_on_the_same_rows(bench, tmp_path):
-    """30 rows are no multiple of the batch sizes. A learning rate of 0 leaves the models equal."""
+    """30 rows are not multiple of the batch sizes. A learning rate of 0 leaves the models equal."""
     evaluation = EvaluationSpec(metrics=("accuracy", "loss"), max_rows=30, at_steps=(1,))
     still = bench.job(VARIED, num_steps=2, optimizer=OptimizerSpec(name="sgd", lr=0.0), evaluation=evaluation)
     found = {}

@@ -158,7 +158,7 @@ def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch)
     assert kept.reasons == tuple(said["reasons"]) and kept.reasons[0] == "right: 18 of 20 fail"
     assert kept.reasons[-1].endswith(": the old one burns") and kept.who in kept.reasons[-1]
     assert asked[0] == ("careful", f"{NAME}/1", "digits", None)
-    assert len(told) == 1, "what is promoted, by force too, is no alarm"
+    assert len(told) == 1, "what is promoted, by force too, is not an alarm"
 
 
 def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger, home, tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
     monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
     (before,) = promotion.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/1"))[-1:]
     result = CliRunner().invoke(cli.app, ["promote", *map(str, asked), "--shrink"])
-    assert (result.exit_code, last(ledger, 1)) == (1, before), "an interruption is no refusal"
+    assert (result.exit_code, last(ledger, 1)) == (1, before), "an interruption is not a refusal"
     training.job = replace(IMAGES, num_steps=IMAGES.num_steps + 1)  # another plan, as of another measured latency
     code, said = promote(*asked, "--shrink")
     assert code == 0 and trained[1] == trained[0], "what was begun is continued"

@@ -127,7 +127,7 @@ def test_made_again_they_are_the_same_ones(server, webhook):
 
 @pytest.mark.parametrize(
     ("said", "message"),
-    [("somewhere", "is no address and no block"), ("slack-webhook/none", "has no block 'slack-webhook/none'")],
+    [("somewhere", "is neither an address nor a block"), ("slack-webhook/none", "has no block 'slack-webhook/none'")],
 )
 def test_where_nothing_can_be_sent_is_told(server, said, message):
     with get_client(sync_client=True) as client, pytest.raises(InputError, match=message):

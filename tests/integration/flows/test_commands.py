@@ -104,7 +104,7 @@ def test_a_checkpoint_of_another_version_is_refused(bench, tmp_path):
     [
         ("memory", "out_of_memory", "the device is full"),
         ("mistaken", "invalid", "width 3 is not a power of two"),
-        ("dies", "crashed", "ended with status -9 without saying done; the last line of its output: cannot go on"),
+        ("dies", "crashed", "ended with status -9 without saying done; the last line of its output: cannot continue"),
         ("mute", "invalid", "reports nothing. To fix: add these lines to its loop: `from ringmaster import report`"),
         ("leaves", "invalid", "ended with status 0 without saying done"),
         ("mistyped", "invalid", "ended with status 1 without saying done; the last line of its output: KeyError: "),
@@ -217,7 +217,7 @@ def test_a_commands_job_is_for_the_command_alone(bench):
     command = registry.load(registry.dotted_path("command"))
     facts = model_facts(commanded.model, data=None)
     assert command.supports(commanded, bench.shape(2), facts) is None
-    assert "no command" in command.supports(plain, bench.shape(2), facts)
+    assert "not a command" in command.supports(plain, bench.shape(2), facts)
     assert "command" in _black_box(registry.load(registry.dotted_path("ddp")), commanded)
     assert list(command.configs(commanded, bench.shape(2), facts)) == [{}]
     knobs = replace(commanded, model=replace(commanded.model, configs=({"a": 1}, {"a": 2})))

@@ -132,7 +132,7 @@ def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):
     examples = parts["ExampleBatch"]["properties"]["example"]["enum"]
     assert examples[0] == "tiny_batch.yaml"
     assert {"mixed_batch.yaml", "custom/batch.yaml"} <= set(examples)
-    assert not {"retraining.yaml", "sweep.yaml"} & set(examples), "they are no batch files"
+    assert not {"retraining.yaml", "sweep.yaml"} & set(examples), "they are not batch files"
     parts = deployed["submit-jobs"]["schema"]["definitions"]
     assert {part["title"] for part in parts.values()} == {"A batch file", "Jobs written out"}
     parts = deployed["control-jobs"]["schema"]["definitions"]

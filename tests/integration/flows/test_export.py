@@ -79,7 +79,7 @@ def test_without_merging_the_files_are_those_of_the_model(folders, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("base", "out", "--merge"), "is no adapter, and there is nothing to merge"),
+        (("base", "out", "--merge"), "is not an adapter, and there is nothing to merge"),
         (("base", "adapter"), "adapter is there already"),
         (("no-such-model", "out"), "no model 'no-such-model'"),
     ],

@@ -124,6 +124,6 @@ def test_ctrl_c_before_anything_trains_is_heard_and_resume_starts_it(place):
         run.handle_event(STOPPING)
         _, rest = run.process.communicate(timeout=TIMEOUT_S)
     assert run.process.returncode == 130, rest.decode()
-    assert rest.decode().splitlines()[-1] == f"to go on: ringmaster run {batch} --json --resume"
+    assert rest.decode().splitlines()[-1] == f"to continue: ringmaster run {batch} --json --resume"
     with place.run("--resume", batch=batch) as run:
         assert run.result(exit_code=0)["status"] == "done"

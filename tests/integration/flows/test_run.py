@@ -252,7 +252,8 @@ def test_interrupted_then_killed_it_is_resumed_and_ends_in_the_same_weights(plac
         run.process.send_signal(signal.SIGINT)
         run.handle_event(STOPPING)
         result = run.result(exit_code=130)
-    assert f"to go on: ringmaster run {place.batch} --json {' '.join(FAST_CHECKPOINTS)} --resume" in run.said.decode()
+    command = f"ringmaster run {place.batch} --json {' '.join(FAST_CHECKPOINTS)} --resume"
+    assert f"to continue: {command}" in run.said.decode()
     assert result["status"] == "interrupted"
     assert_gone(started)
     reached = result["jobs"][0]["num_steps"]

@@ -55,7 +55,7 @@ class Pool:
         self.log.append("b1", started)
         return SimpleNamespace(number=number, segment=planned)
 
-    def end(self, one, status, decision="goes on"):
+    def end(self, one, status, decision="continues"):
         outcome = Outcome(status=status, message="")
         self.log.append("b1", SegmentEnded(number=one.number, segment=one.segment, outcome=outcome, decision=decision))
 

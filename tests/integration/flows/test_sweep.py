@@ -111,7 +111,7 @@ def test_devices_that_make_no_sense_are_refused(wrong):
     [
         ("nane: x\n" + SWEEP, ["sweep.yaml:1: nane: is an unknown key. To fix: ", "`name`"]),
         (SWEEP.replace("base.yaml", "none.yaml"), ["sweep.yaml:2: template.path: there is no file", "none.yaml"]),
-        (SWEEP.replace("job: small", "job: smell"), ["template.job: 'smell' is no job of base.yaml", "`small`"]),
+        (SWEEP.replace("job: small", "job: smell"), ["template.job: 'smell' is not a job of base.yaml", "`small`"]),
         (SWEEP.replace(", job: small", ""), ["template.job: names no job of base.yaml", "small, words"]),
         (SWEEP.replace(", job: small", ", jub: small"), ["sweep.yaml:2: template.jub: is an unknown key"]),
         (SWEEP.replace("template:", "# "), ["template: is missing"]),

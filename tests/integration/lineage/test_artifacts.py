@@ -165,7 +165,7 @@ def test_no_write_in_one_place_changes_another(family, tmp_path):
     """Files are written aside and renamed, so that whoever has a link to the old content keeps it."""
     client, record, plain = family.ledger.client, family.records["one"], family.folders["one"] / "model.safetensors"
     copy = family.ledger.download_model(record.uri, tmp_path / "copies") / "model.safetensors"
-    assert copy.stat().st_ino != plain.stat().st_ino, "a copy that its user may change is no link to a run's folder"
+    assert copy.stat().st_ino != plain.stat().st_ino, "a copy that its user may change is not a link to a run's folder"
     kept = {path: path.read_bytes() for path in (family.home / "tensors" / "objects").glob("??/*")}
     links = [tmp_path / path.name for path in kept]
     for link, path in zip(links, kept, strict=True):

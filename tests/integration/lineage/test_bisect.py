@@ -81,7 +81,7 @@ def test_a_bisect_that_was_interrupted_goes_on_with_what_it_knows(tmp_path, fami
     (tmp_path / "broken").touch()
     command = f"cd {tmp_path}; sh ./check.sh"
     code, _, said = run("bisect", "small", "--test", command, "--all")
-    assert code == 2 and "goes on from here" in said
+    assert code == 2 and "continues from here" in said
     (tmp_path / "broken").unlink()
     code, output, said = run("bisect", "small", "--test", command, "--all")
     assert code == 0 and "continuing with 2 verdicts" in said and "spoilt/1 is where it broke" in output

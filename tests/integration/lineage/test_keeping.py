@@ -118,7 +118,7 @@ def test_gc_names_a_damaged_reference_and_goes_on(family_home):
     code, _, said = run("gc", "--keep-days", "0", "--yes")
     damaged.unlink()
     assert code == 0
-    assert f"{damaged} is damaged: it is no JSON object. To fix: log the model again" in said.replace("\n", " ")
+    assert f"{damaged} is damaged: it is not a JSON object. To fix: log the model again" in said.replace("\n", " ")
 
 
 def test_gc_says_which_folders_of_runs_lose_their_weights_and_restore_undoes_it(family_home):

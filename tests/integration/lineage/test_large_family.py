@@ -60,7 +60,7 @@ def test_undo_takes_at_most_half_the_steps_of_training_all_again_and_its_weights
 
 
 def trained_as_planned(bench, home, plan, tmp_path):
-    """Trains a plan's models, and references that go on from the same checkpoints and have never known the row."""
+    """Trains a plan's models, and references that continue from the same checkpoints and have never known the row."""
     made = {}
     for each in plan.models:
         name, base = each.job.name, each.job.base

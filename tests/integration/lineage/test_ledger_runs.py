@@ -189,7 +189,7 @@ def test_pictures_and_json_are_kept(ledger, run):
 
 @pytest.mark.parametrize("path", ["../up.txt", "/etc/passwd", ""])
 def test_an_artifact_stays_inside_its_run(ledger, run, path):
-    with pytest.raises(LedgerError, match="no artifact path"):
+    with pytest.raises(LedgerError, match="not an artifact path"):
         ledger.write_text(run, path, "text")
 
 

@@ -34,7 +34,7 @@ class Server:
     runs: dict[str, str] = field(default_factory=dict)
 
     def send(self, method, path, body=None, *, user=OWNER):
-        """The status and the content of an answer. A body that is no bytes is sent as JSON."""
+        """The status and the content of an answer. A body that is not a bytes is sent as JSON."""
         parts = urlsplit(self.url)
         headers = {"Authorization": "Basic " + base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()}
         if body is not None and not isinstance(body, bytes):
@@ -182,7 +182,7 @@ DAMAGED = {
     "model with NUL": b'{"model": "\\u0000", "path": "model.safetensors", "num_bytes": 1}',
     "absolute model": b'{"model": "/etc/passwd", "path": "model.safetensors", "num_bytes": 1}',
     "path out of the model": b'{"model": "{id}", "path": "../model.safetensors", "num_bytes": 1}',
-    "path that is no UTF-8": b'{"model": "{id}", "path": "\\ud800", "num_bytes": 1}',
+    "path that is not UTF-8": b'{"model": "{id}", "path": "\\ud800", "num_bytes": 1}',
     "path of no text": b'{"model": "{id}", "path": {}, "num_bytes": 1}',
     "negative size": b'{"model": "{id}", "path": "model.safetensors", "num_bytes": -1}',
     "size of no number": b'{"model": "{id}", "path": "model.safetensors", "num_bytes": "1"}',
@@ -219,7 +219,7 @@ def test_a_link_is_no_reference(server, secret, target):
 
 
 def expect_an_error_alone(server, folder, *, is_listed=True):
-    """Asserts that `bad.safetensors` in a folder cannot be read, and that the rest goes on."""
+    """Asserts that `bad.safetensors` in a folder cannot be read, and that the rest continues."""
     name = f"{folder.name}/bad.safetensors"
     for path in (server.artifact(OWNER, name), f"/get-artifact?run_uuid={server.runs[OWNER]}&path={name}"):
         status, content = server.send("GET", path)

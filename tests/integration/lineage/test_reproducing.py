@@ -111,7 +111,7 @@ def test_a_job_whose_steps_were_set_while_it_ran_is_made_again_from_the_checkpoi
     assert report.steps == LINKS[-1] - LINKS[0]
 
     shutil.rmtree(folder / "checkpoints" / folder_of(LINKS[0]))
-    with pytest.raises(InputError, match=f"its steps were set after step {LINKS[0]}, where it goes on: "):
+    with pytest.raises(InputError, match=f"its steps were set after step {LINKS[0]}, where it continues: "):
         made.reproduced()
 
 

@@ -110,7 +110,7 @@ def test_a_signature_proves_files_records_and_materials(ledger, base, tuned):
 
 
 def run_command(*arguments):
-    """Runs a command that is no command of `lineage`."""
+    """Runs a command that is not a command of `lineage`."""
     from typer.testing import CliRunner
 
     from ringmaster.flows import cli

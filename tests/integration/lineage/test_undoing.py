@@ -138,7 +138,7 @@ def tokenizer_of(bench, job):
 
 
 def family(bench, home, tmp_path):
-    """A base, an adapter of it on other rows, and a model of that; and one that is no relative."""
+    """A base, an adapter of it on other rows, and a model of that; and one that is not a relative."""
     rows, others = write_rows(tmp_path / "rows.jsonl"), write_rows(tmp_path / "others.jsonl", seed=8)
     base = job_of(bench, rows, name="base")
     train(bench, home, base, layouts=(SINGLE,))

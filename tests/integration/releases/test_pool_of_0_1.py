@@ -1,4 +1,4 @@
-"""A pool's database that release 0.1.0 made: `up` opens it, and its batch goes on from its checkpoint."""
+"""A pool's database that release 0.1.0 made: `up` opens it, and its batch continues from its checkpoint."""
 
 import json
 import sqlite3
@@ -42,7 +42,7 @@ def test_its_batch_goes_on_from_its_checkpoint_as_planned_from_its_profiles(home
         assert status in ("running", "waiting", "done"), status
         return step > CHECKPOINT
 
-    until("the job goes on", goes_on, seconds=TIMEOUT_S)
+    until("the job continues", goes_on, seconds=TIMEOUT_S)
     segments = [json.loads(what) for (what,) in rows(home, "pool/pool.db", "SELECT what FROM segments ORDER BY id")]
     assert [segment["first_step"] for segment in segments[:2]] == [0, CHECKPOINT]
     profiles = "SELECT experiment_id FROM experiments WHERE name = 'ringmaster-profiles'"

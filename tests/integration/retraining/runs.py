@@ -125,7 +125,7 @@ def main(folder: Path) -> None:
     nights.put("guarded/day1.jsonl", garbage(3))
     nights.run("new data, and poisoned data")
     nights.put("writer/day3.jsonl", rows(4))
-    nights.put("broken/day1.jsonl", "{this is no JSON\n")
+    nights.put("broken/day1.jsonl", "{this is not JSON\n")
     nights.say(lr="1e30", more=BROKEN)
     nights.run("a failing job, and broken data")
     (folder / "answers.json").write_text(json.dumps(nights.answers))

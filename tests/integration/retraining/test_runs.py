@@ -40,7 +40,7 @@ def test_who_is_asked_for_is_trained_in_a_further_round(cases):
     assert (forced["night"], row(forced)["why_due"]) == ("2026-11-01.02", "it was requested (forced)")
     assert list(forced["versions"]) == ["twice.a/1", "twice.a/2"]
     assert "there is no model 'b' to force. To fix: use one of a" in cases["twice"]["unknown"]
-    assert "'yesterday' is no date of a run" in cases["twice"]["no date"]
+    assert "'yesterday' is not a date of a run" in cases["twice"]["no date"]
 
 
 def test_a_night_that_a_later_one_has_overtaken_is_passed_over(cases):

@@ -59,7 +59,7 @@ def test_what_is_no_store_is_refused_with_all_jobs(home, tmp_path):
     with lineage_home() as lineage:
         with pytest.raises(InputError, match=r"store wiki/9: .*wiki"):
             with_stores(batch(tmp_path, store="wiki/9"), lineage.ledger, None, settings.home())
-        with pytest.raises(InputError, match="reader/1 is no knowledge store"):
+        with pytest.raises(InputError, match="reader/1 is not a knowledge store"):
             with_stores(batch(tmp_path, store="reader/1"), lineage.ledger, None, settings.home())
         with pytest.raises(InputError, match="no data that reads a store"):
             reading_store(DataSpec(path="a.jsonl"), "wiki/1", lineage)

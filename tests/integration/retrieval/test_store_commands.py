@@ -92,7 +92,7 @@ def test_bisect_finds_the_version_with_a_wrong_passage(home, tmp_path):
 def test_wrong_requests_are_refused(home):
     with pytest.raises(InputError, match="no passage 'tokyo'"):
         call("store", "update", "wiki", "--remove", "tokyo")
-    with pytest.raises(InputError, match="reader/1 is no knowledge store"):
+    with pytest.raises(InputError, match="reader/1 is not a knowledge store"):
         call("store", "search", "reader", "city1")
     with pytest.raises(InputError, match="no model 'tokyo'"):
         call("lineage", "impact", "tokyo")

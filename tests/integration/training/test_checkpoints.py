@@ -104,7 +104,7 @@ def test_a_flipped_byte_sends_it_back_to_the_checkpoint_before(bench, tmp_path, 
     trained = bench.train(job, layout, tmp_path)
     assert trained.outcome.result["first_step"] == 2
     assert [e.message for e in trained.said("checkpoint_failed")] == [
-        f"checkpoint {file.parent} is damaged and was passed over: training goes on from step 2"
+        f"checkpoint {file.parent} is damaged and was passed over: training continues from step 2"
     ]
     assert is_bit_equal(trained.weights, bench.train(job, layout, tmp_path / "whole").weights)
 
@@ -115,7 +115,7 @@ def test_where_no_checkpoint_is_whole_it_starts_afresh_and_says_so(bench, tmp_pa
     (tmp_path / "checkpoints" / "step-00000003" / "manifest.json").unlink()
     trained = bench.train(job, SINGLE, tmp_path)
     assert trained.outcome.result["first_step"] == 0
-    assert "training goes on from step 0" in trained.said("checkpoint_failed")[0].message
+    assert "training continues from step 0" in trained.said("checkpoint_failed")[0].message
     assert is_bit_equal(trained.weights, bench.reference(job).weights)
 
 

@@ -92,7 +92,7 @@ def test_weights_have_the_same_bits(trainer, tmp_path, monkeypatch, options):
     weights_of(first, until=7)
     assert first._loader.is_ahead is not options.get("draws", False)
     first.save(tmp_path / "checkpoints")
-    second = trainer(**options)  # goes on from a checkpoint, as after a stop command
+    second = trainer(**options)  # continues from a checkpoint, as after a stop command
     second.restore(tmp_path / "checkpoints")
     resumed, _ = weights_of(second)
     assert is_bit_equal(plain, resumed)

@@ -1,4 +1,4 @@
-"""`warm_start`: a job goes on from a checkpoint of another one, bit by bit as that one would."""
+"""`warm_start`: a job continues from a checkpoint of another one, bit by bit as that one would."""
 
 import shutil
 from dataclasses import replace

@@ -274,8 +274,9 @@ def test_batches_built_in_python_are_checked_by_the_same_rules():
             deadlines_s={"c": 0.0, "nobody": 60.0},
         )
     assert [str(fault) for fault in caught.value.faults] == [
-        "deadline_s: names 'nobody', which is no job of this batch. To fix: use the names of its jobs.",
-        "name: is no valid name, got 'bad name'. To fix: give a name of up to 100 letters, digits, '-', '_' and '.', "
+        "deadline_s: names 'nobody', which is not a job of this batch. To fix: use the names of its jobs.",
+        "name: is not a valid name, got 'bad name'. To fix: give a name of up to 100 letters, digits, '-', '_' and "
+        "'.', "
         "such as tonight.",
         "objective: 'costs' is unknown. To fix: did you mean `cost`? Use one of cost, fairness, makespan, "
         "mean_completion, time-to-target, weighted.",

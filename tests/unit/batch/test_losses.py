@@ -59,7 +59,7 @@ grid:
 
 
 def test_a_job_made_in_python_is_checked_as_a_file(tmp_path):
-    with pytest.raises(BatchFileError, match=r"jobs\[0\]\.loss\.bta: is no option of dpo"):
+    with pytest.raises(BatchFileError, match=r"jobs\[0\]\.loss\.bta: is not an option of dpo"):
         Batch.of(name="x", jobs=[replace(JOB, loss="dpo", loss_options={"bta": 1})], folder=tmp_path)
 
 

@@ -59,7 +59,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
     for words in (
         "'encoder' is the name of a job",
         "shared_components.encoder.jobs.c: no job is named 'c'",
-        "shared_components.encoder.weights.d: is no job that shares it",
+        "shared_components.encoder.weights.d: is not a job that shares it",
         "shared_components.x.jobs: are fewer than two",
         "shared_components.x.jobs.a: shares encoder already",
         "shared_components.encoder.jobs.b: ",

@@ -19,7 +19,7 @@ def text():
 
 @pytest.fixture
 def jsonl(tmp_path, text):
-    """A function jsonl(name, rows) that writes a file of rows. A whole number stands for that many rows of prose."""
+    """A function jsonl(name, rows) that writes a file of rows. A whole number represents that many rows of prose."""
 
     def write(name, rows):
         if isinstance(rows, int):

@@ -259,7 +259,7 @@ def test_answers_that_begin_with_a_question_are_refused(tmp_path, kind, before):
     answers = [[*questions, *said_by("assistant", each)] for each in ("b", "c")]
     row = {"prompt": "Q", "completion": answers[0], "chosen": answers[0], "rejected": answers[1]}
     said = fault(tmp_path, turns("[INST] ", "</s>", ""), row, kind=kind)
-    assert f"begins with a message that is no answer ({before[0][0]})" in said
+    assert f"begins with a message that is not an answer ({before[0][0]})" in said
 
 
 @pytest.mark.parametrize(

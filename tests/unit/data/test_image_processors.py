@@ -154,7 +154,7 @@ def icon(number, mode):
     """A black icon: its shape, a bar in another place for each number, is in the transparency alone."""
     alpha = np.zeros((16, 16), np.uint8)
     alpha[number : number + 4] = 255
-    if mode in ("P", "L", "RGB"):  # with a colour that stands for transparency
+    if mode in ("P", "L", "RGB"):  # with a colour that represents transparency
         image = Image.fromarray(255 - alpha // 255 * 254).convert(mode)
         image.info["transparency"] = {"L": 255, "RGB": (255, 255, 255)}.get(mode)
         if mode == "P":

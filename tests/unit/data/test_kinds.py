@@ -681,7 +681,7 @@ def test_a_class_that_only_another_parquet_file_names_is_refused(tmp_path, numbe
         ("text-classification", {"text": "\ud800", "label": "a"}, "line 1 has half of a surrogate pair"),
         ("token-classification", {"tokens": ["a"], "labels": ["x", "y"]}, "there are 1 tokens and 2 labels"),
         ("token-classification", {"tokens": "a", "labels": ["x"]}, "tokens are str, not a list"),
-        ("chat", {"messages": []}, "row 1: messages are no list with a message"),
+        ("chat", {"messages": []}, "row 1: messages are not a list with a message"),
         ("chat", {"messages": [{"role": "user"}]}, "message 1 has neither content nor tool_calls"),
         ("chat", {"messages": [{"content": "a"}]}, "message 1 has no role"),
         (
@@ -709,7 +709,7 @@ def test_wrong_rows_of_a_file_are_reported_together(tmp_path, chat_tokenizer):
     good, wrong = {"messages": conversation(1)}, {"messages": []}
     rows = [good, wrong, {"messages": [{"role": "user", "content": "a"}]}, good, *[wrong] * 4]
     said = refused(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
-    assert "row 2: messages are no list with a message; " in said
+    assert "row 2: messages are not a list with a message; " in said
     assert "row 3: no message is the assistant's, so there is nothing to learn; " in said
     assert "row 7: messages" in said
     assert "row 8" not in said

@@ -1,4 +1,4 @@
-"""Images are read as they are shown, and what is no image of a class is refused or counted."""
+"""Images are read as they are shown, and what is not an image of a class is refused or counted."""
 
 import csv
 import io

@@ -61,11 +61,11 @@ def test_a_feature_that_is_no_plain_number_is_refused_with_its_row(tmp_path, val
     rows = [*({"x": n, "y": "ab"[n % 2]} for n in range(4)), {"x": value, "y": "a"}]
     features = [{"name": "x", "type": "number"}, {"name": "y", "type": "category", "is_output": True}]
     said = fault_of(jsonl(tmp_path / "d.jsonl", rows), kind="features", kwargs={"features": features})
-    assert f"d.jsonl, row 5: x is {value!r}, which is no number" in said
+    assert f"d.jsonl, row 5: x is {value!r}, which is not a number" in said
 
 
 @pytest.mark.parametrize("options", [{}, {"labels": ["pos", "neg"]}])
-@pytest.mark.parametrize(("first", "last", "said"), [("pos", ["pos"], "a list"), (["pos"], "pos", "no list")])
+@pytest.mark.parametrize(("first", "last", "said"), [("pos", ["pos"], "a list"), (["pos"], "pos", "not a list")])
 def test_labels_of_which_some_are_lists_are_refused_with_their_row(tmp_path, options, first, last, said):
     rows = [{"text": f"word {n}", "label": first} for n in range(600)]
     path = jsonl(tmp_path / "d.jsonl", [*rows, {"text": "x", "label": last}])
@@ -88,7 +88,7 @@ def test_labels_of_another_form_in_another_file_are_refused_with_their_row(
     separate = {"held_out_path": str(second)} if held_out_path else {}
     path = first if held_out_path else tmp_path / "*.jsonl"
     said = fault_of(path, kind="text-classification", options=options, tokenizer=chat_tokenizer, **separate)
-    assert "b.jsonl, row 1: its label is " + ("no list" if is_list_first else "a list") in said
+    assert "b.jsonl, row 1: its label is " + ("not a list" if is_list_first else "a list") in said
     assert "a.jsonl, row 1 is " + ("one" if is_list_first else "none") in said
     assert "To fix: write all labels as lists" in said
 

@@ -49,7 +49,7 @@ def test_a_prompt_may_be_a_conversation(tmp_path):
     [
         ({"prompt": "word " * 50}, "row 3: the prompt has .* tokens, and prompts are not cut at 8. To fix"),
         ({"prompt": ""}, "row 3: the prompt is empty"),
-        ({"prompt": 3}, "row 3: messages are no list"),
+        ({"prompt": 3}, "row 3: messages are not a list"),
     ],
 )
 def test_wrong_rows_are_refused_with_their_place(tmp_path, row, said):

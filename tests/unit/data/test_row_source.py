@@ -44,7 +44,7 @@ class Counts(RowSource):
     def sample(self, row, *, context):
         number = row["n"]
         if number == context.options.wrong:
-            raise ValueError("this is no number of ours")
+            raise ValueError("this is not a number of ours")
         digits = [int(digit) for digit in str(number)]
         return {"input_ids": digits, "labels": sum(digits)}
 
@@ -190,7 +190,7 @@ def test_a_named_data_set_has_a_manifest_of_what_is_read(answers, tmp_path):
             {"kwargs": {"n_column": "k"}},
             "has no column for n_column 'k'; its rows have m, n. To fix: set n_column to",
         ),
-        ({"kwargs": {"wrong": 10}}, "numbers.jsonl, row 3: this is no number of ours"),
+        ({"kwargs": {"wrong": 10}}, "numbers.jsonl, row 3: this is not a number of ours"),
         ({"held_out": 0.0001}, "holds no row to evaluate on. To fix: raise held_out"),
         ({"format": "text"}, "numbers.jsonl has no columns. To fix: give JSONL, CSV or Parquet for kind counts"),
     ],

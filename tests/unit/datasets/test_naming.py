@@ -155,7 +155,7 @@ def test_content_that_has_changed_is_told_by_its_fingerprint(folder):
     assert load(folder, sets, "{name: reviews, seq_len: 8}").jobs
     lines = (folder / "train.jsonl").read_text().splitlines()
     (folder / "train.jsonl").write_text("\n".join(reversed(lines)) + "\n")
-    assert load(folder, sets, "{name: reviews, seq_len: 8}").jobs, "the order of rows is no content"
+    assert load(folder, sets, "{name: reviews, seq_len: 8}").jobs, "the order of rows is not a content"
     write_rows(folder / "train.jsonl", [row(n) for n in range(39)])
     (told,) = faults(folder, sets, "{name: reviews, seq_len: 8}")
     assert f"and not {there}: it has changed" in told.message

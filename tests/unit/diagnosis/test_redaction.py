@@ -86,7 +86,7 @@ def test_what_looks_like_a_secret_is_removed(text):
         "postgresql://ringmaster:PASSWORD@10.0.0.1".replace(":PASSWORD@", "@").replace("ringmaster@", ""),
         '{"has_password": true, "secrets": []}',
         "File /opt/ringmaster/flows/cli.py, line 3, in main",
-        "--passwords-file is no option, nor is --token-limit",
+        "--passwords-file is not an option, nor is --token-limit",
         "Both servers require a password; the one that only you may read",
     ],
 )

@@ -78,7 +78,7 @@ def test_a_direction_says_where_a_probability_moves(moves, by, passed):
 
 def test_a_language_model_prefers_and_moves():
     assert run(writer, kind="minimum", texts=["he goes"], over=["he goesss"]).passed
-    # An equal probability is no preference.
+    # An equal probability is not a preference.
     assert not run(writer, kind="minimum", texts=["he goes"], over="he goes").passed
     lexicons = {"who": ["we", "they"]}
     assert run(writer, kind="minimum", template="{who} go", over="{who} goes", lexicons=lexicons).num_cases == 2

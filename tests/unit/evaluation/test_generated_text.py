@@ -211,7 +211,7 @@ def test_an_answer_ends_with_the_token_that_the_chat_template_writes():
 def test_an_answer_ends_with_a_text_where_the_template_writes_no_token():
     model, tokenizer, prompt = letters(turns("{role}>", " [END]\n", "assistant>"), "yo [END]qr")
     assert tokenizer.decode(answer(model, tokenizer, prompt)) == "yo [END]"
-    # A prompt that is no conversation ends only with the end of text.
+    # A prompt that is not a conversation ends only with the end of text.
     assert len(answer(model, tokenizer, prompt[:-1] + tokenizer("y", add_special_tokens=False)["input_ids"])) == 12
 
 

@@ -76,9 +76,9 @@ def test_directions_and_rows():
     ("name", "message"),
     [
         ("latency/p98_s", "there is no 'p98_s'. To fix: name one of p50_s, p90_s, p99_s, tokens_per_s"),
-        ("latency/p99_s/batch=0", "'batch=0' is no option. To fix: write batch=1,tokens=128,new_tokens=0"),
-        ("latency/p99_s/rows=2", "'rows=2' is no option"),
-        ("latency/p99_s/batch", "'batch' is no option"),
+        ("latency/p99_s/batch=0", "'batch=0' is not an option. To fix: write batch=1,tokens=128,new_tokens=0"),
+        ("latency/p99_s/rows=2", "'rows=2' is not an option"),
+        ("latency/p99_s/batch", "'batch' is not an option"),
     ],
 )
 def test_what_it_does_not_know_is_refused_with_what_it_knows(name, message):

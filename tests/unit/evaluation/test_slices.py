@@ -64,7 +64,7 @@ def test_what_the_rows_do_not_have_is_told():
     plain = scores([1] * 8)
     with pytest.raises(ValueError, match=r"no column year.*: labels"):
         measure(plain, metrics=["accuracy"], slices=[SliceEntry(name="era", column="year")])
-    with pytest.raises(ValueError, match="no texts"):
+    with pytest.raises(ValueError, match="not texts"):
         measure(plain, metrics=["accuracy"], slices=[SliceEntry(name="length", tokens=[3])])
     with pytest.raises(ValueError, match="no loss"):
         measure(plain, metrics=["loss"])

@@ -65,7 +65,7 @@ class FakeRunner(FakeEngine):
     """Gangs that end when the executor's inbox is empty, in an order drawn from `seed`.
 
     script: by job, functions that make the outcomes of its next gangs, each called with (call, runner); later gangs end
-    as done. `steps` stands for the checkpoints on disk, which outlive an executor.
+    as done. `steps` represents the checkpoints on disk, which outlive an executor.
     """
 
     def __init__(self, seed=0, *, script=None, steps=None):
@@ -168,7 +168,7 @@ def at_once(think):
 
 
 class Bench:
-    """One batch under test with its journal in `folder`. A new instance on the same folder stands for a new process."""
+    """One batch under test with its journal in `folder`. A new instance on the same folder represents a new process."""
 
     def __init__(
         self,

@@ -200,7 +200,7 @@ def test_a_new_plan_leaves_what_runs_and_what_follows_it(tmp_path, seed):
 
 def test_a_wrong_job_fails_with_all_that_adapt_it_and_the_others_go_on(tmp_path):
     jobs = [job("c", base="b"), job("b", base="a"), job("d", base="a"), job("a"), job("x"), job("y", base="x")]
-    runner = FakeRunner(script={"a": [ends("invalid", "width 3 is no power of two")]})
+    runner = FakeRunner(script={"a": [ends("invalid", "width 3 is not a power of two")]})
     bench = Bench(tmp_path, jobs, runner=runner)
     assert bench.run()
     assert bench.statuses == {
@@ -212,7 +212,7 @@ def test_a_wrong_job_fails_with_all_that_adapt_it_and_the_others_go_on(tmp_path)
         "y": JobStatus.DONE,
     }
     messages = {name: record.message for name, record in bench.journal.jobs().items()}
-    assert messages["a"] == "width 3 is no power of two"
+    assert messages["a"] == "width 3 is not a power of two"
     assert messages["b"] == messages["d"] == "its base a has failed"
     assert messages["c"] == "its base b has failed"
     told = [event.job for event in bench.told(JobEnded)]

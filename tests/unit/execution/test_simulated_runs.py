@@ -67,7 +67,7 @@ def test_each_segment_pays_what_its_option_costs():
     one = solve(problem)
     assert simulate(problem, one, noise=0.0).makespan_s == pytest.approx(1000 + 7 + 3 + 5)
     two = replace(one, segments=(part(0, 500, 0.5), part(600, 1100, 0.5, device=0)))
-    # The segment goes on where it is, as nobody waits for its device.
+    # The segment continues where it is, as nobody waits for its device.
     assert simulate(problem, two, noise=0.0).makespan_s == pytest.approx(1000 + 7 + 3 + 5)
 
 

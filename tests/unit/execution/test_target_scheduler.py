@@ -361,7 +361,7 @@ def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies)
     assert records["a"].choice == "; ".join(bench.notices)
     start = WarmStart(checkpoints=str(tmp_path / "checkpoints" / "a.lr-0.002"), step=50)
     assert all(call.order.job.feature(WarmStart) == start for call in bench.runner.calls[3:])
-    assert "It goes on from step 50 of a.lr-0.002" in bench.notices[0]
+    assert "It continues from step 50 of a.lr-0.002" in bench.notices[0]
     assert bench.journal.segments("a")[0].what["first_step"] == 50
     for lr in job.feature(Variables).lr:
         record = records[f"a.lr-{lr!r}"]

@@ -117,7 +117,7 @@ def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():
     certain = plan_markdown(plan, problem, replace(found, earliest_s=15.0, latest_s=23.0))
     assert "Likely 18.0 to 24.5 s in 90 % of runs, at the earliest 15.0 s by these runtimes." in certain
     nothing = plan_markdown(plan, problem, replace(found, earliest_s=0.04, latest_s=23.0))
-    assert "Likely 18.0 to 24.5 s in 90 % of runs." in nothing, "zero seconds are no earliest end"
+    assert "Likely 18.0 to 24.5 s in 90 % of runs." in nothing, "zero seconds are not earliest end"
     assert "Predicted" not in plan_markdown(plan, problem)
 
 

@@ -167,7 +167,7 @@ def test_the_second_kills_all_that_was_started_and_says_how_to_go_on(capfd):
         press()
         assert ended.wait(TIMEOUT_S) and killed.is_set()
     assert (codes, stops, told.lines) == ([130], [1], [STOPPING])
-    assert capfd.readouterr().err == "killed\nto go on: ringmaster run f.yaml --resume\n"
+    assert capfd.readouterr().err == "killed\nto continue: ringmaster run f.yaml --resume\n"
 
 
 def test_what_something_on_the_way_has_swallowed_ends_the_command_before_it_trains():
@@ -247,7 +247,7 @@ def test_a_command_that_came_to_its_end_all_the_same_has_its_own_exit_code(capfd
                 pass
             raise SystemExit(code)
         assert end.value.code == expected
-    assert capfd.readouterr().err.splitlines()[-1] == "to go on: ringmaster run f.yaml --resume"
+    assert capfd.readouterr().err.splitlines()[-1] == "to continue: ringmaster run f.yaml --resume"
 
 
 STARTING = """
@@ -272,7 +272,7 @@ def test_ctrl_c_while_the_command_is_being_imported():
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
-    assert said.splitlines() == [STOPPING, "to go on: ringmaster run f.yaml --resume"]
+    assert said.splitlines() == [STOPPING, "to continue: ringmaster run f.yaml --resume"]
 
 
 STUCK = """

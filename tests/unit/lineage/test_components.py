@@ -7,7 +7,7 @@ from ringmaster.model_lineage.tensors.model_files import ModelFile, ModelTensor,
 
 
 def model(**digests):
-    """A model whose tensors, of 100 numbers each, have the given digests; __ in a name stands for a dot."""
+    """A model whose tensors, of 100 numbers each, have the given digests; __ in a name represents a dot."""
     tensors = tuple(
         ModelTensor(name=name.replace("__", "."), dtype="F32", shape=(10, 10), digest=digest)
         for name, digest in digests.items()

@@ -121,7 +121,7 @@ def test_a_uri_that_keeps_no_ledger_is_refused_with_what_does(uri):
 
 def test_a_place_that_cannot_be_a_database_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("this is text, not a database")
-    with pytest.raises(LedgerError, match="no SQLite database"):
+    with pytest.raises(LedgerError, match="not a SQLite database"):
         Ledger(f"sqlite:///{tmp_path}/file").warm_up()
     with pytest.raises(LedgerError, match="cannot be written"):
         Ledger(f"sqlite:///{tmp_path}/file/mlflow.db").warm_up()

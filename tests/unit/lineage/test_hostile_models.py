@@ -94,7 +94,7 @@ def test_what_is_no_file_of_the_model_is_refused(what, store, tmp_path):
     refused(store, folder, says)
 
 
-DAMAGED = "more.safetensors is no whole safetensors file"
+DAMAGED = "more.safetensors is not a whole safetensors file"
 HEADERS = {
     "a negative shape": (header({"w": tensor(shape=(-1, -2))}, bytes(8)), DAMAGED),
     "a shape of fractions": (header({"w": tensor(shape=(2.0,))}, bytes(8)), DAMAGED),
@@ -112,9 +112,9 @@ HEADERS = {
     "nested brackets": (header(DEEP), DAMAGED),
     "a list": (header("[]"), DAMAGED),
     "a header of petabytes": (struct.pack("<Q", 2**50) + b"{}", DAMAGED),
-    "control characters": (header({"\x1b[2J": tensor()}, bytes(8)), "no parameter's name"),
+    "control characters": (header({"\x1b[2J": tensor()}, bytes(8)), "not a parameter's name"),
     "half a character": (header('{"\\ud800": ' + json.dumps(tensor()) + "}", bytes(8)), DAMAGED),
-    "modules in modules": (header({"a." * 5000: tensor()}, bytes(8)), "no parameter's name"),
+    "modules in modules": (header({"a." * 5000: tensor()}, bytes(8)), "not a parameter's name"),
 }
 
 
@@ -131,7 +131,7 @@ BOMB = "a: &a [x]\n" + "".join(
 )
 FILES = {
     "a nested config": ({"config.json": DEEP}, r"config.json cannot be read as JSON"),
-    "a config that is a list": ({"config.json": "[]"}, r"config.json cannot be read as JSON: it is no object"),
+    "a config that is a list": ({"config.json": "[]"}, r"config.json cannot be read as JSON: it is not an object"),
     "a nested adapter config": ({"adapter_config.json": DEEP}, r"adapter_config.json cannot be read"),
     "a card with aliases": ({"README.md": f"---\n{BOMB}---\n"}, "begins with no valid YAML .*alias"),
     "a nested card": ({"README.md": f"---\nbase_model: {DEEP}\n---\n"}, "begins with no valid YAML"),
@@ -232,9 +232,12 @@ def rewritten(store, id: str, **changes) -> str:
         ({"path": "a\x1b.txt"}, "control characters"),
         ({"path": "model.safetensors"}, "names a file twice"),
         ({"path": "model.safetensors/x"}, "names a file twice"),
-        ({"path": None}, "a path, a name or a dtype is no text"),
-        ({"head": "../../../../secret"}, "a head or a digest is no SHA-256"),
-        ({"tensors": [{"name": "w", "dtype": "F32", "shape": ["x"], "digest": "0" * 64}]}, "no list of whole numbers"),
+        ({"path": None}, "a path, a name or a dtype is not text"),
+        ({"head": "../../../../secret"}, "a head or a digest is not a SHA-256"),
+        (
+            {"tensors": [{"name": "w", "dtype": "F32", "shape": ["x"], "digest": "0" * 64}]},
+            "not a list of whole numbers",
+        ),
         ({"tensors": 3}, "a list is wanted"),
     ],
 )
@@ -320,7 +323,7 @@ SHARDS = {
     "a missing shard": (lambda f: (f / "model-00002-of-00002.safetensors").unlink(), "which is not there"),
     "another place": (lambda f: index(f, {"w1": "../../etc/passwd"}), "names the file '../../etc/passwd'"),
     "an absolute place": (lambda f: index(f, {"w1": "/etc/x.safetensors"}), "names the file '/etc/x.safetensors'"),
-    "a pickle": (lambda f: index(f, {"w1": "pytorch_model.bin"}), "no file of the model"),
+    "a pickle": (lambda f: index(f, {"w1": "pytorch_model.bin"}), "which the model does not have"),
     "a missing tensor": (lambda f: index(f, {"w9": "model-00001-of-00002.safetensors"}), "lacks 'w9'"),
     "no map": (lambda f: index(f, ["w1"]), "has no weight_map"),
     "no index": (lambda f: (f / "model.safetensors.index.json").unlink(), "the index of its weights"),
@@ -341,10 +344,10 @@ def test_an_index_and_the_shards_agree(what, store, tmp_path):
 
 CONFIGS = {
     "an adapter of a base that leads out": (
-        {"adapter_config.json": json.dumps({"base_model_name_or_path": "../../secret"})}, "which is no name",
+        {"adapter_config.json": json.dumps({"base_model_name_or_path": "../../secret"})}, "which is not a name",
     ),
     "an adapter of a base that is a list": (
-        {"adapter_config.json": json.dumps({"base_model_name_or_path": ["x"]})}, "which is no text",
+        {"adapter_config.json": json.dumps({"base_model_name_or_path": ["x"]})}, "which is not text",
     ),
     "a tokenizer elsewhere": (
         {"tokenizer_config.json": '{"tokenizer_file": "/etc/passwd"}'}, "has the tokenizer_file '/etc/passwd'",

@@ -103,5 +103,5 @@ def test_a_home_without_records_has_not_moved(tmp_path):
 
 
 def test_a_file_that_is_no_database_is_left_to_whoever_opens_it(tmp_path):
-    (tmp_path / "mlflow.db").write_bytes(b"this is no database, and never was one")
+    (tmp_path / "mlflow.db").write_bytes(b"this is not a database, and never was one")
     assert rebase(tmp_path, ledger=tmp_path / "mlflow.db", artifacts=tmp_path / "mlartifacts") == ()

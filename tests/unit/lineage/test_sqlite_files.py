@@ -88,7 +88,7 @@ def of_a_later_release(file):
 DAMAGES = {
     shortened: "damaged",
     overwritten: "damaged",
-    lambda file: file.write_text("text " * 400): "no SQLite database",
+    lambda file: file.write_text("text " * 400): "not a SQLite database",
     of_other_tables: "other tables",
     of_a_later_release: "another release of mlflow, whose version ffffffffffff",
 }
@@ -118,7 +118,7 @@ def test_an_earlier_version_and_an_empty_file_are_left_to_their_program(tmp_path
 
 def test_what_is_no_file_is_refused(tmp_path):
     (tmp_path / "link.db").symlink_to(tmp_path / "nothing")
-    for place, said in ((tmp_path, "is no file"), (tmp_path / "link.db", "link to a file that does not exist")):
+    for place, said in ((tmp_path, "is not a file"), (tmp_path / "link.db", "link to a file that does not exist")):
         assert said in of_mlflow(place)
 
 

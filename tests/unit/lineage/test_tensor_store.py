@@ -298,10 +298,10 @@ def test_a_damaged_file_is_not_taken_in(store, tmp_path):
     folder = model(tmp_path / "m", weights())
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(TensorStoreError, match=r"model.safetensors is no whole safetensors file"):
+    with pytest.raises(TensorStoreError, match=r"model.safetensors is not a whole safetensors file"):
         store.add(folder)
     path.write_bytes(b"\x00" * 20)
-    with pytest.raises(TensorStoreError, match=r"model.safetensors is no whole safetensors file"):
+    with pytest.raises(TensorStoreError, match=r"model.safetensors is not a whole safetensors file"):
         store.add(folder)
     assert store.ids() == []
 

@@ -74,7 +74,7 @@ def test_the_digest_changes_with_what_is_measured(spec, tmp_path):
 
 @pytest.mark.parametrize(
     ("column", "value", "message"),
-    [("rent", "much", "rent is 'much', which is no number"), ("rent", "", "rent"), ("kind", "", "kind"),
+    [("rent", "much", "rent is 'much', which is not a number"), ("rent", "", "rent"), ("kind", "", "kind"),
      ("size", "large", "size is 'large'")],
 )  # fmt: skip
 def test_wrong_rows_are_refused_with_their_places(spec, tmp_path, column, value, message):

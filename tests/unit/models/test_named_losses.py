@@ -333,7 +333,7 @@ def test_the_right_passage_is_ranked_among_its_negatives():
     assert totals.result() == pytest.approx(
         {"hit_at_1": ranks.count(1) / 8, "hit_at_5": 1.0, "mrr": sum(1 / rank for rank in ranks) / 8}
     )
-    # Equal scores are no success.
+    # Equal scores are not success.
     batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:] = 5, 1
     totals = MetricTotals(["hit_at_1", "mrr"], loss=loss)
     totals.add(model(**loss.forward_inputs(batch)), batch)
@@ -365,14 +365,14 @@ def test_rag_sequence_sums_an_answer_over_its_passages():
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("dpo", {"bta": 0.1}, "bta is no option of dpo. To fix: it has beta, label_smoothing, loss_type"),
+        ("dpo", {"bta": 0.1}, "bta is not an option of dpo. To fix: it has beta, label_smoothing, loss_type"),
         ("dpo", {"beta": 0}, "beta must be a number above 0, not 0"),
         ("dpo", {"beta": True}, "beta must be a number above 0, not True"),
         ("dpo", {"loss_type": "hinge"}, "loss_type must be one of sigmoid, ipo"),
         ("cross-entropy", {"class_weights": [1, -1]}, "class_weights must be a list of numbers at least 0"),
         ("orpo", {"prompt_loss": 1}, "prompt_loss must be true or false"),
         ("contrastive", {"hard_negatives": -1}, "must be true, false or a whole number of hard negatives, not -1"),
-        ("mse", {"beta": 1}, "beta is no option of mse. To fix: it has none"),
+        ("mse", {"beta": 1}, "beta is not an option of mse. To fix: it has none"),
         ("dop", {}, "unknown loss 'dop': did you mean 'dpo'"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_segment_waits_for_the_quota_of_its_user():
     # The gang's planned end has come, and its quota is awaited, though its devices are not.
     more = planned("a", 5, last_step=20)
     assert end_of(a, [b, more], running=[a], limits=quotas, **rules) == "ends"
-    assert end_of(a, [x], running=[a, x], limits=quotas, **rules) == "goes on"
+    assert end_of(a, [x], running=[a, x], limits=quotas, **rules) == "continues"
 
 
 @draws(15)

@@ -108,7 +108,7 @@ def test_going_on_without_a_pause_costs_nothing_and_a_pause_does():
 
 
 def test_many_segments_gain_no_more_than_one():
-    """The tolerance is one of a whole plan: it is no time for each of thousands of segments."""
+    """The tolerance is one of a whole plan: it is not a time for each of thousands of segments."""
     num, least_s, memory = 2_000, 1e-6, 10
     jobs = tuple(PlanningJob(name, (Option("single", 1, least_s, host_memory_bytes=memory),)) for name in "ab")
     two = Problem("p", (PlanningNode("n", 2, host_memory_bytes=memory),), jobs, switch_cost_s=0.0)

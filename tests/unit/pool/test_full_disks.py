@@ -1,4 +1,4 @@
-"""A SQLite file on a full disk: writers wait with one message, go on once space is free, and give up with the cause."""
+"""A SQLite file on a full disk: writers wait with one message, and continue once there is space or give up."""
 
 import errno
 import threading

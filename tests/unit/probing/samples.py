@@ -138,7 +138,7 @@ def long_prompts(num_common=50, seq_len=96):
 
 
 class Unmeasurable(Metric):
-    """A metric whose value is no number."""
+    """A metric whose value is not a number."""
 
     name = "unmeasurable"
     higher_is_better = True

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def script(name):
-    """A module of `.ci`, which is no package."""
+    """A module of `.ci`, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

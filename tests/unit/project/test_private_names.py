@@ -166,7 +166,7 @@ def test_a_private_name_of_another_library_is_found(source: str, folder: str, tm
     assert uses[0].startswith(f"{folder}/a.py:{len(source.splitlines())} uses ")
 
 
-OWN = '''"""Names like torch._C and FROM experiments in prose are no uses."""
+OWN = '''"""Names like torch._C and FROM experiments in prose are not uses."""
 
 import os
 from collections import namedtuple

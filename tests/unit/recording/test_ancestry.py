@@ -152,7 +152,7 @@ def test_what_weights_are_read_from_becomes_a_node_once(monkeypatch, tmp_path):
     for _ in range(2):
         assert family(journal).parents(tuned) == ["m-org/base", "m-/adapters/a"]
     assert asked == ["org/base", "/adapters/a"]
-    # The base gives the weights, so the model's own source is no parent.
+    # The base gives the weights, so the model's own source is not a parent.
     assert family(a="models:/n.a/1").parents(replace(tuned, base="a", adapter=None)) == ["models:/n.a/1"]
     assert family(Notes()).parents(replace(PLAIN, base="/models/mine")) == ["m-/models/mine"]
 

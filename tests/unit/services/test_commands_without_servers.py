@@ -36,7 +36,7 @@ VALUES = {"date": "2026-11-01", "jobs": "vit", "job": "vit", "words": "priority=
 SERVICES = ("up", "pool controller", "pool worker", "pool calibrate")
 """They make a pool, or serve one, and wait for it for as long as it takes."""
 TRAINING = ("run", "sweep", "retrain", "profile")
-"""They go on without a pool that has ended, if its records are in files of the home."""
+"""They continue without a pool that has ended, if its records are in files of the home."""
 
 
 def commands():

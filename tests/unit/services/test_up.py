@@ -105,7 +105,7 @@ def test_a_pool_that_was_up_is_not_ended_where_not_all_of_it_comes_back(options,
 
 @pytest.fixture
 def starting(options, mlflow):
-    """Starts services, of which `worker` never serves, as an `up` that goes on with what another began."""
+    """Starts services, of which `worker` never serves, as an `up` that continues with what another began."""
     files = up_and_down.files_of(options.home)
     files.make()
 

@@ -79,7 +79,7 @@ def test_places_that_are_kept_count_as_trials_to_come():
 def test_what_is_no_number_never_goes_on():
     verdicts = ASHA.judge(at_rung([-math.inf, 1.0]), num_slots=2)
     assert verdicts.goals == {"t1": 16}
-    assert verdicts.stops == {"t0": "stopped early at step 4: its score is no number"}
+    assert verdicts.stops == {"t0": "stopped early at step 4: its score is not a number"}
 
 
 def test_trials_that_failed_leave_room_for_others():
@@ -93,7 +93,7 @@ def test_a_cut_keeps_two_of_five_and_then_a_fifth(num, kept):
     assert len(first.goals) == kept[0] and len(first.stops) == num - kept[0]
     second = CUT.judge(at_rung([float(-i) for i in range(kept[0])], rung=100, total=1000), num_slots=2)
     assert second.goals == {f"t{i}": 1000 for i in range(kept[1])}
-    assert CUT.num_kept(30, rung=10, total=60) == 6, "one rung that stands for both"
+    assert CUT.num_kept(30, rung=10, total=60) == 6, "one rung that represents both"
 
 
 def test_a_cut_compares_means_of_three_evaluations_and_trains_on_whom_no_later_arrival_displaces():

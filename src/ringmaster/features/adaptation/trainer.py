@@ -122,7 +122,7 @@ class Teacher:
 def distilled_loss(loss: losses.Loss, teacher: Teacher, adaptation: AdaptationSpec) -> losses.Loss:
     """Returns the distillation loss of a student whose loss without a teacher is `loss`.
 
-    Raises ValueError where `loss` is no cross entropy, as then the two losses would not cover the same rows.
+    Raises ValueError where `loss` is not a cross entropy, as then the two losses would not cover the same rows.
 
     With student logits z, teacher logits v, temperature T and weight w, over the rows or tokens that have a label:
 
@@ -133,7 +133,7 @@ def distilled_loss(loss: losses.Loss, teacher: Teacher, adaptation: AdaptationSp
     """
     if loss.compute not in (losses.next_token_loss, losses.classification_loss):
         raise ValueError(
-            "distillation: the model's loss is no cross entropy of ours. "
+            "distillation: the model's loss is not a cross entropy of ours. "
             "To fix: distill a causal language model or a classifier of transformers"
         )
 

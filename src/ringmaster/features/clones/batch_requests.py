@@ -44,7 +44,7 @@ def clone_job(
     name = name or next(name for n in count(1) if (name := f"{job}-clone{n}") not in known)
     faults = [] if is_name(name) else [f"{name!r} is not a valid name. {NAME_REMEDY}"]
     if at_step is not None and not is_warm:
-        faults.append("a step is for a warm clone, which goes on from a checkpoint. To fix: add --warm")
+        faults.append("a step is for a warm clone, which continues from a checkpoint. To fix: add --warm")
     file = journal.get("batch")  # without the batches that are handed over by a program
     jobs = [*(Batch.from_json(file).jobs if file else ()), *added_jobs(known)]
     faults += [fault for each in jobs if each.name == job for fault in change_faults(each, settings_of_clone)]

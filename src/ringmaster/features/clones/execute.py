@@ -1,7 +1,7 @@
 """The request for a clone: a job like another one of a batch that runs, with other settings.
 
 A clone has its source's speed and size, so it needs no profile of its own: it differs in the keys of `SAME_SHAPE` only.
-A warm one goes on from a checkpoint of its source, which is linked into the clone's own folder, as its source removes
+A warm one continues from a checkpoint of its source, which is linked into the clone's own folder, as its source removes
 older checkpoints. Training from it is equal, bit by bit, to training on from the checkpoint under the changed settings:
 weights, optimizer and position in the data come from it, and learning rate and schedule from the clone.
 """
@@ -22,8 +22,8 @@ from ringmaster.techniques.job_features import FirstCheckpoint
 
 CLONE = "clone"
 """The kind of request. It adds a job with the name `name` that differs from the only one of `jobs` in `settings`, by
-dotted key. A clone that `is_warm` goes on from its source's checkpoint of `at_step`, or its newest one. If it `is_dry`,
-the answer alone is requested: the `price` and the `jump` of the step.
+dotted key. A clone that `is_warm` continues from its source's checkpoint of `at_step`, or its newest one. If it
+`is_dry`, the answer alone is requested: the `price` and the `jump` of the step.
 """
 START = "start"  # the folder of a clone's checkpoints with that of its source
 
@@ -93,7 +93,7 @@ def _inherit_terms(handler: RequestHandler, batch: ActiveBatch, source: str, nam
 
 
 def warm_step(source: JobState, *, at_step: Any) -> int:
-    """Returns the step of the checkpoint from which a clone goes on. Raises RequestRefused where there is none."""
+    """Returns the step of the checkpoint from which a clone continues. Raises RequestRefused where there is none."""
     job, root = source.local_job, source.paths.checkpoint_dir(source.local_job)
     if job.is_black_box:
         raise RequestRefused(f"{job.name} has no checkpoints that Ringmaster can read. To fix: leave out --warm")

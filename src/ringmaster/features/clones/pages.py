@@ -7,14 +7,14 @@ from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job
 from ringmaster.text import markdown
 
-CLONE_TAG = "ringmaster.clone_of"  # a tag of the run of a clone: its source, and the step from which it goes on
+CLONE_TAG = "ringmaster.clone_of"  # a tag of the run of a clone: its source, and the step from which it continues
 
 
 class CloneReport(RecordHook):
     """Names the source of a clone."""
 
     def tags(self, record: JobRecord) -> Mapping[str, str]:
-        """Returns the source, and the step from which the clone goes on."""
+        """Returns the source, and the step from which the clone continues."""
         return {CLONE_TAG: source} if (source := _source(record)) else {}
 
     def paragraphs(self, job: Job, record: JobRecord) -> Iterator[str]:

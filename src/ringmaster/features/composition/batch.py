@@ -77,7 +77,7 @@ def _component_findings(components: Any, jobs: Sequence[PlacedJob]) -> Iterator[
         yield from findings_where(
             (component in named, at, f"{component!r} is the name of a job", "give the component another name"),
             (len(paths) < 2, (*at, "jobs"), "are fewer than two", "name each job that trains the component, and where"),
-            *((job not in paths, (*at, "weights", job), "is no job that shares it", "remove it") for job in weights),
+            *((job not in paths, (*at, "weights", job), "is not a job that shares it", "remove it") for job in weights),
         )
         first: Raw | None = None
         for name in paths:

@@ -70,7 +70,7 @@ class CommandProgress:
         newest = store.newest(known_step=self._order.known_step)
         self._step = newest.manifest.step if newest else 0
         for folder in store.passed_over:
-            message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self._step}"
+            message = f"checkpoint {folder} is damaged and was passed over: training continues from step {self._step}"
             self._reporter.send(gang_events.CheckpointFailed(step=self._step, message=message))
         if newest is None:
             return None
@@ -146,7 +146,7 @@ class CommandProgress:
         if event.step != self.first_step:
             raise ValueError(
                 f"the command starts at step {event.step}, but its order starts at {self.first_step}. "
-                "To fix: go on from restore_from, or from nothing where that is null"
+                "To fix: continue from restore_from, or from nothing where that is null"
             )
         self.startup_s = time.monotonic() - self._order.ordered_at_s
         if self._is_run:

@@ -349,7 +349,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     if len(seconds) < MIN_STEPS:
         raise ValueError(
             f"the command ended its trial after {len(progress.step_seconds)} steps. "
-            f"To fix: in mode profile, go on until SIGTERM comes, for {WARM_UP_STEPS + MIN_STEPS} steps or more"
+            f"To fix: in mode profile, continue until SIGTERM comes, for {WARM_UP_STEPS + MIN_STEPS} steps or more"
         )
     step_s = statistics.median(seconds)
     # The first steps are slower: their time beyond the median counts as start-up.

@@ -200,7 +200,7 @@ def _checked(name: str, value: Any, types: tuple[type, ...], cls: type[CommandEv
     if name == "loss":  # one that is not finite has a remedy of its own
         return math.inf if isinstance(number, int) and abs(number) > MAX_STEPS else float(number)
     if not 0 <= number <= MAX_STEPS:  # nor NaN
-        raise ValueError(f"{name!r} is no number from 0 to {MAX_STEPS}. To fix: make it one")
+        raise ValueError(f"{name!r} is not a number from 0 to {MAX_STEPS}. To fix: make it one")
     return number
 
 

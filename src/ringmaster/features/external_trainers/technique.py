@@ -25,7 +25,7 @@ class Command(BlackBox):
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Supports exactly the jobs whose model is a command, on one node."""
         if job.model.command is None:
-            return "the model is no command"
+            return "the model is not a command"
         if gang.num_nodes > 1:
             return "a command is started on one node"
         return None

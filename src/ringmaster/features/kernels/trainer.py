@@ -172,7 +172,7 @@ def why_kernels_differ(
         undo = use()
         results = [other(step) for step in range(NUM_COMPARED)]
         difference = max(map(relative_difference, expected, results))
-    except Exception as error:  # noqa: BLE001 - a compiler or a kernel may raise anything; the plain step goes on
+    except Exception as error:  # noqa: BLE001 - a compiler or a kernel may raise anything; the plain step continues
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     difference = agree(difference)
     if difference <= tolerance:

@@ -100,7 +100,7 @@ class LudwigFiles(BatchFileHook):
             except (OSError, ValueError) as error:
                 faults = [Finding((), f"cannot be read: {error}", "name a Ludwig configuration")]
         if not faults and not isinstance(configuration, Mapping):
-            faults = [Finding((), f"is no Ludwig configuration, {got(configuration)}", "give its input_features")]
+            faults = [Finding((), f"is not a Ludwig configuration, {got(configuration)}", "give its input_features")]
         faults += list(_faults(configuration)) if not faults else []
         findings = []
         for each in faults:

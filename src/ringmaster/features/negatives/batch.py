@@ -55,9 +55,9 @@ class NegativesInFiles(BatchFileHook):
     def divided(self, job: Job, entry: Section) -> list[Job]:
         """Returns its parts, and the stores between them.
 
-        After each part the passages are encoded by the model so far, and the next part goes on from its last checkpoint
-        with negatives that are mined in that store (ANCE: Xiong et al., arXiv:2007.00808). The first part has those of
-        its batches alone. Each trains its steps of the whole job's schedule.
+        After each part the passages are encoded by the model so far, and the next part continues from its last
+        checkpoint with negatives that are mined in that store (ANCE: Xiong et al., arXiv:2007.00808). The first part
+        has those of its batches alone. Each trains its steps of the whole job's schedule.
         """
         mined = getattr(entry, Negatives.key)
         if mined is None:

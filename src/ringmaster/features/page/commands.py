@@ -23,7 +23,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.file_permissions import keep_to_owner
 from ringmaster.flows.output import error_console, styled
 
-PORT = 9465  # where it is free, so that an open page goes on with the next run
+PORT = 9465  # where it is free, so that an open page continues with the next run
 END_TIMEOUT_S = 5
 
 
@@ -110,7 +110,7 @@ def _free_port() -> int:
 
 
 def _password(home: Path) -> str:
-    """Returns the password of the home's page, which is drawn once: a browser that knows it goes on with later runs."""
+    """Returns the password of the home's page, which is drawn once: a browser that knows it can show later runs."""
     keep_to_owner(home)
     file = home / "page-password"
     if not file.exists():

@@ -95,7 +95,7 @@ class HomeRuns:
 
     @contextmanager
     def control(self, run: str, batch: str) -> Iterator[tuple[Database, str]]:
-        """Opens the journal of a run that goes on."""
+        """Opens the journal of a running run."""
         name, _, stamp = run.partition("/")
         newest = runs_below(self._folder / name)[-1:]
         if [each.name for each in newest] != [stamp]:

@@ -88,7 +88,7 @@ def _open(home: LineageHome, name: str) -> tuple[LineageNode, KnowledgeStore]:
 
     node = home.find(name)
     if node.record.kind != INDEXED:
-        raise InputError([f"{node.label} is no knowledge store. To fix: name one, made by a job of kind store"])
+        raise InputError([f"{node.label} is not a knowledge store. To fix: name one, made by a job of kind store"])
     return node, KnowledgeStore.open(home.model_dir(node))
 
 

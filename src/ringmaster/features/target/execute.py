@@ -1,9 +1,9 @@
 """The choices on the way to a target: a steering policy of the executor.
 
-A job that may vary its learning rate waits for short runs of each rate, and goes on from the checkpoint of the best.
+A job that may vary its learning rate waits for short runs of each rate, and continues from the checkpoint of the best.
 One that may vary its batch size, its precision or its exchanges first trains a probe, a tenth of its steps, with its
-own; the short run that it goes on from is part of it. With the noise scale of the gradient that the probe has measured,
-the planner compares for each permitted variant
+own; the short run that it continues from is part of it. With the noise scale of the gradient that the probe has
+measured, the planner compares for each permitted variant
 
     (predicted steps to the target) x (predicted seconds of a step under the options of the profile)
 
@@ -76,7 +76,7 @@ class VariantChoice:
 class LearningRateChoice:
     """The learning rate that was the best of short runs, and why, in words.
 
-    goes_on_from: the short run from whose checkpoint the job goes on; empty where it begins again.
+    goes_on_from: the short run from whose checkpoint the job continues; empty where it begins again.
     """
 
     lr: float
@@ -295,7 +295,7 @@ class TargetScheduler(FeaturePolicy):
             choice = choose_learning_rate(job, results)
             best = next(other for other, search in searches.items() if search.optimizer.lr == choice.lr)
             if records[best].rested == search_steps(job) and self._has_measured(name, best):
-                why = f"{choice.why}. It goes on from step {search_steps(job)} of {best}"
+                why = f"{choice.why}. It continues from step {search_steps(job)} of {best}"
                 choice = replace(choice, goes_on_from=best, why=why)
             with self._lock:
                 self.rates[name] = choice

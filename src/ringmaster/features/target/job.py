@@ -162,8 +162,8 @@ class Variables(JobFeature):
     def searches(self, job: Job) -> list[Job]:
         """Returns the jobs that try learning rates: the same job, evaluated after `search_steps`.
 
-        They are trained no further than that. They measure the noise of gradients as the job would, which goes on from
-        the best one's checkpoint.
+        They are trained no further than that. They measure the noise of gradients as the job would, which continues
+        from the best one's checkpoint.
         """
         jobs = []
         for lr in dict.fromkeys(self.lr):

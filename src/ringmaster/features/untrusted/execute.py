@@ -16,8 +16,8 @@ Of n segments with L lies, c of which are repeated, at least one lie is found wi
 What changes no bit of the state, such as a reported loss, is not found.
 
 A repetition is an ordinary segment of the job, on trusted devices and under the same layout, from the checkpoint before
-the segment: the later ones are removed, so that the job goes on from what trusted nodes have trained. All of it is in
-the job's record (`job_table`), so that the next executor goes on with it.
+the segment: the later ones are removed, so that the job continues from what trusted nodes have trained. All of it is in
+the job's record (`job_table`), so that the next executor continues with it.
 """
 
 import logging

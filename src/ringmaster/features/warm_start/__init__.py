@@ -1,1 +1,1 @@
-"""`warm_start`: jobs that go on from a checkpoint of another job."""
+"""`warm_start`: jobs that continue from a checkpoint of another job."""

@@ -1,4 +1,4 @@
-"""`warm_start` of a job: the checkpoint of another job from which it goes on."""
+"""`warm_start` of a job: the checkpoint of another job from which it continues."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from ringmaster.techniques.job_features import (
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart(FirstCheckpoint, JobFeature):
-    """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step.
+    """A checkpoint of another job of the same model, from which the job continues: weights, optimizer and step.
 
     Attributes:
         checkpoints: the folder or URL of that job's checkpoints, or the name of a job of the batch, which ends at the
@@ -33,7 +33,7 @@ class WarmStart(FirstCheckpoint, JobFeature):
     """
 
     key = "warm_start"
-    description = "a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out"
+    description = "a checkpoint to continue from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out"
     effects = Effect.WEIGHTS
     is_divisible = False
 
@@ -82,7 +82,7 @@ class WarmStart(FirstCheckpoint, JobFeature):
 
     @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:
-        """Yields why a job cannot go on from a checkpoint of another one."""
+        """Yields why a job cannot continue from a checkpoint of another one."""
         start, num_steps, place = as_mapping(job.get(cls.key)), job.get("num_steps"), (cls.key,)
         root, step = start.get("checkpoints"), start.get("step")
         if not isinstance(root, str) or not isinstance(step, int):

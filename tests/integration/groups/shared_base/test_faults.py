@@ -65,7 +65,7 @@ def test_a_checkpoint_that_is_damaged_is_passed_over_and_told(groups, jobs, alon
     trained = groups.train(jobs)
     assert {event.job: event.step for event in trained.said("ready")} == {LEADER: 5, EVEN: 3, BRIEF: 5}
     (told,) = trained.said("checkpoint_failed")
-    assert told.job == EVEN and "is damaged and was passed over: training goes on from step 3" in told.message
+    assert told.job == EVEN and "is damaged and was passed over: training continues from step 3" in told.message
     assert_ended_as_alone(groups, trained, jobs, alone)
 
 

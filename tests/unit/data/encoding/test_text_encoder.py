@@ -42,7 +42,7 @@ def found(encoder, texts):
 
 @pytest.mark.parametrize("whole_words", [True, False])
 def test_the_ids_are_the_tokenizers(whole_words):
-    # A prefix of texts is no rule for words, so the second is encoded whole.
+    # A prefix of texts is not a rule for words, so the second is encoded whole.
     tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=not whole_words))
     encoder = TextEncoder(tokenizer)
     assert (encoder.words is not None) is whole_words

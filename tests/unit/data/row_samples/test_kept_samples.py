@@ -44,7 +44,7 @@ class Labelled(RowSource):
         value = row["label"]
         label = context.labels.indicators(value) if isinstance(value, list) else context.labels.number(value)
         if row["n"] == 13:
-            raise ValueError("13 is no number of ours")
+            raise ValueError("13 is not a number of ours")
         return {"input_ids": [int(digit) for digit in str(row["n"])], "labels": label}
 
 
@@ -267,7 +267,7 @@ def test_a_wrong_row_names_its_file_and_line_however_late_it_comes(tmp_path):
     Labelled().prepare(spec, cache_dir=tmp_path / "cache")
     with file.open("a") as stream:
         stream.write(lines([{"n": 13, "label": "a"}]))
-    with pytest.raises(ValueError, match=r"a.jsonl, row 41: 13 is no number of ours"):
+    with pytest.raises(ValueError, match=r"a.jsonl, row 41: 13 is not a number of ours"):
         Labelled().prepare(spec, cache_dir=tmp_path / "cache")
     file.write_text(file.read_text().replace("13", "null"))
     with pytest.raises(ValueError, match=r"a.jsonl, line 41 has no value in 'n'. To fix"):
@@ -281,7 +281,7 @@ def test_a_wrong_row_outside_the_window_is_not_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines({"n": n, "label": 0.5 if n == 12 else "a"} for n in range(12, 40)))
     spec = DataSpec(path=str(tmp_path / "*.jsonl"), held_out=0, window={"last_rows": 20})
     assert Labelled().prepare(spec, cache_dir=tmp_path / "cache").num_samples == 20
-    with pytest.raises(ValueError, match=r"a.jsonl, row 2: 13 is no number of ours"):
+    with pytest.raises(ValueError, match=r"a.jsonl, row 2: 13 is not a number of ours"):
         Labelled().prepare(replace(spec, window={"last_rows": 27}), cache_dir=tmp_path / "cache")
     with pytest.raises(ValueError, match=r"a.jsonl, row 1: label 0.5 in column 'label' is not a class"):
         Labelled().prepare(replace(spec, window=None), cache_dir=tmp_path / "cache")

@@ -75,7 +75,7 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_gang_comes_to(tmp_path, st
 
     def cancel():
         pool.executor.cancel(["a"], message="no longer wanted")
-        pool.gangs.end(pool.gangs.gang("a"), status, "its loss is no number")
+        pool.gangs.end(pool.gangs.gang("a"), status, "its loss is not a number")
 
     pool.at(50.0, cancel)
     pool.serve(until_s=100.0)

@@ -203,16 +203,16 @@ def test_at_its_end_a_segment_gives_way_joins_or_goes_on():
     assert end_of(a, [planned("b", 0), planned("a", 1)], running=[a], **rules) == "ends"
     assert end_of(a, [planned("a", 0, last_step=9)], running=[a], **rules) == planned("a", 0, last_step=9)
     assert end_of(a, [planned("a", 1), planned("b", 0)], running=[a, planned("x", 1)], **rules) == "ends"
-    assert end_of(a, [planned("a", 1)], running=[a, planned("x", 1)], **rules) == "goes on"
+    assert end_of(a, [planned("a", 1)], running=[a, planned("x", 1)], **rules) == "continues"
     waits = {"done_jobs": (), "after": {"b": ("x",)}}
-    assert end_of(a, [planned("b", 0), planned("a", 1)], running=[a, planned("x", 1)], **waits) == "goes on"
+    assert end_of(a, [planned("b", 0), planned("a", 1)], running=[a, planned("x", 1)], **waits) == "continues"
 
 
 def test_two_that_go_on_beyond_their_end_both_make_way_for_what_needs_the_devices_of_both():
     a, b = planned("a", 0), planned("b", 1)
     waiting = [planned("wide", 0, 1), planned("a", 2), planned("b", 2)]
     rules = {"running": [a, b, planned("x", 2)], "done_jobs": (), "after": {}}
-    assert end_of(a, waiting, **rules) == "goes on"
+    assert end_of(a, waiting, **rules) == "continues"
     assert end_of(b, waiting, over={"a"}, **rules) == "ends"
     assert end_of(a, waiting, over={"a", "b"}, **rules) == "ends"
 

@@ -541,7 +541,7 @@ def test_a_batch_of_a_command_that_trains_is_cancelled_on_its_page(bench, of_com
 
 @pytest.mark.parametrize("when", ["before it begins", "while it measures"])
 def test_a_flow_run_whose_batch_was_cancelled_submits_nothing(bench, monkeypatch, when, tmp_path):
-    """Prefect may start a process, or let it go on, after its run was cancelled."""
+    """Prefect may start a process, or let it continue, after its run was cancelled."""
     monkeypatch.setenv(STARTED_RUN, "run-1")
     requests = Requests(bench.database)
     number = hand_over(requests, {"name": "nightly", "jobs": []}, file=tmp_path / "nightly.json")

@@ -151,7 +151,7 @@ def test_without_a_pool_it_is_told_how_to_have_one(tmp_path, monkeypatch, comman
 
 @pytest.fixture
 def run_here(tmp_path, monkeypatch):
-    """A run of the batch `nightly` that goes on on this machine: an executor that answers, and its folder."""
+    """A run of the batch `nightly` that runs on this machine: an executor that answers, and its folder."""
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE"):
         monkeypatch.delenv(variable, raising=False)

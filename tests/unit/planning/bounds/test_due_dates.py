@@ -66,7 +66,7 @@ def tampered() -> list[tuple[str, WindowPrices]]:
         ("must begin at 0", replace(PRICES, points_s=(0.0, 0.0))),
         ("each of the 2 windows", replace(PRICES, slot_prices=({},))),
         ("each of the 2 windows", replace(PRICES, job_prices={"a0": (1.0,)})),
-        ("no part of prices by due date", replace(PRICES, order_prices={"b2": {"a0": (0.0, 0.0)}})),
+        ("not part of prices by due date", replace(PRICES, order_prices={"b2": {"a0": (0.0, 0.0)}})),
     ]
 
 

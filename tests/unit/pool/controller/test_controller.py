@@ -95,7 +95,7 @@ def test_a_batch_that_is_reopened_goes_on(database, pool):
     [
         (submission("b1", profiles={"a": (profile("single", 0),), "b": (profile(),)}), "it cannot be planned"),
         (submission("b1", bases={"a": "b", "b": "a"}), "it cannot be planned"),
-        (replace(submission("b1"), terms={"objective": "beauty"}), "'beauty' is no objective"),
+        (replace(submission("b1"), terms={"objective": "beauty"}), "'beauty' is not an objective"),
         (replace(submission("b1"), terms={"speed": 9}), "speed"),
     ],
     ids=["no device", "circle", "objective", "terms"],

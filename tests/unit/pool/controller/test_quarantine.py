@@ -1,4 +1,4 @@
-"""Rows that a controller cannot read or fails on are set aside and reported; everything else goes on."""
+"""Rows that a controller cannot read or fails on are set aside and reported; everything else continues."""
 
 import json
 from itertools import product
@@ -93,7 +93,7 @@ FIRST_OF_KIND = {damage.partition(":")[0]: damage for damage in reversed(DAMAGES
     matrix(
         product(DAMAGES, [False, True]),
         quick=[*product(DAMAGES, [False]), *product(FIRST_OF_KIND, [True])],
-        ids=[f"{damage}-{how}" for damage, how in product(DAMAGES, ["goes on", "is replaced"])],
+        ids=[f"{damage}-{how}" for damage, how in product(DAMAGES, ["continues", "is replaced"])],
     ),
 )
 def test_what_is_damaged_harms_its_own_batch_at_most(database, damage, changes_controller):
@@ -142,7 +142,7 @@ def test_a_batch_that_the_controller_fails_on_is_set_aside_at_its_second_failure
     assert (len(tries), set(pool.statuses("b1").values())) == (2, {JobStatus.FAILED})
     message = Journal(database, batch="b1").jobs()["a"].message
     assert (
-        message == "the pool's controller cannot handle it, and goes on without it: RuntimeError: no \\x00 such thing"
+        message == "the pool's controller cannot handle it, and continues without it: RuntimeError: no \\x00 such thing"
     )
     assert "Traceback" in caplog.text
     assert [event.record.message for event in pool.told(controller_module.JobEnded)] == [message, message]

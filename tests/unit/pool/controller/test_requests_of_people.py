@@ -73,7 +73,8 @@ def test_a_clone_of_a_job_that_went_on_from_a_checkpoint_begins_there_too(databa
     assert table.records["b1/c"].step == 4 and table.after["b1/c"] == ("b1/a",)
     refused = pool.ask(RequestKind.SET, batch="b1", jobs=["a", "b"], settings={"steps": 20})
     assert refused.answer["message"] == (
-        "b, c goes on from the last step of a; b: schedule.num_steps: must be at least the 20 steps of the job, which "
+        "b, c continues from the last step of a; b: schedule.num_steps: must be at least the 20 steps of the job, "
+        "which "
         "is a part of them, got 10. To fix: give all steps of the schedule, or leave it out"
     )
 

@@ -74,7 +74,7 @@ def test_all_faults_are_found_at_once_and_each_has_a_remedy():
     [
         ({"partition": "gpus"}, "--partition gpus is not in this cluster. To fix: choose one of cpu, gpu, old"),
         ({"partition": "old"}, "--partition old starts no jobs at present"),
-        ({"time": "8x"}, "--time 8x is no time"),
+        ({"time": "8x"}, "--time 8x is not a time"),
         ({"time": "2m"}, "--time 2m is too short: a node is emptied 120 s before its end. To fix: at least --time 3m"),
         ({"gres": "gpu:1"}, "no node of partition cpu has that. To fix: a node there has nothing"),
         ({"partition": "gpu", "gres": "gpu:t4:3"}, "no node of partition gpu"),
@@ -133,7 +133,7 @@ def test_times_in_seconds(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "8x", "1:2:3:4", "-5"])
 def test_other_texts_are_no_times(text):
-    with pytest.raises(ValueError, match="is no time"):
+    with pytest.raises(ValueError, match="is not a time"):
         seconds_of(text)
 
 

@@ -12,7 +12,7 @@ TIMES = ("_runtime", "_per_second", "epoch", "_time", "num_tokens")
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what can be recorded as metrics of what a trainer logs: finite numbers that are no times."""
+    """Returns what can be recorded as metrics of what a trainer logs: finite numbers that are not times."""
     return {
         name.removeprefix("eval_"): float(value)
         for name, value in logs.items()

@@ -71,7 +71,7 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
             REPORTER.report(step=REPORTER.step, **values)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Reports that an evaluation goes on."""
+        """Reports that an evaluation continues."""
         REPORTER.say("beat")
 
     def saves_best(self, is_best: bool) -> bool:
@@ -155,7 +155,7 @@ def patch(module: ModuleType) -> None:
         if trained:
             REPORTER.fail("the script trains twice, which checkpoints cannot distinguish. To fix: make two jobs of it")
         trained.append(training)
-        self.args.save_only_model = self.args.ignore_data_skip = False  # else it could not go on as if never stopped
+        self.args.save_only_model = self.args.ignore_data_skip = False  # else it could not continue as if never stopped
         if order["mode"] != INSPECT:
             divide_batch(self, order["job"]["global_batch_size"])
         if REPORTER.is_trial:
