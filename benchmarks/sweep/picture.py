@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ringmaster.tasks.planning.gantt import RIGHT, TOP, WIDTH, Frame, label, legend, seconds_text
+from ringmaster.tasks.planning.durations import seconds_text
+from ringmaster.tasks.planning.gantt import RIGHT, TOP, WIDTH, Frame, label, legend
 from ringmaster.text import xml
 
 COLOURS = {"Ringmaster": "#c0702a", "peft, one after another": "#1f6f8b", "Ray Tune, ASHA": "#6a5a9c"}

@@ -29,8 +29,8 @@ from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.durations import compared_with_plan, counted, practice_text
 from ringmaster.tasks.planning.fusion import Fusion
-from ringmaster.tasks.planning.gantt import compared_with_plan, counted, practice_text
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder

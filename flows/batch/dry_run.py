@@ -34,8 +34,8 @@ from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import added_jobs, jobs_left
 from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
-from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.objectives import HOUR_S, PlanningTerms, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.submissions import Submissions

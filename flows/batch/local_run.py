@@ -51,8 +51,8 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, first_goals, steering_policy
 from ringmaster.tasks.execution.step_events import StepEvents
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.durations import counted
 from ringmaster.tasks.planning.fusion import checked_plan
-from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs, with_chunk

@@ -15,16 +15,8 @@ from rich.text import Text
 from ringmaster.flows import settings
 from ringmaster.flows.output import message, print_lines, styled
 from ringmaster.tasks.planning.bounds.bounds import COUNTING
-from ringmaster.tasks.planning.gantt import (
-    COLOURS,
-    axis,
-    compared_with_plan,
-    counted,
-    job_lines,
-    margin_of,
-    rows,
-    seconds_text,
-)
+from ringmaster.tasks.planning.durations import compared_with_plan, counted, seconds_text
+from ringmaster.tasks.planning.gantt import COLOURS, axis, job_lines, margin_of, rows
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.whatif.answers import (
     answer_deadline,

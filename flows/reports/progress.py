@@ -18,7 +18,7 @@ from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.execution import execution_events
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
 from ringmaster.tasks.execution.starter import label_of
-from ringmaster.tasks.planning.gantt import counted
+from ringmaster.tasks.planning.durations import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import metrics_text, why_undefined
 from ringmaster.techniques.processes.gang_events import (

@@ -27,7 +27,8 @@ from ringmaster.flows.pool.batch_requests import open_database
 from ringmaster.model_lineage.sqlite_files import is_disk_full
 from ringmaster.tasks.execution.execution_events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of, seconds_text
+from ringmaster.tasks.planning.durations import seconds_text
+from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, pending
 from ringmaster.tasks.storage import journal
 from ringmaster.tasks.storage.database import Database, file_url

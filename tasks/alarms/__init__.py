@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.timeline.run_timeline import RunTimeline

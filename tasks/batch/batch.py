@@ -139,7 +139,7 @@ class Batch:
             raise BatchFileError(_faults([*unknown, *findings], lines=document.YamlDocument(), file=""))
         lines = document.YamlDocument(findings=unknown)
         batch = cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=lines, file="")
-        data = {job.name: job.data.originals() for job in jobs}
+        data: dict[str, dict[str, Any]] = {job.name: job.data.originals() for job in jobs}
         copied = (replace(job, data=replace(job.data, **data.get(job.name, {}))) for job in batch.jobs)
         return replace(batch, jobs=tuple(copied))
 
@@ -369,7 +369,7 @@ def _loss_fields(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _entry(job: Job) -> dict[str, Any]:
     """Returns a job as batch files have it: its loss with the options, and its data without what only runs note."""
-    entry = to_json(job)
+    entry: dict[str, Any] = to_json(job)
     if options := entry.pop("loss_options", None):
         entry["loss"] = {"name": entry["loss"], **options}
     return entry | {"data": {key: value for key, value in entry["data"].items() if key not in job.data.originals()}}

@@ -24,7 +24,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSi
 from ringmaster.tasks.execution.progress import range_text
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy, left_s
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Segment
-from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.planning.durations import seconds_text
 
 MAX_OPTIONS = 2  # of the quickest ones, and of those that take the fewest device-seconds
 MIN_DELAY_S = 0.05

@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.dispatch import (
     hand_over,
     startable,
 )
-from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.profiling.machine_load import LOAD_ERROR
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.divisions import MIN_GAIN, Contracted, Contraction, FusedSearch
-from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plan_search import SAME, Preemption
 from ringmaster.tasks.planning.plans.plan import Plan

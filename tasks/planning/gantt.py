@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import floor, log10
 
+from ringmaster.tasks.planning.durations import counted, seconds_text
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.text import printable, xml
 
 # Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
-AS_PLANNED = 0.01  # a smaller relative difference is none
 COLOURS = ["#9ecae9", "#f8cf7c", "#a9d8b8", "#f4b6b6", "#cfc0e4", "#dbd2a0", "#b4c4f0", "#f3bf92", "#a5d8d2", "#cfcfcf"]
 WIDTH, LEFT, TOP, RIGHT, NODE_GAP = 1200, 110, 92, 24, 10
 STYLE = (
@@ -96,6 +96,23 @@ class Frame:
             value = round(value + step, 9)
         x = WIDTH - RIGHT
         return "".join(parts) + f'<text x="{x}" y="{self.height - 6:.1f}" class="device">time in {unit}</text>'
+
+    def document(
+        self,
+        title: str,
+        lines: Sequence[str],
+        *,
+        fills: Mapping[str, str],
+        content: Iterable[str],
+        style: str = "",
+        defs: str = "",
+    ) -> str:
+        """Returns the SVG document of a chart: headline, legend, axis, background, and the content above them.
+
+        fills: those of the legend, by name. style, defs: CSS and patterns that the content uses.
+        """
+        head = self.head(title, lines, style=style, defs=defs)
+        return "\n".join([head, legend(fills), self.axis(), *self.ground(), *content, "</svg>"])
 
     def line(self, seconds: float, *, text: str, title: str, style: tuple[str, str]) -> str:
         """A time that is marked across all devices.
@@ -179,43 +196,6 @@ def stripes(name: str, *, opacity: float) -> str:
     )
 
 
-def seconds_text(value: float, *, like: float | None = None) -> str:
-    """Formats seconds for the user, to three or four digits or hundredths of an hour.
-
-    like: seconds whose unit is used, so that values that are compared have the same unit; by default `value`.
-    """
-    scale = value if like is None else like
-    if scale >= 7200:
-        return f"{value / 3600:.2f} h" if value < 360_000 else f"{value / 3600:.0f} h"
-    if scale >= 300:
-        return f"{value / 60:.1f} min"
-    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
-
-
-def compared_with_plan(actual: float, planned: float, *, is_whole: bool = True) -> str:
-    """Returns how a duration compares with the planned one: "34 % faster than planned".
-
-    is_whole: whether all that was planned was done; what ended before has no comparison.
-    """
-    if not is_whole:
-        return "not all that was planned was done"
-    off = actual / planned - 1 if planned else 0.0
-    if abs(off) < AS_PLANNED:
-        return "as planned"
-    if off > 1:
-        return f"{actual / planned:.3g} times as long as planned"
-    return f"{100 * abs(off):.0f} % {'faster' if off < 0 else 'slower'} than planned"
-
-
-def practice_text(practice_s: float, *, planned_s: float, are_measured: bool) -> str:
-    """Returns how one job after another, each on all devices, compares with the plan, by the same runtimes."""
-    of = "measured" if are_measured else "predicted"
-    return (
-        f"By the same {of} runtimes, one job after another on all devices takes {practice_s:.1f} s, "
-        f"{practice_s / planned_s:.2f} times as long as the plan"
-    )
-
-
 def round_step(value: float) -> float:
     """Returns the least of 1, 2, 2.5, 5 times a power of ten that is at least `value`."""
     power = 10.0 ** floor(log10(value))
@@ -226,14 +206,6 @@ def _neighbours(ids: Sequence[int]) -> list[list[int]]:
     """Returns the runs of adjacent devices."""
     ranked = groupby(enumerate(sorted(ids)), key=lambda pair: pair[1] - pair[0])
     return [[device for _, device in run] for _, run in ranked]
-
-
-def counted(number: int, what: str, several: str = "") -> str:
-    """Returns a number of things in words, such as "1 device" or "3 devices".
-
-    several: the word for several of them, where it is not `what` with an s.
-    """
-    return f"{number} {what if number == 1 else several or what + 's'}"
 
 
 MAX_LINKED = 300  # segments above which hovering highlights nothing: the styles would make the file too large
@@ -249,14 +221,7 @@ def render_svg(plan: Plan, problem: Problem) -> str:
     number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
     # All jobs fade except the one under the pointer.
     pointed_at = "".join(f"svg:has(.j{i}:hover) .job:not(.j{i}){{opacity:.25}}" for i in range(len(number)))
-    parts = [
-        frame.head(
-            plan.problem_name, _headline(plan), style=BOUND_STYLE + pointed_at, defs=stripes("switch", opacity=0.6)
-        ),
-        legend(colour_of | {"switch or start-up": "url(#switch)"}),
-        frame.axis(),
-        *frame.ground(),
-    ]
+    parts = []
     for segment in plan.segments:
         boxes = _boxes(segment, problem, frame, colour_of[_technique(segment, problem)])
         parts.append(f'<g class="job j{number.get(segment.job, 0)}">{"".join(boxes)}</g>')
@@ -264,7 +229,14 @@ def render_svg(plan: Plan, problem: Problem) -> str:
         least = f"no plan ends before {seconds_text(plan.best_bound_s)}"
         title = "no plan ends before this, by these runtimes"
         parts.append(frame.line(plan.best_bound_s, text=least, title=title, style=("bound", "least")))
-    return "\n".join([*parts, "</svg>"])
+    return frame.document(
+        plan.problem_name,
+        _headline(plan),
+        fills=colour_of | {"switch or start-up": "url(#switch)"},
+        content=parts,
+        style=BOUND_STYLE + pointed_at,
+        defs=stripes("switch", opacity=0.6),
+    )
 
 
 def job_label(segment: Segment, problem: Problem) -> str:

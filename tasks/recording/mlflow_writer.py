@@ -25,7 +25,7 @@ from ringmaster.tasks.execution.execution_events import (
 )
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import gantt
-from ringmaster.tasks.planning.gantt import compared_with_plan, practice_text
+from ringmaster.tasks.planning.durations import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
 from ringmaster.tasks.recording.record_hooks import record_hooks

@@ -6,6 +6,7 @@ Both have one row per device. In the picture, the first plan is a strip at the b
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.planning.gantt import (
     Bar,
     Frame,
@@ -13,10 +14,8 @@ from ringmaster.tasks.planning.gantt import (
     GanttCells,
     colours,
     label,
-    legend,
     letters,
     pieces,
-    seconds_text,
     stripes,
 )
 from ringmaster.tasks.timeline.run_timeline import (
@@ -153,12 +152,6 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
         value.append(f"the {left_out} shortest segments are left out")
     if first and not has_strip:
         value.append("no space for what was planned first")
-    parts = [
-        frame.head(run_timeline.name, value, style=STYLE, defs=stripes("running", opacity=0.2)),
-        legend(keys | ({AT_FIRST: PLANNED} if has_strip else {})),
-        frame.axis(),
-        *frame.ground(),
-    ]
     bottom = 1.0 - STRIP if has_strip else 1.0
     sheet = _SpanDrawing(frame, is_titled=is_titled)
     for span in first if has_strip else ():
@@ -168,11 +161,13 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
     for span in real:
         _draw(span, sheet, colour_of[span.technique], now_s=run_timeline.now_s, bottom=bottom)
         sheet.end(span)
-    parts += sheet.drawn()
+    content = sheet.drawn()
     if not run_timeline.is_over:
         text = f"now, after {seconds_text(run_timeline.now_s)}"
-        parts.append(frame.line(run_timeline.now_s, text=text, title="now", style=("now", "nowat")))
-    return "\n".join([*parts, "</svg>"])
+        content.append(frame.line(run_timeline.now_s, text=text, title="now", style=("now", "nowat")))
+    fills = keys | ({AT_FIRST: PLANNED} if has_strip else {})
+    pattern = stripes("running", opacity=0.2)
+    return frame.document(run_timeline.name, value, fills=fills, content=content, style=STYLE, defs=pattern)
 
 
 class _SpanDrawing:

@@ -7,7 +7,7 @@ from ringmaster.tasks.execution.dispatch import device_of
 from ringmaster.tasks.execution.execution_events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord

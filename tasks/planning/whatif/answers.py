@@ -13,7 +13,7 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import costs_of, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
 from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
-from ringmaster.tasks.planning.gantt import counted, seconds_text
+from ringmaster.tasks.planning.durations import counted, seconds_text
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem

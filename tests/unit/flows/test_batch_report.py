@@ -11,7 +11,7 @@ from ringmaster.flows.batch.result import BatchResult, are_measured
 from ringmaster.flows.output import TextConsole
 from ringmaster.flows.reports.plan_report import print_report
 from ringmaster.tasks.execution.execution_events import Prediction
-from ringmaster.tasks.planning.gantt import compared_with_plan
+from ringmaster.tasks.planning.durations import compared_with_plan
 from tests.unit.execution.fakes import profile
 
 SEGMENT = {"technique": "single", "devices": ["n:cpu:0"], "seconds": 4.0, "num_devices": 1, "device_s": 4.0}
