@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import typer
 
 from ringmaster.features import modules
-from ringmaster.flows.commands import lineage, models, planning, pool, running
+from ringmaster.flows.commands import lineage, models, planning, pool, running, stored_models
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     POOL: (pool.up, pool.down, pool.diagnose),
     MODELS: (
         *(models.evaluate, models.monitor, models.promote, models.rollback, models.export, models.convert),
-        *(lineage.reproduce, lineage.verify),
+        *(lineage.reproduce, stored_models.verify),
     ),
 }
 GROUPS = (
