@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from ringmaster.compat.jsonschema import import_without_iris
 from ringmaster.errors import InputError, LedgerError, input_errors
+from ringmaster.flows.daemon.environment import PREFECT_FILES
 from ringmaster.flows.file_permissions import keep_to_owner
 from ringmaster.flows.output import notice
 from ringmaster.flows.proxies import bypass_proxies, report_bypass
@@ -451,11 +452,6 @@ def check_folders(folder: Path) -> None:
             faults.append(f"{name}: {place} has {free_bytes >> 20} MiB free, and {wanted}. {remedy}")
     if faults:
         raise InputError(faults)
-
-
-PREFECT_FILES = (".env", "prefect.toml", "pyproject.toml")
-"""The files in the working folder from which Prefect takes settings, in addition to the environment and its
-profiles."""
 
 
 def _prefect_places() -> list[str]:

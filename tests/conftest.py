@@ -17,6 +17,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 # Worker processes import the modules that the tests' jobs name, such as `tests.integration.stubs`.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 # A test that gives Prefect no server must fail, instead of making Prefect start its own, without a password.
+os.environ["RINGMASTER_STAY_S"] = "0"  # tests whose commands have a terminal leave nothing
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
 # Tests write thousands of small files and wait until the disk has each of them: in memory, where there is enough of it,
 # they do not wait. `--basetemp FOLDER` names another place.

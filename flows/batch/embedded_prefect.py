@@ -7,7 +7,6 @@ exit only. This server also ends when the run's process dies.
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -42,8 +41,10 @@ from ringmaster.flows.batch.flow_runs import (
     run_with_cancel,
 )
 from ringmaster.flows.caller import Caller
+from ringmaster.flows.daemon.environment import PREFECT_FILES
 from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
 from ringmaster.flows.services.pool_processes import PREFECT
+from ringmaster.flows.services.server_answers import responds
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.tasks.batch import Batch
 
@@ -118,7 +119,7 @@ def _check_answer(url: str) -> None:
         fault = client.api_healthcheck()
     if fault is None:
         return
-    files = [name for name in settings.PREFECT_FILES if Path(name).is_file() and url in Path(name).read_text()]
+    files = [name for name in PREFECT_FILES if Path(name).is_file() and url in Path(name).read_text()]
     places = ["PREFECT_API_URL"] if os.environ.get("PREFECT_API_URL") else files or ["Prefect's profile"]
     raise ServerStartError(
         f"Prefect's server at {url}, which {' and '.join(places)} names, does not answer: {fault}. To fix: start it, "
@@ -163,12 +164,14 @@ class LocalFlow(Flow[P, R]):
 
 def _answering_server(server: ServerProcess | None, notice: Notice) -> ServerProcess:
     """Returns a server that answers: the given one, or a new one."""
+    if server is not None and server.process is None and not responds(f"{server.api}/health"):
+        server = None  # that of an earlier command, which has ended meanwhile
     if server is None:
         check_prefect_database(prefect_database())
         variables = get_current_settings().to_environment_variables(exclude_unset=True)
         server = ServerProcess.start(user=PREFECT_API_AUTH_STRING.value() or "", settings=variables)
     try:
-        _wait_until_it_answers(f"{server.api}/health", server.process, notice)
+        _wait_until_it_answers(server, notice)
     except ServerStartError:
         server.stop()
         raise
@@ -188,8 +191,9 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _wait_until_it_answers(url: str, process: subprocess.Popen[Any], notice: Notice) -> None:
+def _wait_until_it_answers(server: ServerProcess, notice: Notice) -> None:
     """Waits for the server, and reports this every REPORT_EVERY_S. Raises ServerStartError."""
+    url, process = f"{server.api}/health", server.process
     began_s = reported_s = time.monotonic()
     answer = "nothing"
     with httpx.Client() as client:
@@ -201,8 +205,9 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any], notice: Not
                 answer = f"status {response.status_code}"
             except httpx.TransportError as error:
                 answer = str(error)
-            if process.poll() is not None:
-                what = f"Prefect's server ended with exit code {process.returncode}; its output is above"
+            if process is not None and process.poll() is not None:
+                output = "its output is above" if server.log is None else f"its log {server.log} has the reason"
+                what = f"Prefect's server ended with exit code {process.returncode}; {output}"
                 raise ServerStartError(f"{what}. To fix: {REMEDY}")
             waited_s = time.monotonic() - began_s
             if waited_s > LONGEST_START_S:

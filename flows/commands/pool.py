@@ -412,6 +412,7 @@ def up(
     **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
+    from ringmaster.flows.daemon.connection import request_end
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
     home, quotas = settings.home(), _quotas(quota or ())
@@ -434,6 +435,7 @@ def up(
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )
+    request_end(home)  # its server of Prefect would have the same database
     announce("starting Prefect, MLflow and the controller, usually 15 to 25 s")
     with up_and_down.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
@@ -456,9 +458,11 @@ def _show_pool(home: Path, quotas: Mapping[str, Mapping[str, float] | None], *, 
 
 
 def down() -> None:
-    """End the pool of this machine in order: jobs write their checkpoints, then the controller, then the servers."""
+    """End this machine's pool in order, jobs after checkpoints, and what a command has left for the next one."""
+    from ringmaster.flows.daemon.connection import request_end
     from ringmaster.flows.services import up_and_down
 
+    print_lines(error_console(), filter(None, [request_end(settings.home())]))
     raise typer.Exit(0 if up_and_down.stop(settings.home()) else 1)
 
 

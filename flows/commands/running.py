@@ -219,21 +219,30 @@ def training(
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext(announce) as notice:
-            prefect = server = preflight = None
+            prefect = server = preflight = kept = None
             if is_alone:
+                from ringmaster.flows.daemon.connection import take
+                from ringmaster.flows.daemon.handover import hand_over
                 from ringmaster.flows.services.first_processes import fork_server_for, start_prefect
 
-                prefect = start_prefect()
+                if (use := take(settings.home())) is not None:
+                    stack.callback(use.close)
+                    kept = use.processes
             if is_alone and batch is not None:
                 from ringmaster.tasks.background_worker import in_a_thread
 
-                server = fork_server_for(batch.jobs)
+                server = fork_server_for(batch.jobs, kept=kept)
                 stack.callback(server.close)
                 in_a_thread(
                     "fork server", server.start
                 )  # if it fails, its first user starts it again and gets the error
+            if is_alone:
+                prefect = start_prefect(kept=kept)
+            if server is not None:
+                stack.callback(lambda: hand_over(settings.home(), fork_server=server, prefect=prefect))
                 from ringmaster.flows.batch import context
 
+                assert batch is not None
                 home = settings.home()
                 if not is_resumed:
                     preflight = context.start_preflight(batch, server=server, home=home, notice=notice)
@@ -252,11 +261,12 @@ def training(
 
 def show_result(result: BatchResult, *, as_json: bool) -> int:
     """Prints the result of a batch; returns the exit code."""
+    from ringmaster.flows.daemon.connection import stay_seconds
     from ringmaster.flows.reports.plan_report import print_report
 
     print_report(result, error_console(), home=settings.home())
     print_outcome(result.to_json(), as_json=as_json)
-    if settings.pool() is None:
+    if settings.pool() is None and not stay_seconds():
         announce("ending Prefect's server of this run")
     return result.exit_code
 
@@ -444,6 +454,10 @@ def status(
         output_console().print(status_table(rows), end="", soft_wrap=True)
     if faults:
         report_faults(faults)
+    if not as_json:
+        from ringmaster.flows.daemon.connection import status_line
+
+        print_lines(output_console(), filter(None, [status_line(settings.home())]))
     if fault or faults:
         raise typer.Exit(1)
     if not as_json and (pool := settings.recorded_pool()) is not None:

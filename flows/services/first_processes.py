@@ -13,12 +13,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringmaster.compat.prefect import MIGRATIONS
 from ringmaster.errors import InputError
+from ringmaster.flows.daemon.connection import KeptProcesses, stay_seconds
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import exclusive_lock, fault_of
@@ -34,22 +36,31 @@ NO_PAGES = {"PREFECT_UI_ENABLED": "0"}
 NO_BLOCKS = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "0", "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"}
 
 
-def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
-    """Returns a fork server that imports the architectures of jobs, so that no worker needs to."""
+def fork_server_for(jobs: Iterable[Job], *, kept: KeptProcesses | None = None) -> ForkServer:
+    """Returns a fork server that imports the architectures of jobs, so that no worker needs to.
+
+    kept: what an earlier command has left, which is used instead for as long as it runs.
+    """
     architectures = [job.model.architecture for job in jobs if job.model.architecture]
-    return ForkServer(preload=tuple(f"transformers:{name}" for name in dict.fromkeys(architectures)))
+    preload = tuple(f"transformers:{name}" for name in dict.fromkeys(architectures))
+    return ForkServer(preload=preload, kept=Path(kept.fork_server) if kept is not None else None)
 
 
-def start_prefect() -> ServerProcess | None:
+def start_prefect(*, kept: KeptProcesses | None = None) -> ServerProcess | None:
     """Starts a Prefect server for the flows of this process; returns None where the environment names another one.
 
     Call it once PREFECT_HOME is set. Raises InputError where its database cannot be used.
+
+    kept: what an earlier command has left, whose server is returned if there is one.
     """
     if os.environ.get("PREFECT_API_URL"):
         return None
+    if kept is not None and kept.prefect_api:
+        return ServerProcess(api=kept.prefect_api, user=kept.prefect_user, process=None)
     if not any(map(os.environ.get, DATABASE)):
         check_prefect_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db")
-    return ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", ""))
+    log = Path(os.environ["PREFECT_HOME"]) / "server.log" if stay_seconds() else None
+    return ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", ""), log=log)
 
 
 def check_prefect_database(file: Path | None) -> None:
@@ -63,19 +74,29 @@ def check_prefect_database(file: Path | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """A Prefect server that this process has started: the URL of its API, its USER:PASSWORD, and its process."""
+    """A Prefect server for the flows of this process.
+
+    api: URL of its API.
+    user: its USER:PASSWORD.
+    process: its process; None where an earlier command has started it.
+    log: the file of its output; None where that is this process's stderr.
+    """
 
     api: str
     user: str = field(repr=False)
-    process: subprocess.Popen[Any]
+    process: subprocess.Popen[Any] | None
+    log: Path | None = None
 
     @classmethod
-    def start(cls, *, user: str = "", settings: Mapping[str, str] | None = None) -> ServerProcess:
+    def start(
+        cls, *, user: str = "", settings: Mapping[str, str] | None = None, log: Path | None = None
+    ) -> ServerProcess:
         """Starts a server on loopback, which ends when this process ends; does not wait until it answers.
 
         Args:
             user: Its USER:PASSWORD; by default one that is drawn.
             settings: Environment variables with the settings of Prefect that are not in this process's environment.
+            log: The file for its output, of a server that may outlive the terminal; by default stderr.
         """
         user = user or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
         with socket.socket() as trial:
@@ -96,15 +117,27 @@ class ServerProcess:
         arguments = ("ringmaster.flows.services.prefect_server", "--port", str(port), "--until-stdin-ends")
         # The pipe stays open for as long as this process lives. The server has a session of its own, so Ctrl-C at a
         # terminal reaches the run alone, which still has to report its final state to the server.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *arguments], env=environment, stdin=subprocess.PIPE, start_new_session=True
-        )
-        server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=process)
+        with nullcontext() if log is None else log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", *arguments],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=process, log=log)
         atexit.register(server.stop)
         return server
 
+    def let_go(self) -> None:
+        """Lets the server outlive this process, where another one holds its stdin open."""
+        atexit.unregister(self.stop)
+
     def stop(self) -> None:
-        """Ends the server. A server that has ended already is left alone."""
+        """Ends the server. A server that has ended already is left alone, and so is that of an earlier command."""
+        if self.process is None:
+            return
         self.process.terminate()
         try:
             self.process.wait(timeout=LONGEST_STOP_S)

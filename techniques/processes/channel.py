@@ -8,7 +8,8 @@ import selectors
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import ChannelClosed
@@ -52,6 +53,17 @@ class Channel:
             self._fill()
         return message
 
+    def send_descriptors(self, descriptors: Sequence[int]) -> None:
+        """Sends open files to a process that waits for them in `receive_descriptors`."""
+        socket.send_fds(self._socket, [b"\n"], descriptors)
+
+    def receive_descriptors(self, number: int) -> list[int]:
+        """Returns the open files that the other end sends as its next message. Raises ChannelClosed without them."""
+        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, number)
+        if len(descriptors) != number:
+            raise ChannelClosed("the other end of the channel closed it")
+        return descriptors
+
     def hang_up(self) -> None:
         """Closes the sending direction, which ends a worker at the other end; its messages can still be received."""
         with contextlib.suppress(OSError):
@@ -77,6 +89,16 @@ class Channel:
         if not data:
             raise ChannelClosed("the other end of the channel closed it")
         self._pending += data
+
+
+@contextlib.contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """Yields the address of a socket: it has at most 107 characters, and a temporary folder's path may have more."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ Run as `python -m ringmaster.techniques.processes.forkserver LISTENER FENCE_AFTE
 The server preloads the dotted names, accepts connections to the Unix socket whose descriptor it inherits, and forks a
 child for each connection. The connection is the
 child's channel to the process that requested it: JSON lines in both directions. The first line names the function to
-run: {"target": "package.module:function", "argument": ..., "log": FILE}.
+run: {"target": "package.module:function", "argument": ..., "log": FILE}. Where another process than the owner requests
+it, "folder" and "environment" are the child's working folder and environment variables.
 
 No process is left behind. A child and its whole process group are killed when the other end of its channel closes. All
 children are killed, and the server ends, when the server's standard input closes, that is when its owner ends for any
@@ -40,6 +41,7 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.registry import resolve
 from ringmaster.techniques.processes.channel import HANG_UP, TELL_S, Channel
 from ringmaster.techniques.processes.gang_events import RankExited, RankStarted, event_to_json
+from ringmaster.techniques.processes.loaded_files import note_loaded
 
 TICK = struct.Struct("d")
 """The format of a tick: a moment, by `seconds_since_boot`."""
@@ -93,6 +95,7 @@ def serve(listener: socket.socket, *, fence_after_s: float, idle_after_s: float,
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print at their import belongs to the log
     for name in preload:
         resolve(name)
+    note_loaded()
     gc.collect()
     gc.freeze()  # the garbage collector must not write to pages that the children share
     os.write(ready, b"ready\n")
@@ -216,6 +219,11 @@ def _child(connection: socket.socket, *, inherited: list[socket.socket]) -> None
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        if "environment" in request:
+            own = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}
+            os.environ.clear()
+            os.environ.update(request["environment"] | own)
+        os.chdir(request.get("folder", "."))
         channel.send(event_to_json(RankStarted(pid=os.getpid())))
         status = resolve(request["target"])(channel, request["argument"])
     except BaseException:  # noqa: BLE001 - the outermost frame of the process: every exception goes to the log

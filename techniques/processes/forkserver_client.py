@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from ringmaster.errors import ChannelClosed, ForkServerError
-from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.channel import Channel, address_of
 from ringmaster.techniques.processes.forkserver import TICK, seconds_since_boot
 from ringmaster.techniques.processes.order import GangOrder, rank_argument, rank_environment
 from ringmaster.techniques.processes.stopped import StoppedProcesses
@@ -41,6 +42,11 @@ class ScratchFolder:
         self._lock = unlocked.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unlocked.rename(self.path / OWNER)
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the lock: the folder stays for as long as any process holds it open."""
+        return self._lock.fileno()
 
     def close(self) -> None:
         """Removes the folder."""
@@ -87,16 +93,6 @@ START_TIMEOUT_S = 300.0
 IDLE_AFTER_S = 600.0  # without workers, after which a server that starts when it is needed ends, for its memory
 
 
-@contextlib.contextmanager
-def _address_of(path: Path) -> Iterator[str]:
-    """Yields the address of a socket: it has at most 107 characters, and a temporary folder's path may have more."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
 class ForkServerClient:
     """A client of a fork server that another process owns, such as the one of this machine's node.
 
@@ -105,6 +101,11 @@ class ForkServerClient:
 
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path
+
+    @property
+    def socket_path(self) -> Path:
+        """The server's socket."""
+        return self._socket_path
 
     def start(self) -> Self:
         """Makes a server that waits for its first client start to import torch."""
@@ -119,7 +120,7 @@ class ForkServerClient:
         """
         channel = Channel(self._connect())
         with contextlib.suppress(ChannelClosed):  # a closed fence refuses the child: receiving raises ChannelClosed
-            channel.send({"target": target, "argument": argument, "log": str(log)})
+            channel.send({"target": target, "argument": argument, "log": str(log), **self._child_context()})
         return channel
 
     def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
@@ -132,10 +133,14 @@ class ForkServerClient:
     def close(self) -> None:
         """Does nothing: the server is another process's."""
 
+    def _child_context(self) -> dict[str, Any]:
+        """Returns what a child is to have that the server has not."""
+        return {}
+
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            with _address_of(self._socket_path) as address:
+            with address_of(self._socket_path) as address:
                 connection.connect(address)
         except OSError:  # the server has just ended
             connection.close()
@@ -143,33 +148,68 @@ class ForkServerClient:
         return connection
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunningForkServer:
+    """A fork server that its owner hands over to another process, which inherits the two descriptors.
+
+    pid: its process.
+    socket: the socket by which it is requested to fork.
+    folder: the folder for temporary files.
+    stdin: the descriptor whose end ends the server.
+    lock: the descriptor of the lock that keeps the folder.
+    """
+
+    pid: int
+    socket: str
+    folder: str
+    stdin: int
+    lock: int
+
+
+class KeptForkServer(ForkServerClient):
+    """A client of a fork server that an earlier command has started: its children get what this process has now."""
+
+    def _child_context(self) -> dict[str, Any]:
+        return {"folder": str(Path.cwd()), "environment": rank_environment()}
+
+
 class ForkServer(ForkServerClient):
     """A fork server that this process owns: it and all its workers end when this process does.
 
     fence_after_s: seconds after the last `tick` when its workers end; none is started until another tick. None for no
         fence.
+    base: the imports of every worker, which come before `preload`; PRELOAD by default.
+    kept: the socket of a server of another process, which is used for as long as it runs; its workers get the working
+        folder and the environment of this process.
 
     `start` and `spawn` raise ForkServerError, with the end of the server's log, where the server cannot start.
     """
 
     def __init__(
-        self, *, preload: Sequence[str] = (), log: Path | None = None, fence_after_s: float | None = None
+        self,
+        *,
+        preload: Sequence[str] = (),
+        log: Path | None = None,
+        fence_after_s: float | None = None,
+        base: Sequence[str] | None = None,
+        kept: Path | None = None,
     ) -> None:
         self._folder = ScratchFolder()
         super().__init__(self._folder.path / "forkserver")
         self._log = log or self._folder.path / "log"
-        self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
+        self._preload = tuple(dict.fromkeys([*(PRELOAD if base is None else base), *preload]))
+        self._kept = None if kept is None else KeptForkServer(kept)
         self._fence_after_s = fence_after_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._starting: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
+        self._is_closed = self._is_handed_over = False
         self._listener: socket.socket | None = None  # of a server that starts when it is needed
 
     def start(self) -> Self:
         """Starts the server where it is not running; returns when it is ready to fork."""
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if self._kept is None and (self._process is None or self._process.poll() is not None):
                 self._hang_up()
                 self._process = self._launch()
         return self
@@ -186,6 +226,11 @@ class ForkServer(ForkServerClient):
 
     def spawn(self, *, target: str, argument: Any, log: Path) -> Channel:
         """Starts a process, and the server where it is not running. See `ForkServerClient.spawn`."""
+        if (kept := self._kept) is not None:
+            try:
+                return kept.spawn(target=target, argument=argument, log=log)
+            except OSError:  # it has ended
+                self._kept = None
         self.start()
         return super().spawn(target=target, argument=argument, log=log)
 
@@ -200,11 +245,35 @@ class ForkServer(ForkServerClient):
             with contextlib.suppress(OSError, ValueError):  # the server has ended; the next `spawn` starts it again
                 os.write(process.stdin.fileno(), TICK.pack(seconds_since_boot() if heard_s is None else heard_s))
 
+    def hand_over(self) -> RunningForkServer | None:
+        """Gives up the server, so that it runs on without this process; None where there is none that is ready.
+
+        The caller has another process inherit the descriptors before this one ends.
+        """
+        if not self._lock.acquire(blocking=False):  # it is starting
+            return None
+        try:
+            process = self._process
+            if self._kept is not None or process is None or process.poll() is not None or process.stdin is None:
+                return None
+            self._process, self._is_closed, self._is_handed_over = None, True, True
+            return RunningForkServer(
+                pid=process.pid,
+                socket=str(self._socket_path),
+                folder=str(self._folder.path),
+                stdin=process.stdin.fileno(),
+                lock=self._folder.descriptor,
+            )
+        finally:
+            self._lock.release()
+
     def close(self) -> None:
         """Ends the server and all its workers; a server that is still starting is killed."""
         if (starting := self._starting) is not None:
             starting.kill()
         with self._lock:
+            if self._is_handed_over:
+                return
             self._is_closed = True
             if self._listener is not None:
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
@@ -222,7 +291,7 @@ class ForkServer(ForkServerClient):
     def _listen(self) -> socket.socket:
         self._socket_path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
-        with _address_of(self._socket_path) as address:
+        with address_of(self._socket_path) as address:
             listener.bind(address)
         listener.listen(64)
         return listener

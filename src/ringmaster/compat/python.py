@@ -1,5 +1,6 @@
 """Undocumented names of Python's standard library."""
 
+import atexit
 import threading
 from collections.abc import Callable
 
@@ -11,3 +12,13 @@ def call_before_threads_end(function: Callable[[], object]) -> None:
     for a server's answer as it ends is not ended in time.
     """
     threading._register_atexit(function)  # type: ignore[attr-defined]
+
+
+def run_exit_functions() -> None:
+    """Waits for threads and calls the functions of `atexit`, as an interpreter does that ends.
+
+    A forked process ends by `os._exit`, which does neither. Without it a command that was forked loses the last lines
+    of its log in Prefect.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()

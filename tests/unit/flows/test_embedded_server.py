@@ -49,7 +49,7 @@ def without_a_server(monkeypatch):
 @pytest.fixture
 def answering(monkeypatch, started, without_a_server):
     """Servers that answer at once; as `started`."""
-    monkeypatch.setattr(module, "_wait_until_it_answers", lambda url, process, notice: None)
+    monkeypatch.setattr(module, "_wait_until_it_answers", lambda server, notice: None)
     return started
 
 
@@ -112,7 +112,8 @@ def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch):
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     process = SimpleNamespace(poll=lambda: None)
     with pytest.raises(ServerStartError, match=r"for 6.. s .last answer: .*refused.*busy"):
-        module._wait_until_it_answers(f"http://127.0.0.1:{free_port()}/api/health", process, notices.append)
+        server = ServerProcess(api=f"http://127.0.0.1:{free_port()}/api", user=AUTH, process=process)
+        module._wait_until_it_answers(server, notices.append)
     assert " ".join(notices).count("it is waited for") > 3
 
 

@@ -1,0 +1,171 @@
+"""How a command finds the daemon of its home, uses what it keeps, and has it end.
+
+Importing this is cheap: a command asks here before it imports anything slow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringmaster.codec import from_json
+from ringmaster.errors import InputError
+from ringmaster.flows.daemon.environment import STAY, environment_digest, is_known
+from ringmaster.tasks.process_identity import ProcessId
+from ringmaster.techniques.processes.channel import address_of
+
+DEFAULT_STAY_S = 600.0
+ANSWER_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptProcesses:
+    """What a daemon keeps for commands.
+
+    fork_server: the socket of the server that forks ranks.
+    commands: the socket of the server that forks commands; empty while it is loading.
+    prefect_api, prefect_user: URL and USER:PASSWORD of Prefect's server; empty where the environment names another one.
+    """
+
+    fork_server: str
+    commands: str = ""
+    prefect_api: str = ""
+    prefect_user: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonRecord:
+    """The daemon of a home, as its file has it. socket: where it answers."""
+
+    pid: int
+    born: str
+    socket: str
+
+
+def stay_seconds() -> float:
+    """Returns how long processes stay after this command: RINGMASTER_STAY_S, or 600; 0 without a terminal and in CI.
+
+    Raises InputError where the variable is no number of seconds.
+    """
+    text = os.environ.get(STAY, "")
+    try:
+        seconds = float(text or DEFAULT_STAY_S)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InputError([f"{STAY}={text} must be a number of seconds, such as 600, or 0"])
+    has_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return seconds if has_terminal and os.environ.get("CI", "").lower() in ("", "0", "false") else 0.0
+
+
+def home_of_environment() -> Path:
+    """Returns the home of this process, as `settings.home` does, without its checks."""
+    return Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster").expanduser().absolute()
+
+
+def record_file(home: Path) -> Path:
+    """Returns the file that names the daemon of a home."""
+    return home / "daemon.json"
+
+
+def daemon_of(home: Path) -> DaemonRecord | None:
+    """Returns this user's daemon of a home that runs on this machine; None without one.
+
+    Others with whom the user shares the home may write a file there, and would get the command's environment.
+    """
+    try:
+        with record_file(home).open() as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None
+            record = from_json(DaemonRecord, json.load(file))
+    except (OSError, ValueError):
+        return None
+    return record if ProcessId(record.pid, record.born).lives() else None
+
+
+class Kept:
+    """The use of a daemon's processes by this command, which lasts until `close`, or until the command ends."""
+
+    def __init__(self, processes: KeptProcesses, connection: socket.socket) -> None:
+        self.processes, self._connection = processes, connection
+
+    def close(self) -> None:
+        """Ends the use."""
+        self._connection.close()
+
+
+def take(home: Path) -> Kept | None:
+    """Returns the processes that the daemon of a home keeps; None without one, and where they do not fit this command.
+
+    A daemon whose processes do not fit ends, once no other command uses them.
+    """
+    stay_s = stay_seconds()
+    record = daemon_of(home) if stay_s and is_known() else None
+    if record is None:
+        return None
+    request = {"request": "take", "digest": environment_digest(), "stay_s": stay_s}
+    connection, answer = _ask(record, request)
+    if connection is None or "kept" not in answer:
+        if connection is not None:
+            connection.close()
+        return None
+    return Kept(from_json(KeptProcesses, answer["kept"]), connection)
+
+
+def request_end(home: Path) -> str:
+    """Has the daemon of a home end, and waits for that; returns what happened, in a sentence, or nothing without one.
+
+    Where commands use it, it ends after them.
+    """
+    if (record := daemon_of(home)) is None:
+        return ""
+    connection, answer = _ask(record, {"request": "end"})
+    if connection is not None:
+        connection.close()
+    process = ProcessId(record.pid, record.born)
+    if answer.get("num_users"):
+        return "what stays ready for the next command ends after the command that uses it"
+    if not answer:
+        process.end(grace_s=END_TIMEOUT_S)
+    return "" if not process.wait(END_TIMEOUT_S) else "what stayed ready for the next command has ended"
+
+
+def status_line(home: Path) -> str:
+    """Returns what stays ready for the next command, and for how long; empty where nothing does."""
+    if (record := daemon_of(home)) is None:
+        return ""
+    connection, answer = _ask(record, {"request": "status"})
+    if connection is not None:
+        connection.close()
+    if not answer:
+        return f"process {record.pid} keeps what the next command needs, and does not answer; `ringmaster down` ends it"
+    until = "a command uses it" if answer["num_users"] else f"for {answer['left_s']:.0f} s more ({STAY})"
+    return (
+        f"ready for the next command: {', '.join(answer['names'])}, {answer['memory_bytes'] / 1e6:.0f} MB; {until}; "
+        "`ringmaster down` ends it"
+    )
+
+
+def _ask(record: DaemonRecord, request: Mapping[str, Any]) -> tuple[socket.socket | None, dict[str, Any]]:
+    """Sends a request to a daemon; returns the connection and the answer, empty where it gives none in time."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(ANSWER_TIMEOUT_S)
+    try:
+        with address_of(Path(record.socket)) as address:
+            connection.connect(address)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile("rb") as lines:
+            answer: dict[str, Any] = json.loads(lines.readline() or b"{}")
+    except (OSError, ValueError):
+        connection.close()
+        return None, {}
+    connection.settimeout(None)
+    return connection, answer

@@ -1,0 +1,1 @@
+"""What stays after a command of a terminal, without the processes of a real run."""
