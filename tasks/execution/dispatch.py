@@ -108,7 +108,7 @@ class UserLimits:
 NO_LIMITS = UserLimits()
 
 
-def startable(
+def startable_segments(
     planned: Sequence[PlannedSegment],
     *,
     running: Iterable[PlannedSegment],
@@ -171,7 +171,7 @@ def end_of(
         devices of several such gangs would otherwise wait for each of them in turn, without end.
     """
     others = [other for other in running if other.job != segment.job and other.job not in over]
-    next_segments = startable(planned, running=others, done_jobs=done_jobs, after=after, limits=limits)
+    next_segments = startable_segments(planned, running=others, done_jobs=done_jobs, after=after, limits=limits)
     following = next((each for each in next_segments if each.job == segment.job), None)
     if following is not None:
         return following if is_same_gang(following, segment) else "ends"
@@ -482,7 +482,7 @@ class PlanSimulator:
         if not self._may_start:
             return
         self._may_start = False
-        starting = startable(
+        starting = startable_segments(
             self.planned,
             running=self._busy,
             done_jobs=self._done,

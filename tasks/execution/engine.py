@@ -256,7 +256,7 @@ def watching(cluster: Cluster) -> Iterator[SegmentTelemetry | None]:
         telemetry.close()
 
 
-def local(context: EngineContext) -> LocalEngine:
+def local_engine(context: EngineContext) -> LocalEngine:
     """Builds the engine of this machine."""
     if context.launcher is None:
         raise ValueError("engine 'local' runs segments where `ringmaster run` runs. To fix: name another engine")

@@ -14,7 +14,7 @@ from ringmaster.tasks.execution.dispatch import (
     PlannedSegment,
     end_of,
     hand_over,
-    startable,
+    startable_segments,
 )
 from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.profiling.machine_load import LOAD_ERROR
@@ -386,14 +386,14 @@ class PlanProgress:
         """The jobs that running gangs train."""
         return {job for running in self.running.values() for job in running.jobs}
 
-    def startable(self, *, done_jobs: Collection[str], steps: Mapping[str, int]) -> list[PlannedSegment]:
+    def next_segments(self, *, done_jobs: Collection[str], steps: Mapping[str, int]) -> list[PlannedSegment]:
         """Removes segments that their jobs have passed, and returns those that may start now.
 
         steps: the steps done, by job.
         """
         self.planned = [s for s in self.planned if s.last_step > steps[s.job] or s.last_step == self._totals[s.job]]
         members = {job for running in self.running.values() for job in running.members}
-        return startable(
+        return startable_segments(
             self.planned,
             running=self._segments(),
             done_jobs=done_jobs,

@@ -101,9 +101,9 @@ class Starter:
         now_s = self._clock()
         self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
         again_s = min(self._not_before_s.values(), default=math.inf) - now_s
-        startable, holders = self._startable(), set[str]()
+        startable, holders = self._segments_to_start(), set[str]()
         if self._move_apart(startable, cluster, out=out):
-            startable = self._startable()
+            startable = self._segments_to_start()
         if startable:
             lease_names = cluster.lease_names()
             gangs = [tuple(lease_names[device] for device in segment.devices) for segment in startable]
@@ -148,7 +148,7 @@ class Starter:
 
         Returns whether a segment may start now that could not before.
         """
-        lease_names, startable, has_changed = cluster.lease_names(), self._startable(), False
+        lease_names, startable, has_changed = cluster.lease_names(), self._segments_to_start(), False
         running = (running.segment for running in self._plan_progress.running.values())
         taken = {device for segment in (*running, *startable) for device in segment.devices} | {*out} | self.vacated
         idle = [
@@ -174,7 +174,7 @@ class Starter:
 
     def awaited(self) -> set[DeviceId]:
         """Returns the devices of the segments that may start."""
-        return {device for segment in self._startable() for device in segment.devices}
+        return {device for segment in self._segments_to_start() for device in segment.devices}
 
     def watch(
         self,
@@ -202,9 +202,9 @@ class Starter:
             first_steps=first_steps or {},
         )
 
-    def _startable(self) -> list[PlannedSegment]:
+    def _segments_to_start(self) -> list[PlannedSegment]:
         steps = {name: record.step for name, record in self._job_table.records.items()}
-        candidates = self._plan_progress.startable(done_jobs=self._job_table.done(), steps=steps)
+        candidates = self._plan_progress.next_segments(done_jobs=self._job_table.done(), steps=steps)
         return [
             segment
             for segment in candidates

@@ -21,7 +21,7 @@ from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.solve import solve, solve_within
+from ringmaster.tasks.planning.solve import solve
 from ringmaster.tasks.planning.work import TIME_LIMIT_S, WORK_S, WorkBudget
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -84,7 +84,7 @@ def choose_groups(
     Raises ProblemError where deadlines cannot be met even with groups.
     """
     work = WorkBudget.of(work_s, time_limit_s=time_limit_s)
-    plan_one = partial(solve_within, seed=seed, preemption=preemption, objective=objective)
+    plan_one = partial(solve, seed=seed, preemption=preemption, objective=objective)
     if not problem.is_fused:
         plan = plan_one(problem, work=work)
         return Fusion({}, plan, plan)

@@ -12,6 +12,7 @@ from ringmaster.tasks.planning.work import TIME_LIMIT_S, WORK_S, WorkBudget
 def solve(
     problem: Problem,
     *,
+    work: WorkBudget | None = None,
     work_s: float = WORK_S,
     time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
@@ -24,6 +25,7 @@ def solve(
 
     Equal arguments give equal plans, unless the time limit ends the search.
 
+    work: the budget that the work is charged to; by default one of `work_s` and `time_limit_s`.
     work_s: the work that the search may do, in seconds of a quiet machine with two cores. On a busy machine, it takes
         longer and finds the same plan.
     time_limit_s: seconds of the wall after which the best plan so far is returned, with its gap. The compilation of
@@ -38,28 +40,7 @@ def solve(
     Raises ValueError for an unknown preemption or objective or a negative minimum length, and ProblemError where
     deadlines cannot be met.
     """
-    return solve_within(
-        problem,
-        work=WorkBudget.of(work_s, time_limit_s=time_limit_s),
-        seed=seed,
-        preemption=preemption,
-        objective=objective,
-        least_segment_switches=least_segment_switches,
-        enough=enough,
-    )
-
-
-def solve_within(
-    problem: Problem,
-    *,
-    work: WorkBudget,
-    seed: int = 0,
-    preemption: Preemption = "auto",
-    objective: str = "makespan",
-    least_segment_switches: float = 5.0,
-    enough: float = 0.0,
-) -> Plan:
-    """Does what `solve` does within a budget, and charges the work to it."""
+    work = work or WorkBudget.of(work_s, time_limit_s=time_limit_s)
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
     chosen_objective = objective_by_name(objective)
@@ -71,7 +52,7 @@ def solve_within(
         search = FusedSearch(
             problem,
             partial(
-                solve_within,
+                solve,
                 seed=seed,
                 preemption=preemption,
                 objective=objective,

@@ -478,11 +478,11 @@ class SchedulerOptions(EngineOptions):
     @classmethod
     def build(cls, context: EngineContext) -> Engine:
         """Builds the engine; see `EngineOptions`. Raises ValueError where commands are not installed, too."""
-        from ringmaster.tasks.pool.work_pool import build_engine
+        from ringmaster.tasks.pool.work_pool import work_pool_engine
 
         if faults := cls.scheduler.lacking_commands():
             raise ValueError("\n".join(faults))
-        return build_engine(context, lambda _: SchedulerMachines(cls.scheduler()), name=cls.scheduler.name)
+        return work_pool_engine(context, lambda _: SchedulerMachines(cls.scheduler()), name=cls.scheduler.name)
 
     def deployment(self) -> NodeDeployment:
         """Returns the deployment of lent nodes."""

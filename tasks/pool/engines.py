@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LOCAL, WORKERS = "local", "workers"
 BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.engine:local",
+    LOCAL: "ringmaster.tasks.execution.engine:local_engine",
     WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
     "slurm": "ringmaster.tasks.pool.slurm:SlurmOptions",
@@ -263,9 +263,9 @@ class WorkPoolOptions(EngineOptions):
     @classmethod
     def build(cls, context: EngineContext) -> Engine:
         """Builds the engine; see `EngineOptions`."""
-        from ringmaster.tasks.pool.work_pool import MachinesOfRuns, build_engine
+        from ringmaster.tasks.pool.work_pool import MachinesOfRuns, work_pool_engine
 
-        return build_engine(context, MachinesOfRuns, name="work-pool")
+        return work_pool_engine(context, MachinesOfRuns, name="work-pool")
 
     def deployment(self) -> NodeDeployment:
         """Returns the deployment of lent nodes."""

@@ -222,7 +222,7 @@ class WorkPoolProvider(NodeProvider):
         return allocation is None or allocation.status in (AllocationStatus.PENDING, AllocationStatus.RUNNING)
 
 
-def build_engine(
+def work_pool_engine(
     context: EngineContext,
     machines: Callable[[NodeRuns], Machines],
     *,

@@ -91,11 +91,11 @@ class RayOptions(EngineOptions):
         """Builds the engine; see `EngineOptions`. Raises ValueError where Ray is not installed, too."""
         cls.of_environment(os.environ)
         require_extra("ray", feature="engine 'ray'")
-        from ringmaster.tasks.pool.work_pool import build_engine
+        from ringmaster.tasks.pool.work_pool import work_pool_engine
 
         broker = BrokerConnection(log=context.folder / LOG)
         actors = RayActors(broker)
-        return build_engine(context, lambda _: actors, name="ray", node_runs=actors, on_close=broker.close)
+        return work_pool_engine(context, lambda _: actors, name="ray", node_runs=actors, on_close=broker.close)
 
     @property
     def is_on_this_machine(self) -> bool:

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.execution.dispatch import PlannedSegment, in_steps, startable
+from ringmaster.tasks.execution.dispatch import PlannedSegment, in_steps, startable_segments
 from ringmaster.tasks.execution.starter import MAX_OVERHEAD, checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Segment
 from tests.drawing import draws
@@ -18,7 +18,7 @@ def planned(job, *devices, at=0.0, last_step=1):
 
 
 def starts(segments, *, running=(), done=(), bases=None):
-    found = startable(
+    found = startable_segments(
         segments, running=running, done_jobs=set(done), after={job: (base,) for job, base in (bases or {}).items()}
     )
     return [segment.job for segment in found]
@@ -74,8 +74,8 @@ def test_everything_starts_once_in_order_and_no_device_serves_two(case):
     left, running, started, done = list(enumerate(segments)), [], [], set()
     while left or running:
         waiting, busy_gangs = [segment for _, segment in left], [s for _, s in running]
-        found = startable(waiting, running=busy_gangs, done_jobs=done, after=after)
-        assert startable(waiting, running=busy_gangs, done_jobs=done, after=after, num_devices=4) == found
+        found = startable_segments(waiting, running=busy_gangs, done_jobs=done, after=after)
+        assert startable_segments(waiting, running=busy_gangs, done_jobs=done, after=after, num_devices=4) == found
         for segment in found:
             number = next(i for i, s in left if s is segment)
             left = [(i, s) for i, s in left if i != number]

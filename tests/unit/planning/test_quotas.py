@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.execution.dispatch import NO_LIMITS, PlannedSegment, UserLimits, end_of, startable
+from ringmaster.tasks.execution.dispatch import NO_LIMITS, PlannedSegment, UserLimits, end_of, startable_segments
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import certified_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
@@ -166,10 +166,10 @@ def test_a_segment_waits_for_the_quota_of_its_user():
     a, b, c = planned("a", 0, 1), planned("b", 2), planned("c", 3)
     x = planned("x", 4)
     rules = {"done_jobs": (), "after": {}}
-    assert startable([b, c, x], running=[a], limits=quotas, **rules) == [x]
-    assert startable([b, c, x], running=[], limits=quotas, **rules) == [b, c, x]
-    assert startable([a, b, c], running=[], limits=quotas, **rules) == [a]
-    assert startable([b], running=[a], limits=NO_LIMITS, **rules) == [b]
+    assert startable_segments([b, c, x], running=[a], limits=quotas, **rules) == [x]
+    assert startable_segments([b, c, x], running=[], limits=quotas, **rules) == [b, c, x]
+    assert startable_segments([a, b, c], running=[], limits=quotas, **rules) == [a]
+    assert startable_segments([b], running=[a], limits=NO_LIMITS, **rules) == [b]
     # The gang's planned end has come, and its quota is awaited, though its devices are not.
     more = planned("a", 5, last_step=20)
     assert end_of(a, [b, more], running=[a], limits=quotas, **rules) == "ends"
