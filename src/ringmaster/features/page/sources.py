@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from ringmaster.errors import InputError
 from ringmaster.flows.dated_runs import runs_below
@@ -22,7 +22,7 @@ from ringmaster.tasks.control.requests import ANSWERED, RequestKind
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.tasks.storage.schema import REQUESTS
+from ringmaster.tasks.storage.schema import JOBS, REQUESTS, json_field
 from ringmaster.tasks.timeline.reader import TimelineReader
 
 MAX_RUNS = 100  # that a page lists
@@ -62,7 +62,7 @@ class RunSource(Protocol):
         """
 
     def details(self, target: WatchTarget, batches: list[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the price of a device's hour, the pages and the models of batches, by id, as far as known."""
+        """Returns the price of a device's hour, pages, models and results of batches, by id, as far as known."""
 
 
 class HomeRuns:
@@ -148,6 +148,12 @@ class PoolBatches:
         return {key: _details(Journal(database, batch=key), name=names.get(key, key), server=server) for key in batches}
 
 
+def num_models(target: WatchTarget) -> int:
+    """Returns how many jobs have a recorded model, which happens after they have ended."""
+    query = select(func.count(json_field(JOBS.c.details, "model_uri")))
+    return target.timeline_reader.archive.database.scalar(query) or 0
+
+
 def requests_of(target: WatchTarget, batches: list[str], *, since_s: float) -> list[dict[str, Any]]:
     """Returns what persons have requested about batches and what was answered, the newest `MAX_REQUESTS`.
 
@@ -171,8 +177,9 @@ def _details(journal: Journal, *, name: str, server: str = "") -> Mapping[str, A
     """
     price = (journal.get("batch") or {}).get("price_per_device_hour", 1.0)
     pages = {"Prefect": journal.get(PAGE_OF_FLOW_RUN), "MLflow": _page(server, f"#/runs/{journal.get('run')}")}
-    models = {}
+    models, results = {}, {}
     for job, record in journal.jobs().items():
+        results[job] = dict(record.metrics)
         if match := MODEL_URI.fullmatch(record.model_uri or ""):
             page = _page(server, model_pages.model_version_path(*match.groups()))
             models[job] = {"uri": match[0], "page": page, "folder": record.model_dir}
@@ -181,6 +188,7 @@ def _details(journal: Journal, *, name: str, server: str = "") -> Mapping[str, A
         "price_per_device_hour": None if price == 1.0 else price,
         "pages": {title: page for title, page in pages.items() if str(page).startswith(("http://", "https://"))},
         "models": models,
+        "results": results,
     }
 
 

@@ -14,6 +14,13 @@ async function send(path, content) {
   }
 }
 
+function labelled(title, input, help) {
+  const id = `field-${title.toLowerCase().replaceAll(/\W+/g, "-")}`;
+  input.id = id;
+  input.setAttribute("aria-describedby", `${id}-help`);
+  return element("div", { class: "field" }, element("label", { for: id, text: title }), input, element("small", { id: `${id}-help`, class: "quiet", text: help }));
+}
+
 export class Actions {
   constructor(page) {
     this.page = page;
@@ -70,7 +77,7 @@ export class Actions {
       const input = this.input(field);
       inputs.set(name, [field, input]);
       const help = field.type === "object" ? "One KEY=VALUE a line, such as optimizer.lr=1e-4 or num_steps=500." : field.description;
-      return [element("label", { class: "field" }, element("span", { text: field.title }), input, element("small", { class: "quiet", text: help })) ];
+      return [labelled(field.title, input, help)];
     });
     const answer = element("div", { role: "status", class: "answer" });
     const values = () => {
@@ -130,8 +137,8 @@ export class Actions {
     const button = element("button", { type: "submit", class: "main", text: "add the jobs" });
     const form = element(
       "form", {},
-      element("label", { class: "field" }, element("span", { text: "Batch" }), batch, element("small", { class: "quiet", text: "The batch to which they belong, whether it runs already or not." })),
-      element("label", { class: "field" }, element("span", { text: "Jobs" }), text, element("small", { class: "quiet", text: "The text of a batch file, as YAML." })),
+      labelled("Batch", batch, "The batch to which they belong, whether it runs already or not."),
+      labelled("Jobs", text, "The text of a batch file, as YAML."),
       button, answer,
     );
     form.addEventListener("submit", async (event) => {

@@ -50,6 +50,7 @@ export class CurvesPart {
     this.controls.smoothing.addEventListener("input", () => this.draw());
     this.controls.reset.addEventListener("click", () => this.reset());
     this.caption = document.getElementById("at-cursor");
+    this.empty = document.getElementById("no-curves");
     new ResizeObserver(() => this.page.state && this.draw()).observe(box);
     box.addEventListener("pointerleave", () => this.leave());
     box.addEventListener("keydown", (event) => this.key(event));
@@ -167,7 +168,11 @@ export class CurvesPart {
   draw() {
     this.listMetrics();
     const curves = (this.drawn = this.visible());
+    this.caption.hidden = !curves.length;
+    this.empty.hidden = Boolean(curves.length);
     if (!curves.length) {
+      const isWhole = this.page.state.timeline.jobs.every(({ step }) => !step);
+      this.empty.textContent = isWhole ? "no step has been reported yet" : "no job that is shown has reported this metric; MLflow keeps the curves of earlier batches";
       this.chart?.destroy();
       this.chart = this.jobs = null;
       return;
@@ -267,12 +272,12 @@ export class CurvesPart {
     const lines = listed.map(({ name, y }) => {
       const dot = element("span", { class: "dot" });
       dot.style.background = this.page.colours.get(name);
-      return element("div", { class: name === first.name ? "row near" : "row" }, dot, element("span", { text: name }), element("b", { text: number(y) }));
+      return element("div", { class: name === first.name ? "row near" : "row" }, dot, element("span", { text: this.page.label(name) }), element("b", { text: number(y) }));
     });
     const more = found.length > listed.length ? [element("div", { class: "quiet", text: `and ${found.length - listed.length} more` })] : [];
     const rect = chart.over.getBoundingClientRect();
     tooltip.show([element("div", { class: "quiet", text: where }), ...lines, ...more], rect.left + left, rect.top + top);
-    this.caption.textContent = `${where}: ${first.name} ${number(first.y)}`;
+    this.caption.textContent = `${where}: ${this.page.label(first.name)} ${number(first.y)}`;
     this.page.point(first.px < NEAR_PX || found.length === 1 ? first.name : null);
   }
 

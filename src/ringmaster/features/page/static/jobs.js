@@ -3,6 +3,7 @@
 import { element, members, memory, number, rate, seconds, setText } from "./text.js";
 
 const ORDER = { running: 0, failed: 1, waiting: 2, paused: 3, cancelled: 4, stopped: 5, done: 6 };
+const MAX_METRICS = 4; // with a column
 
 export class JobsPart {
   constructor(table, page) {
@@ -29,11 +30,14 @@ export class JobsPart {
       if (job.predicted) return `${seconds(Math.max(0, job.predicted.end_s - nowS))}`;
       return job.ends_s === null ? "" : ["running", "waiting"].includes(job.status) ? seconds(Math.max(0, job.ends_s - nowS)) : `ended after ${seconds(job.ends_s)}`;
     };
-    const last = (metric) => (job) => (metric === "train/loss" && job.figures.loss != null ? job.figures.loss : this.page.curves.last(metric, job.name));
-    const metrics = this.page.curves.metrics().slice(0, 4);
-    const model = (job) => this.model(job.name);
+    const last = (metric) => (job) => {
+      if (metric === "train/loss" && job.figures.loss != null) return job.figures.loss;
+      return this.known(job.name, "results")?.[metric.replace("eval/", "")] ?? this.page.curves.last(metric, job.name);
+    };
+    const metrics = this.metrics().slice(0, MAX_METRICS);
+    const model = (job) => this.known(job.name, "models");
     const columns = [
-      ["job", (job) => job.name, (job) => job.name],
+      ["job", (job) => this.page.label(job.name), (job) => job.name],
       ["actions", () => "", () => null, "actions"],
       ["status", (job) => job.status, (job) => ORDER[job.status] ?? 9],
       ["progress", (job) => `${job.step}${job.num_steps ? `/${job.num_steps}` : ""}`, (job) => (job.num_steps ? job.step / job.num_steps : job.step), "progress"],
@@ -53,11 +57,16 @@ export class JobsPart {
     return columns.filter(([name, text]) => always.includes(name) || timeline.jobs.some((job) => text(job)));
   }
 
-  // The recorded model of a job. Its page in MLflow has its family tree.
-  model(name) {
+  // What is known of a job beside the timeline: its recorded model, or the results of its last evaluation.
+  known(name, what) {
     const { batches, is_whole_pool: isWhole } = this.page.state;
     const [batch, own] = isWhole ? [name.split("/")[0], name.slice(name.indexOf("/") + 1)] : [Object.keys(batches)[0], name];
-    return batches[batch]?.models[own];
+    return batches[batch]?.[what][own];
+  }
+
+  metrics() {
+    const results = Object.values(this.page.state.batches).flatMap(({ results: each }) => Object.values(each).flatMap(Object.keys));
+    return [...new Set([...this.page.curves.metrics(), ...results.map((metric) => `eval/${metric}`)])];
   }
 
   // What a gang trains together is divided evenly among its jobs.
@@ -149,7 +158,7 @@ export class JobsPart {
         return setText(cell.lastChild, job.status === "running" ? job.figures.phase : "");
       }
       if (name === "message") cell.title = words;
-      if (kind === "model" && words) this.linkModel(cell.firstChild, this.model(job.name));
+      if (kind === "model" && words) this.linkModel(cell.firstChild, this.known(job.name, "models"));
       setText(cell.lastChild?.nodeType === 1 ? cell.lastChild : cell, words);
     });
     return row;
@@ -158,12 +167,12 @@ export class JobsPart {
   nameCell(job) {
     const dot = element("span", { class: "dot" });
     dot.style.background = this.page.colours.get(job.name);
-    return element("th", { scope: "row" }, dot, element("span", { text: job.name }));
+    return element("th", { scope: "row" }, dot, element("span", { text: this.page.label(job.name), title: job.name }));
   }
 
   button(job) {
     const onclick = () => this.page.actions.open([job.name]);
-    return element("button", { type: "button", class: "more", "aria-label": `change ${job.name}`, title: "pause, cancel, clone, change", text: "⋯", onclick });
+    return element("button", { type: "button", class: "more", "aria-label": `change ${this.page.label(job.name)}`, title: "pause, cancel, clone, change", text: "⋯", onclick });
   }
 
   linkModel(link, { uri, page }) {

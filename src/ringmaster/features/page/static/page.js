@@ -8,6 +8,7 @@ import { colourOf, element, members, seconds, setText } from "./text.js";
 
 const byId = (id) => document.getElementById(id);
 const TICK_MS = 1000;
+const LEFT = ["running", "waiting", "paused"];
 const MAX_LINES = 300; // of the log
 
 export function patched(value, patch) {
@@ -44,6 +45,21 @@ class Page {
   get nowS() {
     const { now_s: nowS, is_over: isOver } = this.state.timeline;
     return isOver ? nowS : nowS + (performance.now() - this.receivedMs) / 1000;
+  }
+
+  // The name of a job for people: of a pool that shows one batch without its id, else with the batch's name.
+  label(job) {
+    const { batches, is_whole_pool: isWhole } = this.state;
+    if (!isWhole) return job;
+    const [id, own] = [job.slice(0, job.indexOf("/")), job.slice(job.indexOf("/") + 1)];
+    const names = Object.values(batches).map(({ name }) => name);
+    if (names.length === 1) return own;
+    const { name } = batches[id] ?? {};
+    return name && names.filter((each) => each === name).length === 1 ? `${name}/${own}` : job;
+  }
+
+  labels(span) {
+    return [span.job, ...members(span)].map((job) => this.label(job)).join(", ");
   }
 
   choose(run) {
@@ -138,9 +154,12 @@ class Page {
     const counts = {};
     for (const { status } of timeline.jobs) counts[status] = (counts[status] ?? 0) + 1;
     const total = timeline.jobs.length;
-    const ended = total - ["running", "waiting", "paused"].reduce((sum, status) => sum + (counts[status] ?? 0), 0);
-    const steps = timeline.jobs.reduce((sum, job) => [sum[0] + Math.min(job.step, job.num_steps ?? job.step), sum[1] + (job.num_steps ?? job.step)], [0, 0]);
-    const share = ended === total ? 1 : steps[1] ? steps[0] / steps[1] : 0;
+    const isLeft = ({ status }) => LEFT.includes(status);
+    const ended = total - timeline.jobs.filter(isLeft).length;
+    // What a job that has ended did not train was not needed.
+    const numSteps = timeline.jobs.reduce((sum, job) => sum + job.step, 0);
+    const allSteps = timeline.jobs.reduce((sum, job) => sum + (isLeft(job) ? Math.max(job.step, job.num_steps ?? 0) : job.step), 0);
+    const share = ended === total ? 1 : allSteps ? numSteps / allSteps : 0;
     const nowS = this.nowS;
     const busy = timeline.running.reduce((sum, span) => sum + span.devices.length, 0);
     const devices = timeline.rows.reduce((sum, row) => sum + row[1], 0);
@@ -149,8 +168,8 @@ class Page {
     const latestS = predicted.length ? Math.max(...predicted.map((end) => end.latest_s ?? end.high_s)) : null;
     const tiles = [
       ["jobs", `${ended} of ${total} ended`, Object.entries(counts).map(([status, many]) => `${many} ${status}`).join(", ")],
-      ["steps", `${Math.floor(100 * share)} %`, `${steps[0].toLocaleString("en")} of ${steps[1].toLocaleString("en")}`],
-      [timeline.is_over ? "took" : "running for", seconds(Math.max(0, timeline.is_over ? (timeline.ends_s ?? 0) : nowS)), `began ${new Date(1000 * timeline.zero_s).toLocaleString()}`],
+      ["steps", `${Math.floor(100 * share)} %`, `${numSteps.toLocaleString("en")} of ${allSteps.toLocaleString("en")}`],
+      [timeline.is_over ? "took" : "running for", seconds(Math.max(0, timeline.is_over ? (timeline.ends_s ?? 0) : nowS)), `since ${new Date(1000 * timeline.zero_s).toLocaleTimeString()}`],
     ];
     if (!timeline.is_over && endsS !== null) {
       const left = Math.max(0, endsS - nowS);
@@ -177,10 +196,10 @@ class Page {
     const ran = [...timeline.past, ...timeline.running];
     const where = (span) => `${span.devices.length} ${span.devices.length === 1 ? "device" : "devices"}`;
     const lines = [
-      ...timeline.notes.map(({ at_s: atS, text }) => [atS, text.startsWith("planned") ? "plan" : "fault", text]),
-      ...requests.map(({ at_s: atS, text, status }) => [atS, status === "refused" ? "fault" : "request", text]),
-      ...ran.map((span) => [span.start_s, "start", `${[span.job, ...members(span)].join(", ")}: ${span.technique} on ${where(span)}`]),
-      ...timeline.past.filter(({ status }) => status === "done").map((span) => [span.end_s, "end", `${[span.job, ...members(span)].join(", ")}: segment done in ${seconds(span.end_s - span.start_s)}`]),
+      ...timeline.notes.map(({ at_s: atS, text }) => [atS, text.startsWith("planned") ? "plan" : / preempted(:|$)/.test(text) ? "end" : "fault", text]),
+      ...requests.map(({ at_s: atS, text, status }) => [atS, status === "refused" ? "refused" : "request", text]),
+      ...ran.map((span) => [span.start_s, "start", `${this.labels(span)}: ${span.technique} on ${where(span)}`]),
+      ...timeline.past.filter(({ status }) => status === "done").map((span) => [span.end_s, "end", `${this.labels(span)}: segment done in ${seconds(span.end_s - span.start_s)}`]),
     ];
     const newest = lines.sort((a, b) => b[0] - a[0]).slice(0, MAX_LINES);
     const mark = `${lines.length} ${newest[0]}`;

@@ -118,9 +118,9 @@ export class PlanPart {
         this.done.push(done);
       }
       if (index === 0 && kind !== "first" && wide > 34 && height >= 12) {
-        const others = members(span).length ? ` +${members(span).length}` : "";
+        const name = `${this.page.label(span.job)}${members(span).length ? ` +${members(span).length}` : ""}`;
         const text = svg("text", { x: left + 6, y: y + height / 2 + 4, class: `label ${kind}` });
-        text.textContent = fitting([`${span.job}${others} · ${span.technique}`, `${span.job}${others}`], Math.floor((wide - 10) / 6.8));
+        text.textContent = fitting([`${name} · ${span.technique}`, name], Math.floor((wide - 10) / 6.8));
         text.dataset.job = span.job;
         parts.push(text);
       }
@@ -145,7 +145,7 @@ export class PlanPart {
     if (!span) return this.leave();
     const devices = span.devices.map(([node, device]) => `${node}:${device}`).join(", ");
     const lines = [
-      element("b", { text: [span.job, ...members(span)].join(", ") }),
+      element("b", { text: this.page.labels(span) }),
       element("div", { text: `${span.technique} on ${devices}` }),
       element("div", { text: `${seconds(span.start_s)} to ${seconds(span.end_s)} (${seconds(span.end_s - span.start_s)})` }),
       element("div", { text: `${span.status}${span.message ? `: ${span.message}` : ""}` }),
@@ -167,7 +167,7 @@ export class PlanPart {
   }
 
   words(timeline) {
-    const what = (spans) => spans.map((span) => `${span.job} by ${span.technique} on ${span.devices.length} devices until ${seconds(span.end_s)}`).join("; ");
+    const what = (spans) => spans.map((span) => `${this.page.labels(span)} by ${span.technique} on ${span.devices.length} devices until ${seconds(span.end_s)}`).join("; ");
     const running = timeline.running.length ? `Running: ${what(timeline.running.slice(0, 20))}. ` : "";
     const coming = timeline.coming.length ? `To come: ${what(timeline.coming.slice(0, 20))}. ` : "";
     return `Plan: ${timeline.past.length} segments have ended. ${running}${coming}`;
