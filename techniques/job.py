@@ -1,6 +1,6 @@
 """Job and its values: everything that determines the trained weights, and nothing about parallelism."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from ringmaster.techniques.job_features import (
     Whole,
     feature_in,
     feature_kind,
+    feature_of,
 )
 from ringmaster.techniques.job_specs import Adapter, DataSpec, EvaluationSpec, ModelSpec, OptimizerSpec, ScheduleSpec
 
@@ -189,15 +190,6 @@ class TrainingPhase:
         return self.global_batch_size, self.precision, every
 
 
-def exchanging(every: int, *, workers: int | None, **settings: Any) -> tuple[JobFeature, ...]:
-    """Returns the feature of a job in which workers exchange weights every few steps; none for an exchange a step."""
-    if every == 1:
-        return ()
-    kind = feature_kind("local_updates")
-    assert kind is not None, "a built-in feature has the key"
-    return (kind(**{"workers": workers or 1, "sync_every": every, **settings}),)
-
-
 def is_rewriting(job: Raw) -> bool:
     """Whether the adaptation in the plain values of a job never involves training."""
     adaptation = as_mapping(job.get("adaptation"))
@@ -315,6 +307,12 @@ class Job:
         others = self.without(*map(type, features)).features
         return replace(self, features=(*others, *features))
 
+    def with_key(self, key: str, value: Any) -> "Job":
+        """Returns the job with a value, in its JSON form, at a key of a feature; None for a job without the feature."""
+        if value is not None:
+            return self.with_features(feature_of(key, value))
+        return replace(self, features=tuple(each for each in self.features if key not in each.job_keys()))
+
     def without(self, *kinds: type[JobFeature]) -> "Job":
         """Returns the job without its features of these kinds."""
         return replace(self, features=tuple(feature for feature in self.features if type(feature) not in kinds))
@@ -341,16 +339,6 @@ class Job:
     def base_format(self) -> str | None:
         """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
         return next((name for feature in self.features if (name := feature.base_format) is not None), None)
-
-    def with_base_format(self, base_format: str | None) -> "Job":
-        """Returns the job with the frozen weights below its adapter in a format; None for the weights as they are."""
-        others = replace(self, features=tuple(feature for feature in self.features if feature.base_format is None))
-        if base_format is None:
-            return others
-        kind = feature_kind("quantize_base")
-        assert kind is not None, "a built-in feature has the key"
-        values: Mapping[str, Any] = {"quantize_base": base_format}
-        return others.with_features(kind(**values))
 
     @property
     def adaptation(self) -> AdaptationSpec | None:
@@ -390,12 +378,8 @@ class Job:
 
         own: the folder or URL of the job's own checkpoints, with which it continues since its steps were set.
         """
-        kind = feature_kind("warm_start")
-        assert kind is not None, "a built-in feature has the key"
-        make: Callable[..., JobFeature] = kind
-        first = None if start is None else make(checkpoints=start.checkpoints, step=start.step)
-        feature = make(checkpoints=own, step=0, first=first) if own else first
-        return self.without(kind) if feature is None else self.with_features(feature)
+        first = None if start is None else {"checkpoints": start.checkpoints, "step": start.step}
+        return self.with_key("warm_start", {"checkpoints": own, "step": 0, "first": first} if own else first)
 
     @property
     def checkpoint_roots(self) -> tuple[str, ...]:
@@ -453,12 +437,6 @@ class Job:
     def phases(self) -> tuple[TrainingPhase, ...]:
         """The phases of a job that has changed its batch size, precision or exchanges on the way; none of others."""
         return tuple(phase for feature in self.features for phase in feature.phases)
-
-    def with_phases(self, phases: Sequence[TrainingPhase]) -> "Job":
-        """Returns the job, as it was written, with phases."""
-        kind, values = feature_kind("phases"), {"phases": tuple(phases)}
-        assert kind is not None, "a built-in feature has the key"
-        return replace(self, num_steps=phases[-1].num_steps).with_features(kind(**values))
 
     def phase(self, step: int) -> TrainingPhase:
         """Returns the phase of a step (0-based)."""

@@ -12,7 +12,7 @@ from enum import Flag, auto
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from ringmaster.codec import feature_items
+from ringmaster.codec import feature_items, from_json
 from ringmaster.features import modules
 from ringmaster.findings import Finding, Location, Raw, as_mapping
 
@@ -305,3 +305,10 @@ def feature_kind(key: str) -> type[JobFeature] | None:
     """Returns the class of the feature with a key in the JSON form of a job; None where no feature has the key."""
     # Installed features are searched for other keys only: that takes a tenth of a second, in each rank.
     return feature_kinds(only_builtin=True).get(key) or feature_kinds().get(key)
+
+
+def feature_of(key: str, value: Any) -> JobFeature:
+    """Returns the feature with a value, in its JSON form, at a key in the JSON form of a job."""
+    kind = feature_kind(key)
+    assert kind is not None, f"no feature has the key {key}"
+    return from_json(kind, value if kind.key else {key: value})

@@ -1,7 +1,7 @@
 """Results of the preflight: what is known of jobs before any training (data, model sizes, candidate options)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.codec import SINCE_LATER
@@ -90,6 +90,11 @@ class Preflight:
     refusals: tuple[Refusal, ...]
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
     workers: int = field(default=1, metadata=SINCE_LATER)
+
+    def settled(self, job: Job) -> Job:
+        """Returns the job with the chunk and the workers that were chosen; these stay on any devices."""
+        features = tuple(feature.settled(num_workers=self.workers) for feature in job.features)
+        return replace(job, features=features, exact_chunk=job.exact_chunk or self.exact_chunk)
 
 
 @dataclass(frozen=True, kw_only=True)

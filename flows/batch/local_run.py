@@ -55,7 +55,7 @@ from ringmaster.tasks.planning.durations import counted
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
-from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs, with_chunk
+from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED
@@ -197,7 +197,7 @@ class LocalRun(BatchRun):
         left = [job for job in self.batch.jobs if job.name not in inspected.keys() | given_up]
         try:
             profiles = profile_jobs(
-                [with_chunk(job, known[job.name]) if job.name in known else job for job in left],
+                [known[job.name].settled(job) if job.name in known else job for job in left],
                 environment=node_context.environment,
                 cluster=node_context.cluster,
                 known=node_context.known,

@@ -290,15 +290,9 @@ def _few(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def with_chunk(job: Job, preflight: Preflight) -> Job:
-    """Returns a job with the chunk and the workers that its preflight has chosen; these stay on any devices."""
-    features = tuple(feature.settled(num_workers=preflight.workers) for feature in job.features)
-    return replace(job, features=features, exact_chunk=job.exact_chunk or preflight.exact_chunk)
-
-
 def resolve_steps(job: Job, preflight: Preflight) -> Job:
     """Returns the job with its epochs converted into steps, and with its chunk."""
-    job = with_chunk(job, preflight)
+    job = preflight.settled(job)
     if job.num_steps is not None:
         return job
     assert job.num_epochs is not None

@@ -153,7 +153,9 @@ class JobRecord:
 
     def of(self, job: Job) -> Job:
         """Returns a job as its record has changed it: with the phases that it has got, unless it has its own."""
-        return job if job.phases or not self.phases else job.with_phases(self.phases)
+        if job.phases or not self.phases:
+            return job
+        return replace(job, num_steps=self.phases[-1].num_steps).with_key("phases", to_json(self.phases))
 
     @property
     def settled_job(self) -> Job | None:

@@ -92,11 +92,13 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
     """
     folder = Path(order.model_dir).absolute()
     if not is_adapter(folder):
-        return replace(order, job=replace(order.job.with_base_format(None), adapter=None), model_dir=str(folder))
+        return replace(
+            order, job=replace(order.job.with_key("quantize_base", None), adapter=None), model_dir=str(folder)
+        )
     base, adapter, trained = base_of(folder), resolved(Adapter(from_pretrained=str(folder))), order.job.adapter
     if trained is not None and (trained.continues_base or trained.from_pretrained is not None):
         adapter = replace(adapter, base_adapter=CONTINUE)  # so what it began with is another adapter, not the base
-    job = replace(order.job, adapter=adapter).with_base_format(quantized_base(folder))
+    job = replace(order.job, adapter=adapter).with_key("quantize_base", quantized_base(folder))
     return replace(order, job=job, model_dir=str(base or ""))
 
 
@@ -284,7 +286,9 @@ def _measure(
 ) -> ModelMeasurements:
     data = order.data or to_json(prepare(order.data_spec, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(
-        job=replace(order.job.without(AdaptationSpec).with_base_format(None), model=model, base=None, adapter=None),
+        job=replace(
+            order.job.without(AdaptationSpec).with_key("quantize_base", None), model=model, base=None, adapter=None
+        ),
         model_dir=str(folder),
         data=data,
         slot=order.slots[0],

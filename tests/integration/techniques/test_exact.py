@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.profiling.preflight_runs import with_chunk
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, registry
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.data import prepare
@@ -207,7 +206,7 @@ def chosen_on(bench, job, num_devices):
         found = preflight_job(job, order)
         first = {each.num_devices: each for each in reversed(found.candidates)}
         layouts += [Layout(name, number, dict(each.config)) for number, each in first.items()]
-    return with_chunk(job, found), layouts
+    return found.settled(job), layouts
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_a_job_that_has_begun_keeps_its_chunk(bench):
     job = replace(exact_job(bench), exact_chunk=None)
     data = prepare(job.data, cache_dir=bench.cache_dir)
     begun = Preflight(job=job.name, data=to_json(data), facts={}, candidates=(), refusals=(), exact_chunk=8)
-    resumed, layouts = chosen_on(bench, with_chunk(job, begun), 2)
+    resumed, layouts = chosen_on(bench, begun.settled(job), 2)
     assert resumed.exact_chunk == 8
     assert {layout.config["micro_batch"] for layout in layouts} == {8}
 

@@ -54,10 +54,10 @@ def test_a_job_whose_base_has_other_tokens_is_refused_before_training(
 def test_workers_of_local_updates_are_chosen_once_and_only_where_they_are_permitted():
     found = replace(preflight(job("a")), workers=4)
     permitted = replace(job("a"), features=(Variables(sync_every=(1, 8)),))
-    assert stage.with_chunk(job("a"), found).features == ()
-    assert stage.with_chunk(permitted, found).feature(Variables).workers == 4
+    assert found.settled(job("a")).features == ()
+    assert found.settled(permitted).feature(Variables).workers == 4
     given = permitted.with_features(Variables(sync_every=(1, 8), workers=2))
-    assert stage.with_chunk(given, found).feature(Variables).workers == 2
+    assert found.settled(given).feature(Variables).workers == 2
     gangs = [GangShape(kind="cpu", num_devices=num, memory_bytes=1) for num in range(1, 7)]
     assert num_workers(replace(job("a"), global_batch_size=16), gangs) == 4
     assert num_workers(replace(job("a"), global_batch_size=16, num_devices=(1, 2)), gangs) == 2

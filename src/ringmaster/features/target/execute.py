@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.features.target.job import Target, search_steps, variables_of
+from ringmaster.features.target.job import Target, exchanging, search_steps, variables_of
 from ringmaster.features.target.noise_scale import (
     GradientNoise,
     NoiseBlock,
@@ -35,7 +35,7 @@ from ringmaster.tasks.execution.job_table import variant_options
 from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import TrainingPhase, Variant, exchanging
+from ringmaster.techniques.job import TrainingPhase, Variant
 from ringmaster.techniques.job_features import FirstCheckpoint
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Event, Steps
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.findings import Finding, Raw, are_counts, as_list, as_mapping, findings_where
-from ringmaster.techniques.job import Job, TrainingPhase, Variant, exchanging, is_rewriting
+from ringmaster.techniques.job import Job, TrainingPhase, Variant, is_rewriting
 from ringmaster.techniques.job_features import (
     MAX_AT_ONCE,
     Choices,
@@ -20,6 +20,7 @@ from ringmaster.techniques.job_features import (
     Limits,
     Positive,
     Whole,
+    feature_of,
     is_black_box,
 )
 from ringmaster.techniques.job_specs import LEARNING_RATE_RULES, EvaluationSpec, OptimizerSpec
@@ -315,6 +316,12 @@ class Phases(JobFeature):
     def with_steps(self, num_steps: int) -> "Phases":
         """Returns the phases, of which the last one is as long as is left."""
         return Phases(phases=(*self.phases[:-1], replace(self.phases[-1], num_steps=num_steps)))
+
+
+def exchanging(every: int, *, workers: int | None, **settings: Any) -> tuple[JobFeature, ...]:
+    """Returns the feature of a job in which workers exchange weights every few steps; none for an exchange a step."""
+    values = {"workers": workers or 1, "sync_every": every, **settings}
+    return () if every == 1 else (feature_of("local_updates", values),)
 
 
 def search_steps(job: Job) -> int:
