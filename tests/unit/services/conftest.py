@@ -1,5 +1,4 @@
 import subprocess
-import sys
 
 import pytest
 
@@ -13,17 +12,13 @@ def start():
     started = []
 
     def start():
-        command = [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        started.append(process)
-        process.stdout.readline()
-        return ProcessId.of(process.pid)
+        started.append(subprocess.Popen(["sleep", "infinity"]))
+        return ProcessId.of(started[-1].pid)
 
     yield start
     for process in started:
         process.kill()
         process.wait()
-        process.stdout.close()
 
 
 @pytest.fixture

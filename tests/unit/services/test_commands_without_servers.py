@@ -33,8 +33,8 @@ FILES = {
     "models_file": {"name": "production", "models": [{"name": "vit", "job": JOB, **DATA}]},
 }
 VALUES = {"date": "2026-11-01", "jobs": "vit", "job": "vit", "words": "priority=2", "test": "true", "to": "hf"}
-SERVICES = ("up", "pool controller", "pool worker", "pool calibrate")
-"""They make a pool, or serve one, and wait for it for as long as it takes."""
+SERVICES = ("up", "page", "pool controller", "pool worker", "pool calibrate")
+"""They make a pool, serve one or the page of a home, and wait for it for as long as it takes."""
 TRAINING = ("run", "sweep", "retrain", "profile")
 """They continue without a pool that has ended, if its records are in files of the home."""
 
