@@ -79,5 +79,5 @@ def test_a_damaged_database_is_refused_and_none_is_created(tmp_path):
     check_prefect_database(tmp_path / "prefect.db")
     assert [*tmp_path.iterdir()] == []
     (tmp_path / "prefect.db").write_text("text " * 200)
-    with pytest.raises(InputError, match=r"no SQLite database .* the pages of earlier runs in Prefect with it: mkdir"):
+    with pytest.raises(InputError, match=r"not a SQLite database .* the pages of earlier runs .*: mkdir"):
         check_prefect_database(tmp_path / "prefect.db")
