@@ -76,10 +76,10 @@ def tensors_of_folder(folder: Path) -> dict[str, WeightTensor]:
     result: list[tuple[str, str, WeightTensor]] = []
     for path in sorted(folder.rglob(f"*{WEIGHTS}")):
         layout = read_layout(path)
-        for part in layout.tensors:
-            load = partial(layout.bytes_of, part)
-            tensor = WeightTensor(dtype=part.dtype, shape=part.shape, load=load)
-            result.append((path.relative_to(folder).as_posix(), part.name, tensor))
+        for component in layout.tensors:
+            load = partial(layout.bytes_of, component)
+            tensor = WeightTensor(dtype=component.dtype, shape=component.shape, load=load)
+            result.append((path.relative_to(folder).as_posix(), component.name, tensor))
     return by_name(result)
 
 
@@ -154,7 +154,7 @@ SMALLEST_SHARE = 0.01  # the minimum fraction of a model's bytes; equal biases a
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedPart:
+class SharedComponent:
     """A part that two models share under the same name, or that a user has named.
 
     name: the name of the module or of a range of numbered modules, such as "model.layers.0-3".
@@ -169,7 +169,7 @@ class SharedPart:
     is_named: bool = False
 
 
-def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
+def shared_components(first: StoredModel, second: StoredModel) -> list[SharedComponent]:
     """Returns the largest modules whose tensors are all equal in two models; none if the whole models are equal.
 
     Equal modules whose names are consecutive numbers are one part.
@@ -184,15 +184,15 @@ def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
     for words in sorted(alike):
         if largest := next((words[:k] for k in range(1, len(words) + 1) if words[:k] not in unlike), None):
             modules.setdefault(largest, []).append(words)
-    parts = []
+    components = []
     for _, grouped in groupby(enumerate(sorted(modules, key=_order)), lambda entry: _run_of(*entry)):
         run = [module for _, module in grouped]
         *parent, word = run[0]
         name = ".".join((*parent, word if len(run) == 1 else f"{word}-{run[-1][-1]}"))
         within = [(".".join(words[len(parent) :]), alike[words]) for module in run for words in modules[module]]
-        parts.append(_of(name, within))
+        components.append(_of(name, within))
     total = sum(tensor.num_bytes for tensor in one.values())
-    return [part for part in parts if part.num_bytes >= SMALLEST_SHARE * total]
+    return [component for component in components if component.num_bytes >= SMALLEST_SHARE * total]
 
 
 def _order(module: tuple[str, ...]) -> tuple[Any, ...]:
@@ -207,7 +207,7 @@ def _run_of(place: int, module: tuple[str, ...]) -> tuple[Any, ...]:
     return (*parent, int(word) - place) if word.isdecimal() else module
 
 
-def named_part(model: StoredModel, name: str, *, prefix: str) -> SharedPart:
+def named_component(model: StoredModel, name: str, *, prefix: str) -> SharedComponent:
     """Returns the part that a user names `name`: all tensors of `prefix`, the name of a module or a parameter.
 
     Models that have it under other prefixes have the same part if name and tensors are equal. Raises ValueError if the
@@ -221,8 +221,8 @@ def named_part(model: StoredModel, name: str, *, prefix: str) -> SharedPart:
     if not result:
         there = ", ".join(sorted({full.partition(".")[0] for full in model.tensors})[:8])
         raise ValueError(f"component {name}: no parameter is within {prefix!r}. To fix: begin with one of {there}")
-    part = _of(name, [(f"{name}:{below}", tensor) for below, tensor in result.items()])
-    return replace(part, is_named=True)
+    component = _of(name, [(f"{name}:{below}", tensor) for below, tensor in result.items()])
+    return replace(component, is_named=True)
 
 
 def is_within(name: str, prefix: str) -> bool:
@@ -230,10 +230,10 @@ def is_within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedPart:
+def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedComponent:
     """Returns the part of these tensors, which are given with their names within it."""
     lines = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
-    return SharedPart(
+    return SharedComponent(
         name=name,
         digest=hashlib.sha256(json.dumps(lines).encode()).hexdigest(),
         num_tensors=len(tensors),

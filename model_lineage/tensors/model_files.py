@@ -104,7 +104,7 @@ DEEPEST_NAME = 100  # the deepest nesting of modules, counted as the dots of a p
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorPart:
+class TensorEntry:
     """A tensor in a file. start, end: the byte range, counted from the beginning of the file."""
 
     name: str
@@ -125,9 +125,9 @@ class MappedTensorFile:
 
     content: memoryview
     header: memoryview
-    tensors: tuple[TensorPart, ...]
+    tensors: tuple[TensorEntry, ...]
 
-    def bytes_of(self, tensor: TensorPart) -> memoryview:
+    def bytes_of(self, tensor: TensorEntry) -> memoryview:
         """Returns the bytes of a tensor."""
         return self.content[tensor.start : tensor.end]
 
@@ -147,7 +147,7 @@ def read_layout(path: Path, *, named: str | None = None) -> MappedTensorFile:
         with safe_open(path, framework="np"):  # the library checks types, shapes, and that tensors fill the file
             body = 8 + int.from_bytes(content[:8], "little")
         header = json.loads(bytes(content[8:body]), object_pairs_hook=_each_once)
-        tensors = [_tensor_part(name, entry, body) for name, entry in header.items() if name != "__metadata__"]
+        tensors = [_tensor_entry(name, entry, body) for name, entry in header.items() if name != "__metadata__"]
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(
             f"{named or path} is not a whole safetensors file: {error}. To fix: fetch or save the file again"
@@ -192,7 +192,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _tensor_part(name: str, entry: Any, body: int) -> TensorPart:
+def _tensor_entry(name: str, entry: Any, body: int) -> TensorEntry:
     """Returns a tensor by its entry in a header that the library has checked."""
     if not name.isprintable() or name.count(".") > DEEPEST_NAME:
         raise ValueError(f"{name[:80]!r} is not a parameter's name")
@@ -200,7 +200,7 @@ def _tensor_part(name: str, entry: Any, body: int) -> TensorPart:
         raise ValueError(f"{name} has {len(entry['shape'])} dimensions")
     first, last = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    return TensorPart(name=name, dtype=entry["dtype"], shape=shape, start=body + first, end=body + last)
+    return TensorEntry(name=name, dtype=entry["dtype"], shape=shape, start=body + first, end=body + last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -358,7 +358,7 @@ class TensorStore:
         related: Mapping[str, model_files.ModelTensor],
         pool: ThreadPoolExecutor,
     ) -> model_files.ModelFile:
-        def add(tensor: model_files.TensorPart) -> str:
+        def add(tensor: model_files.TensorEntry) -> str:
             like = related.get(model_files.full_name(name, tensor.name)) or related.get(tensor.name)
             return self._add_tensor(layout, tensor, like=like)
 
@@ -382,7 +382,7 @@ class TensorStore:
     def _add_tensor(
         self,
         layout: model_files.MappedTensorFile,
-        tensor: model_files.TensorPart,
+        tensor: model_files.TensorEntry,
         *,
         like: model_files.ModelTensor | None,
     ) -> str:

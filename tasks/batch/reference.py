@@ -15,7 +15,7 @@ from ringmaster.files import MAX_BYTES
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
 from ringmaster.tasks.batch.schema import BatchEntry, json_schema
 from ringmaster.tasks.batch.sections import Section
-from ringmaster.text import MAX_FAULTS
+from ringmaster.text import MAX_FAULTS, markdown_table
 
 INTRODUCTION = f"""# Batch files
 
@@ -80,18 +80,17 @@ def _described(section: type[Section]) -> str:
     documented = _sections(BatchEntry)
     inherited = [name for base in section.__bases__ if base in documented for name in base.model_fields]
     rows = [
-        f"| {_key(name, field)} | {_default(field)} | {_meaning(field)} |"
+        (_key(name, field), _default(field), _meaning(field))
         for name, field in section.model_fields.items()
         if name not in [*grouped, *inherited]
     ]
     if grouped:
         names = ", ".join(f"`{name}`" for name in grouped)
-        rows.append(f"| {names} |  | names of columns, by [kind](data.md#kinds) |")
+        rows.append((names, "", "names of columns, by [kind](data.md#kinds)"))
     link = LINKS.get(section.__name__)
     description = " ".join([*(section.__doc__ or "").split(), *([f"See {link}."] if link else [])])
-    return "\n".join(
-        [f"## {_title(section)}\n", f"{description}\n", "| key | default | give |", "|---|---|---|", *rows, ""]
-    )
+    table = markdown_table(("key", "default", "give"), rows)
+    return f"## {_title(section)}\n\n{description}\n\n{table}\n"
 
 
 def _title(section: type[Section]) -> str:

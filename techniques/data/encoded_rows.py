@@ -1,6 +1,6 @@
 """Rows that were encoded, file by file, and kept: data with new files or new lines encodes only these.
 
-A JSONL file is divided after every `PART_BYTES`, at the end of a line. Lines that are added at its end change its last
+A JSONL file is divided after every `BLOCK_BYTES`, at the end of a line. Lines that are added at its end change its last
 part alone. Other files are one part: a CSV file may have line ends in quotes, and Parquet is read by columns. A part is
 two Arrow files: `samples.arrow` with what was encoded, and `rows.arrow` with what is known of each row, from which
 windows, splits and manifests are made without reading the file again.
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, texts_column
-from ringmaster.techniques.data.file_patterns import FilePart
+from ringmaster.techniques.data.file_patterns import FileRange
 from ringmaster.techniques.data.file_rows import (
     DAY_S,
     DataFile,
@@ -41,7 +41,7 @@ from ringmaster.techniques.data.row_files import RowError, RowErrors, content_ha
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job_specs import DataSpec
 
-PART_BYTES = 1 << 25
+BLOCK_BYTES = 1 << 25
 SAMPLES, ROWS = "samples.arrow", "rows.arrow"
 MANIFEST = "rows.json"
 WRITTEN = "has_written_special_tokens"
@@ -61,16 +61,16 @@ def known_files(file: DataFile, *, format: str | None) -> Iterator[tuple[DataFil
         return
     first_line, start = 1, 0
     with Path(file.path).open("rb") as stream:
-        while read := stream.read(PART_BYTES) + stream.readline():
-            part = FilePart(start=start, stop=start + len(read), first_line=first_line)
-            yield replace(file, part=part), hashlib.sha256(read).hexdigest()
+        while read := stream.read(BLOCK_BYTES) + stream.readline():
+            block = FileRange(start=start, stop=start + len(read), first_line=first_line)
+            yield replace(file, lines=block), hashlib.sha256(read).hexdigest()
             # As lines of text are counted: `\r` and `\r\n` end one too.
             first_line += read.count(b"\n") + read.count(b"\r") - read.count(b"\r\n")
-            start = part.stop
+            start = block.stop
 
 
 @dataclass(frozen=True)
-class RowsPart:
+class RowBlock:
     """Rows that are encoded together.
 
     rows: returns them. key: identifies them where their encoding is kept. path: of their file, in messages. held_out:
@@ -86,7 +86,7 @@ class RowsPart:
     is_windowed: bool = False
 
 
-def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
+def blocks_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowBlock]:
     """Yields the rows of all files of a spec in parts, with what identifies the rows and how they are read."""
     for files, is_windowed in zip(data_files(spec), (bool(spec.window), False), strict=True):
         for file, content in (known for each in files for known in known_files(each, format=spec.format)):
@@ -94,7 +94,7 @@ def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
             is_cut = file.held_out is None and form == "text"
             time_column = spec.time_column if is_windowed and needs_moments(spec.window) else None
             read = file if is_cut else replace(file, held_out=False)
-            yield RowsPart(
+            yield RowBlock(
                 rows=lambda read=read: rows_of_file(read, spec, reading),  # type: ignore[misc]
                 key=[content, form, time_column, spec.held_out if is_cut else None],
                 path=file.path,
@@ -104,7 +104,7 @@ def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
             )
 
 
-def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> dict[str, Any]:
+def row_facts(rows: Sequence[Row], block: RowBlock, spec: DataSpec) -> dict[str, Any]:
     """Returns what is known of some rows of a part, as columns.
 
     Their numbers in their files, the hashes of their contents, their positions between 0 and 2**64, by which a share is
@@ -113,15 +113,15 @@ def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> dict[str, 
     Raises ValueError where a row has no time, and a window asks for it.
     """
     hashes = np.zeros((len(rows), 2), np.uint64)
-    if part.key is not None or spec.name is not None:
+    if block.key is not None or spec.name is not None:
         numbers = b"".join(chain.from_iterable(hash_and_position(row.content) for row in rows))
         hashes = np.frombuffer(numbers, dtype=">u8").astype(np.uint64).reshape(-1, 2)
     moments = [math.nan] * len(rows)
-    if part.is_windowed and needs_moments(spec.window):
+    if block.is_windowed and needs_moments(spec.window):
         moments = [moment_of(row, column=spec.time_column) for row in rows]
     return {
         "number": np.array([row.number for row in rows], dtype=np.int64),
-        "file": texts_column([None if row.file == part.path else row.file for row in rows]),
+        "file": texts_column([None if row.file == block.path else row.file for row in rows]),
         "hash": hashes[:, 0],
         "position": hashes[:, 1],
         "held_out": np.array([row.held_out for row in rows], dtype=np.uint8),
@@ -130,10 +130,10 @@ def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> dict[str, 
 
 
 @dataclass
-class EncodedPart:
+class EncodedBlock:
     """The encoded rows of a part, in a folder. wanted, held_out: which rows are read, and are held out: [rows] each."""
 
-    part: RowsPart
+    block: RowBlock
     folder: Path
     wanted: NDArray[np.bool_] = field(init=False)
     held_out: NDArray[np.bool_] = field(init=False)
@@ -153,7 +153,7 @@ class EncodedPart:
 
     def place(self, row: int) -> tuple[str, int]:
         """Returns the file of a row, and its number there."""
-        return self.facts["file"][row].as_py() or self.part.path, self.facts["number"][row].as_py()
+        return self.facts["file"][row].as_py() or self.block.path, self.facts["number"][row].as_py()
 
     def split(self, split: str) -> NDArray[np.bool_]:
         """Returns which rows are read for a split."""
@@ -163,16 +163,16 @@ class EncodedPart:
     def divide(self, spec: DataSpec) -> None:
         """Finds which rows are held out; where a share of them is, by their content as `is_held_out` does."""
         self.wanted = np.ones(len(self), bool)
-        self.held_out = np.full(len(self), self.part.held_out is True)
-        if self.part.by_position:
+        self.held_out = np.full(len(self), self.block.held_out is True)
+        if self.block.by_position:
             self.held_out = np.asarray(self.column("position").astype(np.float64) / 2.0**64 < spec.held_out)
-        elif self.part.held_out is None:
+        elif self.block.held_out is None:
             self.held_out = self.column("held_out").astype(bool)
 
 
-def notes_on_written(parts: Sequence[EncodedPart]) -> tuple[str, ...]:
+def notes_on_written(blocks: Sequence[EncodedBlock]) -> tuple[str, ...]:
     """Returns what users should know of rows whose texts have special tokens, if there are any."""
-    num_rows = sum(int(each.column(WRITTEN)[each.wanted].sum()) for each in parts)
+    num_rows = sum(int(each.column(WRITTEN)[each.wanted].sum()) for each in blocks)
     what = "row has" if num_rows == 1 else "rows have"
     note = f"{num_rows:,} {what} special tokens of the tokenizer in a text, where they are read as plain text"
     return (note,) if num_rows else ()
@@ -193,11 +193,11 @@ class RowManifest:
         return cls(rows={split: tuple(sorted(each)) for split, each in zip(SPLITS, rows, strict=True)})
 
     @classmethod
-    def of_parts(cls, parts: Sequence[EncodedPart]) -> Self:
+    def of_blocks(cls, blocks: Sequence[EncodedBlock]) -> Self:
         """Returns the manifest of the rows that are read of parts."""
         rows: dict[str, tuple[str, ...]] = {}
         for split in SPLITS:
-            hashes = np.sort(np.concatenate([each.column("hash")[each.split(split)] for each in parts]))
+            hashes = np.sort(np.concatenate([each.column("hash")[each.split(split)] for each in blocks]))
             text = hashes.astype(">u8").tobytes().hex()
             rows[split] = tuple(text[start : start + 16] for start in range(0, len(text), 16))
         return cls(rows=rows)
@@ -229,15 +229,15 @@ class RowManifest:
 
 
 @contextmanager
-def encoded_parts(
-    parts: Iterator[RowsPart],
+def encoded_blocks(
+    blocks: Iterator[RowBlock],
     spec: DataSpec,
     write: Callable[..., object],
     *,
     folder: Path,
     cache_dir: Path | None,
     settings: Any,
-) -> Iterator[list[EncodedPart]]:
+) -> Iterator[list[EncodedBlock]]:
     """Yields parts, in order, with the rows that are read; those that are not kept are encoded by `write`.
 
     They are kept in folders `encoded/KEY` of a cache; without one, they are in `folder` until the context ends. Then
@@ -248,22 +248,22 @@ def encoded_parts(
     Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
     """
     cache, aside = cache_dir and cache_dir.absolute() / "encoded", folder / "encoded"
-    result: list[EncodedPart] = []
+    result: list[EncodedBlock] = []
     faults: dict[bool, tuple[RowError, ...]] = {}
-    for number, part in enumerate(parts):
-        is_evaluated = part.held_out is True
+    for number, block in enumerate(blocks):
+        is_evaluated = block.held_out is True
         if is_evaluated in faults:
             continue
         try:
             if cache is None:
                 (aside / str(number)).mkdir(parents=True)
-                write(aside / str(number), part=part)
-                result.append(EncodedPart(part, aside / str(number)))
+                write(aside / str(number), block=block)
+                result.append(EncodedBlock(block, aside / str(number)))
             else:
-                kept = cache / digest({"format": FORMAT, "settings": settings, "key": part.key})
-                publish_once(kept, partial(write, part=part))
+                kept = cache / digest({"format": FORMAT, "settings": settings, "key": block.key})
+                publish_once(kept, partial(write, block=block))
                 os.utime(kept)
-                result.append(EncodedPart(part, kept))
+                result.append(EncodedBlock(block, kept))
         except RowErrors as error:
             faults[is_evaluated] = error.faults
     if faults:
@@ -272,13 +272,13 @@ def encoded_parts(
         _remove_unused(cache)
     for each in result:
         each.divide(spec)
-    windowed = [each for each in result if each.part.is_windowed]
+    windowed = [each for each in result if each.block.is_windowed]
     chosen = rows_in_window([each.column("moment") for each in windowed], spec.window)
     for each, wanted in zip(windowed, chosen, strict=True):
         each.wanted = wanted
     yield result
     if spec.name is not None:
-        RowManifest.of_parts(result).write(folder)
+        RowManifest.of_blocks(result).write(folder)
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -56,7 +56,7 @@ class MatchedFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilePart:
+class FileRange:
     """Some lines of a local file: its bytes from `start` up to `stop`, without it, and the number of the first line."""
 
     start: int
@@ -156,7 +156,7 @@ def _is_meant(name: str, pattern: Sequence[str]) -> bool:
 
 
 @contextmanager
-def opened(path: str, part: FilePart | None = None) -> Iterator[BinaryIO]:
+def opened(path: str, lines: FileRange | None = None) -> Iterator[BinaryIO]:
     """Opens a file, or a part of a local one, to read bytes. Raises ValueError where it cannot be read."""
     try:
         if is_url(path):
@@ -169,8 +169,8 @@ def opened(path: str, part: FilePart | None = None) -> Iterator[BinaryIO]:
             if Path(path).exists() and not Path(path).is_file():  # a named pipe would be waited for
                 raise OSError("it is a folder or a device")
             with Path(path).open("rb") as file:
-                file.seek(0 if part is None else part.start)
-                yield file if part is None else io.BytesIO(file.read(part.stop - part.start))
+                file.seek(0 if lines is None else lines.start)
+                yield file if lines is None else io.BytesIO(file.read(lines.stop - lines.start))
     except OSError as error:
         why = explained(error, path) if is_url(path) else f"{error}. To fix: check the file"
         raise ValueError(f"{path} cannot be read: {why}") from error

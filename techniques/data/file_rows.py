@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data import row_files
-from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, matching
+from ringmaster.techniques.data.file_patterns import FileRange, MatchedFiles, matching
 from ringmaster.techniques.data_source import DataSource, PreparedData, Row
 from ringmaster.techniques.job_specs import DataSpec
 
@@ -67,12 +67,12 @@ class DataFile:
     """A file that a job reads, or a part of it.
 
     held_out: whether its rows are held out; None where a share of them is.
-    part: the lines that are read; None for all.
+    lines: the lines that are read; None for all.
     """
 
     path: str
     held_out: bool | None
-    part: FilePart | None = None
+    lines: FileRange | None = None
 
 
 def check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
@@ -144,7 +144,7 @@ def _contents(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[t
     columns = None if spec.name is not None else reading.columns
     if columns is not None and spec.time_column is not None:  # of which the window reads the time
         columns = (*columns, spec.time_column)
-    for number, value in row_files.rows_and_errors(file.path, format=spec.format, columns=columns, part=file.part):
+    for number, value in row_files.rows_and_errors(file.path, format=spec.format, columns=columns, lines=file.lines):
         if isinstance(value, row_files.RowError):
             yield number, value
             continue

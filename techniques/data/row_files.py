@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import pyarrow.parquet  # type: ignore[import-untyped]
 
 from ringmaster.techniques.data.class_labels import with_class_names
-from ringmaster.techniques.data.file_patterns import FilePart, opened
+from ringmaster.techniques.data.file_patterns import FileRange, opened
 
 MAX_ROW_BYTES = 64 * 2**20
 """The largest row: a line of JSONL, a row of Parquet, or an image."""
@@ -175,21 +175,21 @@ def read_rows(
 
 
 def rows_and_errors(
-    path: str, *, format: str | None = None, columns: Sequence[str] | None = None, part: FilePart | None = None
+    path: str, *, format: str | None = None, columns: Sequence[str] | None = None, lines: FileRange | None = None
 ) -> Iterator[tuple[int, Any]]:
     """Yields the rows of a file that is not text, with their numbers, and a `RowError` for each wrong one.
 
-    part: the lines that are read, for JSONL alone; None for all.
+    lines: the lines that are read, for JSONL alone; None for all.
     """
     kind = format_of(path, format)
-    with opened(path, part) as stream:
+    with opened(path, lines) as stream:
         try:
             if kind == "parquet":
                 yield from _parquet(stream, path, columns)
             elif kind == "csv":
                 yield from _csv(stream, path)
             else:
-                yield from _jsonl(stream, path, columns, first_line=1 if part is None else part.first_line)
+                yield from _jsonl(stream, path, columns, first_line=1 if lines is None else lines.first_line)
         except UnicodeDecodeError as error:
             broken = ValueError(f"{path} cannot be read: {error}. To fix: check the file")
             raise (broken if kind == "parquet" else not_utf8(path)) from error

@@ -102,12 +102,12 @@ class RowSamples:
 
     def write(self) -> PreparedData:
         """Writes the samples, and the manifest of named data; returns the description."""
-        spec, parts = self._spec, iter([encoded_rows.RowsPart(rows=self._rows)])
+        spec, blocks = self._spec, iter([encoded_rows.RowBlock(rows=self._rows)])
         if self._cache_dir is not None:
             reading = RowReading(columns=self._columns.needed, content=self._columns.content)
-            parts = encoded_rows.parts_of_files(spec, reading)
-        with encoded_rows.encoded_parts(
-            parts, spec, self._encode, folder=self._folder, cache_dir=self._cache_dir, settings=self._settings()
+            blocks = encoded_rows.blocks_of_files(spec, reading)
+        with encoded_rows.encoded_blocks(
+            blocks, spec, self._encode, folder=self._folder, cache_dir=self._cache_dir, settings=self._settings()
         ) as selected:
             self._check_rows(selected)
             labels = None if self._label_column is None else class_labels.ClassLabels(self._labels)
@@ -122,13 +122,13 @@ class RowSamples:
                 notes=(*prepared.notes, *encoded_rows.notes_on_written(selected), *self._remarks(selected)),
             )
 
-    def _remarks(self, parts: Sequence[encoded_rows.EncodedPart]) -> Iterator[str]:
+    def _remarks(self, blocks: Sequence[encoded_rows.EncodedBlock]) -> Iterator[str]:
         """Yields what users should know of some rows, with how many there are."""
-        given = (each.facts["remark"].filter(each.wanted).drop_null().to_pylist() for each in parts)
+        given = (each.facts["remark"].filter(each.wanted).drop_null().to_pylist() for each in blocks)
         for remark, number in Counter(chain.from_iterable(given)).items():
             yield f"{number:,} {'row' if number == 1 else 'rows'}: {remark}"
         if self._kind.reads_messages:
-            remarks = np.concatenate([each.column("remarks")[each.wanted] for each in parts])
+            remarks = np.concatenate([each.column("remarks")[each.wanted] for each in blocks])
             yield from self._context.tokenizer.template.notes(remarks)
 
     def _with_tokenizer(self) -> SampleContext:
@@ -173,14 +173,14 @@ class RowSamples:
 
     # Encoding rows
 
-    def _encode(self, folder: Path, part: encoded_rows.RowsPart) -> None:
+    def _encode(self, folder: Path, block: encoded_rows.RowBlock) -> None:
         """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
         found = class_labels.DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
         classes = found if self._finds_classes else None
         context = replace(self._context, labels=classes or class_labels.ClassLabels(self._labels))
         faults: list[RowError] = []
         num_searched = num_before = 0
-        rows, unreadable = part.rows(), None
+        rows, unreadable = block.rows(), None
         with (
             arrow_files.ArrowWriter(folder / encoded_rows.SAMPLES, refused=self._refused) as samples,
             arrow_files.ArrowWriter(folder / encoded_rows.ROWS) as known,
@@ -196,8 +196,8 @@ class RowSamples:
                 if table.num_rows:
                     samples.write(table)
                 # At once: a million lists of classes would slow down Python's collector.
-                known.write(arrow_files.table_of({**encoded_rows.row_facts(chunk, part, self._spec), **facts}))
-                if not part.is_windowed:
+                known.write(arrow_files.table_of({**encoded_rows.row_facts(chunk, block, self._spec), **facts}))
+                if not block.is_windowed:
                     pairs = zip(chunk, wrong, strict=True)
                     faults += [sample_error(row.file, row.number, what) for row, what in pairs if what is not None]
                 num_searched += len(chunk) if faults else 0
@@ -345,10 +345,10 @@ class RowSamples:
 
     # Choosing samples
 
-    def _check_rows(self, parts: Sequence[encoded_rows.EncodedPart]) -> None:
+    def _check_rows(self, blocks: Sequence[encoded_rows.EncodedBlock]) -> None:
         """Raises RowErrors, with the first few, where no sample can be made of rows that are wanted."""
         wrong: list[RowError] = []
-        for each in parts:
+        for each in blocks:
             faults = each.facts["fault"]
             if faults.null_count < len(faults):
                 wrong += [
@@ -358,7 +358,7 @@ class RowSamples:
         if wrong:
             raise RowErrors(wrong[:MAX_FAULTS])
 
-    def _learnt_classes(self, parts: Sequence[encoded_rows.EncodedPart]) -> class_labels.ClassLabels:
+    def _learnt_classes(self, blocks: Sequence[encoded_rows.EncodedBlock]) -> class_labels.ClassLabels:
         """The classes in the rows that are read; only in those to train on, where others are held out separately.
 
         A class that training does not know is a mistake there. Raises ValueError where there are none, or too many.
@@ -366,7 +366,7 @@ class RowSamples:
         column, names, has_rows = self._label_column, set[str](), False
         assert column is not None
         is_separate = self._spec.held_out_path is not None or self._spec.held_out_split is not None
-        for each in parts:
+        for each in blocks:
             defining = each.split("training") if is_separate else each.wanted
             has_rows |= bool(defining.any())
             numbers, _ = arrow_files.values_of(each.facts["classes"].filter(defining))
@@ -380,13 +380,13 @@ class RowSamples:
         class_labels.check_number(len(names), column=column)
         # A variant is then the unknown label of a row.
         labels = class_labels.in_order(class_labels.without_variants(names))
-        unknown = (fault for each in parts for fault in _unknown_classes(each, labels))
+        unknown = (fault for each in blocks for fault in _unknown_classes(each, labels))
         if faults := list(islice(unknown, MAX_FAULTS)):
             raise RowErrors(faults)
         return labels
 
     def _write_selected(
-        self, parts: Sequence[encoded_rows.EncodedPart], labels: class_labels.ClassLabels | None
+        self, blocks: Sequence[encoded_rows.EncodedBlock], labels: class_labels.ClassLabels | None
     ) -> dict[str, list[NDArray[np.int64]]]:
         """Writes the samples; returns the lengths of those of each split. Raises ValueError where one has none."""
         lengths: dict[str, list[NDArray[np.int64]]] = {split: [] for split in arrow_files.SPLITS}
@@ -401,7 +401,7 @@ class RowSamples:
             def written() -> Iterator[Sample]:
                 """Writes all samples but those that are packed, which it yields."""
                 known: dict[Any, Any] = {}  # the type of each column, and the row that has it first
-                for split, table, row in chain.from_iterable(self._selected(each, labels) for each in parts):
+                for split, table, row in chain.from_iterable(self._selected(each, labels) for each in blocks):
                     for field in table.schema:
                         of = field.name == arrow_files.LABELS or split  # labels are alike in both splits
                         type, first = known.setdefault((of, field.name), (field.type, row))
@@ -420,30 +420,30 @@ class RowSamples:
             ("held_out", "evaluate", "raise held_out, or set it to 0"),
         ):
             if not lengths[split] and (split == "training" or self._spec.held_out > 0):
-                if any(map(_num_left_out, parts)):
+                if any(map(_num_left_out, blocks)):
                     remedy = "raise seq_len, which cuts off all that is learnt"
                 raise ValueError(f"{self._where} holds no row to {use} on. To fix: {remedy}")
         return lengths
 
     def _selected(
-        self, part: encoded_rows.EncodedPart, labels: class_labels.ClassLabels | None
+        self, block: encoded_rows.EncodedBlock, labels: class_labels.ClassLabels | None
     ) -> Iterator[tuple[str, arrow_files.Table, tuple[str, int]]]:
         """Yields the samples of a part that are read, some at a time, with their split and the place of the first."""
-        rows, place = np.flatnonzero(part.column("has_sample")), 0
-        chosen = {split: part.split(split) for split in arrow_files.SPLITS}
-        classes = part.facts["classes"].combine_chunks()
+        rows, place = np.flatnonzero(block.column("has_sample")), 0
+        chosen = {split: block.split(split) for split in arrow_files.SPLITS}
+        classes = block.facts["classes"].combine_chunks()
         numbers: NDArray[np.int64] | None = None
         if self._finds_classes and labels is not None:
             final = {name: number for number, name in enumerate(labels.names)}
             # That of a class which no row in the window has does not matter.
-            numbers = np.array([final.get(name, 0) for name in _classes_of(part)] or [0], dtype=np.int64)
-        for table in arrow_files.read_tables(part.folder / encoded_rows.SAMPLES):
+            numbers = np.array([final.get(name, 0) for name in _classes_of(block)] or [0], dtype=np.int64)
+        for table in arrow_files.read_tables(block.folder / encoded_rows.SAMPLES):
             here, place = rows[place : place + table.num_rows], place + table.num_rows
-            if numbers is not None and labels is not None and part.wanted[here].any():
+            if numbers is not None and labels is not None and block.wanted[here].any():
                 table = _renumbered(table, classes.take(here), numbers, len(labels.names))
             for split in arrow_files.SPLITS:
                 if (mask := chosen[split][here]).any():
-                    first = part.place(int(here[mask][0]))
+                    first = block.place(int(here[mask][0]))
                     yield split, table if mask.all() else table.filter(mask), first
 
     # Describing them
@@ -503,15 +503,15 @@ class RowSamples:
                 notes += class_labels.notes_on(labels, trained=classes, are_learnt=self._finds_classes)
         return replace(prepared, training_faults=tuple(faults), notes=(*prepared.notes, *notes))
 
-    def _with_content_faults(self, prepared: PreparedData, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
+    def _with_content_faults(self, prepared: PreparedData, blocks: Sequence[encoded_rows.EncodedBlock]) -> PreparedData:
         """The description with the samples that lost what their rows say."""
-        notes, faults = sample_checks.notes_and_faults(parts)
+        notes, faults = sample_checks.notes_and_faults(blocks)
         return replace(prepared, notes=(*prepared.notes, *notes), training_faults=(*prepared.training_faults, *faults))
 
 
-def _num_left_out(part: encoded_rows.EncodedPart) -> int:
+def _num_left_out(block: encoded_rows.EncodedBlock) -> int:
     """How many rows of a part are read, and have no label that is left."""
-    return int((part.wanted & (part.column("has_sample") == 0)).sum())
+    return int((block.wanted & (block.column("has_sample") == 0)).sum())
 
 
 def sample_error(file: str, number: int, what: str) -> RowError:
@@ -539,25 +539,25 @@ def _has_labels(labels: arrow_files.Array, lengths: NDArray[np.int64]) -> NDArra
     return np.asarray((counts > 0).reshape(len(lengths), -1).all(-1))
 
 
-def _classes_of(part: encoded_rows.EncodedPart) -> tuple[str, ...]:
+def _classes_of(block: encoded_rows.EncodedBlock) -> tuple[str, ...]:
     """The classes that were found in a part, in the order of their numbers there."""
-    return tuple(json.loads((part.folder / ABOUT).read_text())["classes"])
+    return tuple(json.loads((block.folder / ABOUT).read_text())["classes"])
 
 
-def _unknown_classes(part: encoded_rows.EncodedPart, labels: class_labels.ClassLabels) -> Iterator[RowError]:
+def _unknown_classes(block: encoded_rows.EncodedBlock, labels: class_labels.ClassLabels) -> Iterator[RowError]:
     """Yields the rows of a part with a class that is none of `labels`."""
-    names = _classes_of(part)
+    names = _classes_of(block)
     unknown = [number for number, name in enumerate(names) if name not in labels.names]
-    numbers, lengths = arrow_files.values_of(part.facts["classes"])
+    numbers, lengths = arrow_files.values_of(block.facts["classes"])
     assert lengths is not None
-    places = np.repeat(np.arange(len(part)), lengths)
-    wrong = np.isin(numbers, unknown) & part.wanted[places] if unknown else np.zeros(len(numbers), bool)
+    places = np.repeat(np.arange(len(block)), lengths)
+    wrong = np.isin(numbers, unknown) & block.wanted[places] if unknown else np.zeros(len(numbers), bool)
     for row in dict.fromkeys(places[wrong].tolist()):
         name = next(names[number] for number in numbers[places == row] if number in unknown)
         try:
             labels.number(name)
         except ValueError as error:
-            yield sample_error(*part.place(row), str(error))
+            yield sample_error(*block.place(row), str(error))
 
 
 def _renumbered(

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data.chat_template import ANSWER, ChatTemplate, Message, Remark
-from ringmaster.techniques.data.special_tokens import LayoutPart, ids_of, kept_of, layout_of, own_texts
+from ringmaster.techniques.data.special_tokens import TemplatePiece, ids_of, kept_of, layout_of, own_texts
 from ringmaster.techniques.data.text_encoder import TextEncoder, puts_no_space
 
 CHATML = (
@@ -336,12 +336,12 @@ class RowTokenizer:
         return [ids.tolist() for ids in self.encoder(texts)]
 
     @cached_property
-    def _layout(self) -> list[LayoutPart]:
+    def _layout(self) -> list[TemplatePiece]:
         """What the tokenizer makes of a text."""
         return layout_of(self._tokenizer, num_texts=1)
 
     @cached_property
-    def _pair_layout(self) -> list[LayoutPart]:
+    def _pair_layout(self) -> list[TemplatePiece]:
         """What the tokenizer makes of two texts."""
         return layout_of(self._tokenizer, num_texts=2)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data.arrow_files import LABELS, MASK, SPLITS, TOKENS, Array, Table, values_of
-from ringmaster.techniques.data.encoded_rows import EncodedPart
+from ringmaster.techniques.data.encoded_rows import EncodedBlock
 from ringmaster.techniques.data.row_files import hash_bytes
 from ringmaster.techniques.data.row_kind import IMAGE
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
@@ -193,20 +193,20 @@ class SplitContent:
     losses, samples, sources: the columns of `content_facts` of all rows that are read, [rows].
     """
 
-    def __init__(self, parts: Sequence[EncodedPart], *, split: str) -> None:
-        self._parts = parts
-        self._rows = [np.flatnonzero(each.split(split) & (each.column("has_sample") != 0)) for each in parts]
+    def __init__(self, blocks: Sequence[EncodedBlock], *, split: str) -> None:
+        self._blocks = blocks
+        self._rows = [np.flatnonzero(each.split(split) & (each.column("has_sample") != 0)) for each in blocks]
         self.losses, self.samples, self.sources = map(self._column, FACTS)
 
     def _column(self, name: str) -> NDArray[Any]:
-        columns = (part.column(name)[rows] for part, rows in zip(self._parts, self._rows, strict=True))
+        columns = (block.column(name)[rows] for block, rows in zip(self._blocks, self._rows, strict=True))
         return np.concatenate([*columns])
 
     def place(self, number: int) -> str:
         """Returns the file and the row of a sample."""
-        for part, rows in zip(self._parts, self._rows, strict=True):
+        for block, rows in zip(self._blocks, self._rows, strict=True):
             if number < len(rows):
-                file, row = part.place(int(rows[number]))
+                file, row = block.place(int(rows[number]))
                 return f"{Path(file).name}, row {row}"
             number -= len(rows)
         raise AssertionError("a sample is of one of the parts")
@@ -231,11 +231,11 @@ class SplitContent:
             )
 
 
-def notes_and_faults(parts: Sequence[EncodedPart]) -> tuple[list[str], list[str]]:
+def notes_and_faults(blocks: Sequence[EncodedBlock]) -> tuple[list[str], list[str]]:
     """Returns what users should know of samples that lost their rows' content, and why no model is trained on them."""
     notes, faults = list[str](), list[str]()
     for split in SPLITS:
-        for what, remedy, share in SplitContent(parts, split=split).problems():
+        for what, remedy, share in SplitContent(blocks, split=split).problems():
             notes.append(f"{'' if split == 'training' else 'held out: '}{what}")
             if share > MAX_LOST_SHARE:
                 faults.append(f"{notes[-1]}. To fix: {remedy}")

@@ -69,7 +69,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutPart:
+class TemplatePiece:
     """Tokens of one type: special ones with their ids, or those of a text, by its number."""
 
     text: int | None
@@ -77,7 +77,7 @@ class LayoutPart:
     type: int
 
 
-def layout_of(tokenizer: Any, *, num_texts: int) -> list[LayoutPart]:
+def layout_of(tokenizer: Any, *, num_texts: int) -> list[TemplatePiece]:
     """Returns what a tokenizer makes of a text, or of a pair: its special tokens, and the places of the texts.
 
     It is found with texts of the tokenizer's own tokens. Raises ValueError where the tokenizer takes no pairs.
@@ -97,7 +97,7 @@ def layout_of(tokenizer: Any, *, num_texts: int) -> list[LayoutPart]:
         texts = [numbers.index(number) if number in numbers else None for number in whole["input_ids"]]
     tokens = zip(texts, whole["input_ids"], whole["token_type_ids"], strict=True)
     groups = groupby(tokens, key=lambda token: (token[0], token[2]))
-    return [LayoutPart(text=text, ids=tuple(each[1] for each in group), type=kind) for (text, kind), group in groups]
+    return [TemplatePiece(text=text, ids=tuple(each[1] for each in group), type=kind) for (text, kind), group in groups]
 
 
 def kept_of(lengths: Sequence[int], most: int, *, is_fast: bool, is_left: bool) -> list[range]:

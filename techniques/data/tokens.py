@@ -47,7 +47,7 @@ def write_text(
     where: str,
     column: str = TextOptions.text_column,
     cache_dir: Path | None = None,
-    parts: Callable[[], Iterator[encoded_rows.RowsPart]] | None = None,
+    blocks: Callable[[], Iterator[encoded_rows.RowBlock]] | None = None,
 ) -> PreparedData:
     """Writes token samples of `spec.seq_len` into `folder`, and the manifest of named data; returns the description.
 
@@ -70,11 +70,11 @@ def write_text(
         trained_on = (row.content for row in _of_one_form(rows(), has_ids=False) if not row.held_out)
         save_tokenizer(folder / "tokenizer", spec, trained_on)
         tokenizer = RowTokenizer(folder / "tokenizer")
-    is_kept = parts is not None and is_text and spec.tokenizer is not None
+    is_kept = blocks is not None and is_text and spec.tokenizer is not None
     settings = {"kind": "tokens", "column": column, "tokenizer": encoded_rows.content_of(folder / "tokenizer")}
     writer = _TokenWriter(spec, tokenizer, seq_len=spec.seq_len or len(first.content), where=where)
-    chosen = parts() if parts is not None and is_kept else iter([encoded_rows.RowsPart(rows=rows)])
-    with encoded_rows.encoded_parts(
+    chosen = blocks() if blocks is not None and is_kept else iter([encoded_rows.RowBlock(rows=rows)])
+    with encoded_rows.encoded_blocks(
         chosen, spec, writer.encode, folder=folder, cache_dir=cache_dir if is_kept else None, settings=settings
     ) as selected:
         if not any(each.wanted.any() for each in selected):
@@ -99,16 +99,16 @@ class _TokenWriter:
     def _dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint16 if self._largest < MAX_SMALL_IDS else np.uint32)
 
-    def encode(self, folder: Path, part: encoded_rows.RowsPart) -> None:
+    def encode(self, folder: Path, block: encoded_rows.RowBlock) -> None:
         """Writes the tokens of rows in pieces, each with the place of its row, and what is known of the rows."""
         num_rows = 0
         with (
             arrow_files.ArrowWriter(folder / encoded_rows.SAMPLES) as pieces,
             arrow_files.ArrowWriter(folder / encoded_rows.ROWS) as known,
         ):
-            known.write(self._facts([], part, []))
+            known.write(self._facts([], block, []))
             is_written = False  # of the row that a piece belongs to
-            for batch in _batches(self._pieces(part.rows())):
+            for batch in _batches(self._pieces(block.rows())):
                 ids = self._encoded(batch)
                 ends = np.array([row is not None for _, row in batch])
                 place = num_rows + np.cumsum(ends) - ends
@@ -123,17 +123,17 @@ class _TokenWriter:
                     if row is not None:
                         are_written.append(is_written)
                         is_written = False
-                known.write(self._facts([row for _, row in batch if row is not None], part, are_written))
+                known.write(self._facts([row for _, row in batch if row is not None], block, are_written))
 
     def _are_special_in(self, text: str) -> bool:
         return self._tokenizer is not None and self._tokenizer.encoder.written.are_plain_in(text)
 
-    def _facts(self, rows: Sequence[Row], part: encoded_rows.RowsPart, are_written: Sequence[bool]) -> Any:
+    def _facts(self, rows: Sequence[Row], block: encoded_rows.RowBlock, are_written: Sequence[bool]) -> Any:
         """What is known of rows, as a table."""
-        known = encoded_rows.row_facts(rows, part, self._spec)
+        known = encoded_rows.row_facts(rows, block, self._spec)
         return arrow_files.table_of({**known, encoded_rows.WRITTEN: np.array(are_written, dtype=np.uint8)})
 
-    def write(self, folder: Path, parts: Sequence[encoded_rows.EncodedPart]) -> PreparedData:
+    def write(self, folder: Path, blocks: Sequence[encoded_rows.EncodedBlock]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
         num_tokens, num_unknown = (dict.fromkeys(arrow_files.SPLITS, 0) for _ in range(2))
         unknown = None if self._tokenizer is None else self._tokenizer.unknown_content_id
@@ -143,7 +143,7 @@ class _TokenWriter:
                 split: files.enter_context(arrow_files.ArrowWriter(arrow_files.split_file(folder, split)))
                 for split in arrow_files.SPLITS
             }
-            for each in parts:
+            for each in blocks:
                 chosen = {split: each.split(split) for split in arrow_files.SPLITS}
                 for pieces in arrow_files.read_tables(each.folder / encoded_rows.SAMPLES):
                     rows = pieces["row"].to_numpy()
@@ -167,7 +167,7 @@ class _TokenWriter:
         notes, faults = sample_checks.notes_on_unknown(num_unknown, num_tokens)
         return replace(
             prepared,
-            notes=(*prepared.notes, *encoded_rows.notes_on_written(parts), *notes),
+            notes=(*prepared.notes, *encoded_rows.notes_on_written(blocks), *notes),
             training_faults=(*prepared.training_faults, *faults),
         )
 
@@ -401,7 +401,7 @@ class TextFiles(StoredSource):
             where=where,
             column=column,
             cache_dir=cache_dir,
-            parts=partial(encoded_rows.parts_of_files, spec, self._reading(spec)),
+            blocks=partial(encoded_rows.blocks_of_files, spec, self._reading(spec)),
         )
         note = note_on_unread(there, read=[column] if column in there else [COLUMN, arrow_files.MASK], spec=spec)
         return replace(prepared, notes=(*prepared.notes, *note))

@@ -30,7 +30,7 @@ from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.parallel.pipe import Stage, StagePart, owners, partition
+from ringmaster.techniques.parallel.pipe import Stage, StageLayers, owners, partition
 from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
@@ -133,11 +133,11 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
     kinds = [kind_of(layer) for layer in layers]
     loss = loss_of(job.loss, model, job.model, options=job.loss_options)
     parts = {
-        "nothing": StagePart(first=0, last=0, has_entry=False, has_exit=False),
-        "entry": StagePart(first=0, last=0, has_entry=True, has_exit=False),
-        "exit": StagePart(first=0, last=0, has_entry=False, has_exit=True),
+        "nothing": StageLayers(first=0, last=0, has_entry=False, has_exit=False),
+        "entry": StageLayers(first=0, last=0, has_entry=True, has_exit=False),
+        "exit": StageLayers(first=0, last=0, has_entry=False, has_exit=True),
         **{
-            kind: StagePart(first=at, last=at + 1, has_entry=False, has_exit=False)
+            kind: StageLayers(first=at, last=at + 1, has_entry=False, has_exit=False)
             for at, kind in enumerate(kinds)
             if kind not in kinds[:at]
         },
@@ -207,7 +207,7 @@ class _MeasuredModule:
     def __init__(
         self,
         model: nn.Module,
-        part: StagePart,
+        part: StageLayers,
         *,
         loss: Loss,
         job: Job,

@@ -27,7 +27,7 @@ from ringmaster.techniques.training.gradients import local, settle_
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePart:
+class StageLayers:
     """The part of a model that a stage has: layers [first, last).
 
     has_entry: it has the modules before the first layer.
@@ -73,7 +73,7 @@ def _filled(costs: Sequence[int], num_stages: int, limit: int) -> list[tuple[int
     return stages if last == 0 else None
 
 
-def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] | None = None) -> list[StagePart]:
+def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] | None = None) -> list[StageLayers]:
     """Returns the stages of a decoder, with `stage_layers` layers each, or balanced by parameters where that is None.
 
     Only parameters of products count (a look-up costs nothing). Raises ValueError where `stage_layers` does not divide
@@ -91,7 +91,7 @@ def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] |
         )
     firsts = [0, *accumulate(stage_layers)]
     return [
-        StagePart(first=first, last=last, has_entry=first == 0, has_exit=last == len(names))
+        StageLayers(first=first, last=last, has_entry=first == 0, has_exit=last == len(names))
         for first, last in pairwise(firsts)
     ]
 
@@ -105,7 +105,7 @@ class Stage(nn.Module):
     The caller sets both.
     """
 
-    def __init__(self, model: nn.Module, part: StagePart) -> None:
+    def __init__(self, model: nn.Module, part: StageLayers) -> None:
         super().__init__()
         # Modules of its own around the same parameters.
         self.model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
@@ -125,7 +125,7 @@ class Stage(nn.Module):
             return hidden.clone() if is_view(hidden) else hidden  # schedules detach in place what they have sent
 
 
-def keep(model: nn.Module, parts: Sequence[StagePart], *, embedding: bool) -> None:
+def keep(model: nn.Module, parts: Sequence[StageLayers], *, embedding: bool) -> None:
     """Removes all but `parts` from a decoder, in place.
 
     embedding: whether the token embedding stays.

@@ -54,7 +54,7 @@ def without_files_kept(spec, tmp_path, monkeypatch):
     """The same data prepared row by row."""
     original = tokens.write_text
     with monkeypatch.context() as patch:
-        patch.setattr(tokens, "write_text", lambda *said, parts, **given: original(*said, **given))
+        patch.setattr(tokens, "write_text", lambda *said, blocks, **given: original(*said, **given))
         return prepare(spec, cache_dir=tmp_path / "by-row")
 
 

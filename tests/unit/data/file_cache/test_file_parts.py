@@ -22,7 +22,7 @@ def rows_in_parts(path):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(encoded_rows, "PART_BYTES", 100)
+    monkeypatch.setattr(encoded_rows, "BLOCK_BYTES", 100)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -77,7 +77,7 @@ def test_text_that_was_added_to_a_file_is_encoded_alone(jsonl, text, tmp_path, m
     )
     trained = DataSpec(path=str(jsonl("other.txt", 40)), format="jsonl", seq_len=16, vocab_size=300)
     tokenizer = prepare(trained, cache_dir=tmp_path / "trained").tokenizer_dir
-    monkeypatch.setattr(encoded_rows, "PART_BYTES", 1000)
+    monkeypatch.setattr(encoded_rows, "BLOCK_BYTES", 1000)
     spec = DataSpec(path=str(jsonl("a.jsonl", 30)), tokenizer=str(tokenizer), seq_len=16)
     prepare(spec, cache_dir=tmp_path / "cache")
     num_before = len(found)

@@ -105,7 +105,7 @@ def outcome(source, spec, cache):
 def short_parts(monkeypatch):
     """Small files have several parts, which are not synced to the disk."""
     monkeypatch.setattr(checkpoint, "sync_path", lambda path: None)
-    monkeypatch.setattr(encoded_rows, "PART_BYTES", 300)
+    monkeypatch.setattr(encoded_rows, "BLOCK_BYTES", 300)
 
 
 @pytest.fixture
