@@ -16,6 +16,7 @@ import argparse
 import math
 import random
 import statistics
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from datetime import date
 from itertools import pairwise
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in, predict
-from ringmaster.tasks.profiling.machine_load import MachineLoad
+from ringmaster.tasks.profiling.machine_load import CurrentLoad, MachineLoad
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 RECORDED = Path(__file__).with_name("load_trace.csv")
@@ -114,14 +115,35 @@ def finished_s(trace: Trace, begin_s: float, work_s: float) -> float:
     raise AssertionError("the last load is there for good")
 
 
+def at_half_time(trace: Trace, begin_s: float, *, length_s: float, work_s: float) -> tuple[bool, float]:
+    """Returns the same for a first run of which half is done, whose steps have been measured at the load by then."""
+    half_s, end_s = (finished_s(trace, begin_s, share * work_s) for share in (0.5, 1.0))
+    load, now_s = CurrentLoad(), 0.0
+    while now_s < half_s:
+        now_s = min(now_s + 2.0, half_s)
+        load.note(load_at(trace, begin_s + now_s), now_s=now_s)
+    errors = np.exp(0.02 * np.linspace(-2.0, 2.0, 200))
+    conditions = ForecastConditions(load=MachineLoad(ratio=load.ratio, spread=load.error), seen=tuple(load.seen))
+    shown = predict({"a": 0.5 * work_s * load.ratio * errors}, conditions=conditions, made_s=half_s)
+    return shown.low_s <= end_s <= shown.high_s, (shown.high_s - shown.low_s) / shown.makespan_s
+
+
+def load_at(trace: Trace, now_s: float) -> float:
+    """Returns the load of a trace at a time."""
+    return trace[bisect([at_s for at_s, _ in trace], now_s) - 1][1]
+
+
 def replayed(kind: str, *, length_s: float, seed: int) -> list[tuple[bool, float]]:
-    """Returns for each run whether its end lies in its interval, and the interval's width, relative to the end."""
+    """Returns for each run whether its end lies in its interval, and the interval's width, relative to the end.
+
+    The last row is of the first run, at half time.
+    """
     draw = random.Random(f"{kind} {length_s} {seed}")
     trace, metrics, found = KINDS[kind](draw), list[dict[str, float]](), list[tuple[bool, float]]()
     errors = np.exp(OF_SPEED * np.linspace(-2.0, 2.0, 200))
     for _ in range(RUNS):
         begin_s = draw.uniform(0.0, DAY_S - 10 * length_s)
-        load = next(load for at_s, load in reversed(trace) if at_s <= begin_s)
+        load = load_at(trace, begin_s)
         seen = max(1.0, load * math.exp(draw.gauss(0.0, OF_LOAD)))
         work_s = length_s * math.exp(draw.gauss(0.0, UNEXPLAINED))
         actual_s = finished_s(trace, begin_s, work_s)
@@ -139,7 +161,9 @@ def replayed(kind: str, *, length_s: float, seed: int) -> list[tuple[bool, float
                 "run_load": max(1.0, actual_s / work_s * math.exp(draw.gauss(0.0, OF_LOAD / 2))),
             }
         )
-    return found
+        if len(metrics) == 1:
+            half_time = at_half_time(trace, begin_s, length_s=length_s, work_s=work_s)
+    return [*found, half_time]
 
 
 def main() -> None:
@@ -147,14 +171,16 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=40, help="of each kind and length")
     parser.add_argument("--table", action="store_true")
     chosen = parser.parse_args()
-    lines = ["| load | in the 90 % interval | in first runs | width, median |", "|---|---:|---:|---:|"]
-    every: list[tuple[bool, float]] = []
+    lines = [
+        "| load | in the 90 % interval | width, median | in first runs | in these, at half time | width |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    changing: list[list[tuple[bool, float]]] = []
     for kind in KINDS:
         runs = [replayed(kind, length_s=s, seed=seed) for s in LENGTHS_S for seed in range(chosen.machines)]
-        rows = [row for run in runs for row in run]
-        lines.append(line(kind, rows, first=[run[0] for run in runs]))
-        every += rows if kind != "quiet" else []
-    lines.append(line("**all but quiet**", every, first=every))
+        lines.append(line(kind, runs))
+        changing += runs if kind != "quiet" else []
+    lines.append(line("**all but quiet**", changing))
     print("\n".join(lines))
     if chosen.table:
         about = f"{date.today().isoformat()}, {chosen.machines} machines of each kind and length, {RUNS} runs on each."
@@ -162,10 +188,13 @@ def main() -> None:
         PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
 
 
-def line(kind: str, rows: Sequence[tuple[bool, float]], *, first: Sequence[tuple[bool, float]]) -> str:
-    """Returns a row of the table."""
-    inside, of_first = (statistics.mean(is_inside for is_inside, _ in each) for each in (rows, first))
-    return f"| {kind} | {inside:.1%} | {of_first:.1%} | {statistics.median(width for _, width in rows):.0%} |"
+def line(kind: str, runs: Sequence[Sequence[tuple[bool, float]]]) -> str:
+    """Returns a row of the table about the runs on some machines."""
+    cells = []
+    for rows in ([row for run in runs for row in run[:-1]], [run[0] for run in runs], [run[-1] for run in runs]):
+        inside, width = statistics.mean(is_in for is_in, _ in rows), statistics.median(width for _, width in rows)
+        cells += [f"{inside:.1%}", f"{width:.0%}"]
+    return f"| {kind} | {' | '.join(cells[:3] + cells[4:])} |"
 
 
 if __name__ == "__main__":

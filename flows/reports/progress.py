@@ -341,7 +341,7 @@ def _described(event: execution_events.ExecutionEvent) -> tuple[str, str]:
             again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
             who = f"{label_of(segment.job, members)} start" if members else f"{segment.job} starts"
             is_part = first > 0 or segment.last_step < max(event.num_steps, default=0)
-            why = f": {segment.why}" if segment.why and is_part else ""
+            why = f": {segment.reason}" if segment.reason and is_part else ""
             return f"{who} at step {first} on {_devices(segment.devices)}{again}{why}", ""
         case execution_events.GangReport(
             job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows)

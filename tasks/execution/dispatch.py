@@ -33,7 +33,7 @@ def device_of(lease: str) -> DeviceId:
 class PlannedSegment:
     """A range of a job's steps up to `last_step` (exclusive), on `devices` under its option number `option`.
 
-    why: the reason for which a job begins it that runs, or has run, under another option or elsewhere.
+    reason: why a job begins it that runs, or has run, under another option or elsewhere.
     is_trial: whether it measures its option, and the rest of the job is decided at its end.
     """
 
@@ -43,7 +43,7 @@ class PlannedSegment:
     devices: tuple[DeviceId, ...]
     start_s: float
     end_s: float
-    why: str = ""
+    reason: str = ""
     is_trial: bool = False
 
 

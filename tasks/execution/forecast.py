@@ -97,10 +97,12 @@ class ForecastConditions:
 
     load: the load of the machine, which the plan contains.
     earlier: the errors of earlier runs.
+    seen: loads of the machine since the batch began.
     """
 
     load: MachineLoad = field(default_factory=MachineLoad)
     earlier: Sequence[EarlierRun] = ()
+    seen: Sequence[float] = ()
 
 
 def _normals(*, seed: int) -> Callable[[], Draws]:
@@ -421,7 +423,7 @@ def predict(
     load, last = about.load, _last(left)
     speeds = spread_of(left)
     common = math.hypot(MIN_SPREAD, load.spread)
-    seen = [ratio for run in about.earlier for ratio in run.loads]
+    seen = [*about.seen, *(ratio for run in about.earlier for ratio in run.loads)]
     ahead = load_ahead(load, seen, seconds=float(np.median(last)))
     change = math.log(ahead.ratio / load.ratio)
     spread = math.hypot(speeds, common)

@@ -171,7 +171,7 @@ class PlanManager:
         if pending_plan.is_needed:
             for number in self._answered:
                 self._wanted.pop(number, None)
-        fresh = [replace(segment, why=f"a new plan ({pending_plan.why})") for segment in fresh]
+        fresh = [replace(segment, reason=f"a new plan ({pending_plan.why})") for segment in fresh]
         self._command(self._plan_progress.follow(self.replanner.explored(self.state(), fresh)))
         self.drop_unusable()  # devices that are gone since planning began
         self._follow(pending_plan.rest.problem, pending_plan.plan.result(), why=pending_plan.why)

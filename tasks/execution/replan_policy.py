@@ -93,7 +93,7 @@ def explored(
         if segment.job in jobs and segment.job not in seen:
             trials = _trying_segments(segment, jobs[segment.job], terms)
             segments += trials
-            segment = replace(segment, why="continues, now that options are measured") if trials else segment
+            segment = replace(segment, reason="continues, now that options are measured") if trials else segment
         seen.add(segment.job)
         segments.append(segment)
     return segments
@@ -125,10 +125,8 @@ def _trying_segments(segment: PlannedSegment, job: ExploredJob, terms: _TrialTer
         if best.num_steps > MAX_SHARE * left or step + best.num_steps >= segment.last_step:
             continue
         step, saved = step + best.num_steps, saved + best.saves
-        tried = job.options[best.option]
-        devices, why = segment.devices[: tried.num_devices], f"measures {tried.technique} up to step {step}"
-        trial = replace(segment, option=best.option, last_step=step, devices=devices, why=why, is_trial=True)
-        segments.append(trial)
+        devices = segment.devices[: job.options[best.option].num_devices]
+        segments.append(replace(segment, option=best.option, last_step=step, devices=devices, is_trial=True))
     return segments
 
 
@@ -280,7 +278,7 @@ class ReplanTrigger:
                 f"{job} by {late_s[job]:.0f} s" for job in fresh
             )
         if now_s + EPS_S >= self.next_s:
-            return "the clock"
+            return "the speeds measured since the last plan"
         left_s = max(ends_s.values(), default=now_s) - now_s
         off_s = {job: end_s - self.expected_s[job] for job, end_s in ends_s.items() if job in self.expected_s}
         worst = max(off_s, key=lambda job: abs(off_s[job]), default=None)

@@ -35,7 +35,7 @@ from ringmaster.tasks.execution.replan_policy import (
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.profiling.machine_load import CurrentLoad
+from ringmaster.tasks.profiling.machine_load import CurrentLoad, MachineLoad
 from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
@@ -289,7 +289,7 @@ class Replanner:
             for each in left.jobs
             if each.id in free
         }
-        return explored(
+        segments = explored(
             planned,
             jobs,
             switch_cost_s=left.switch_cost_s,
@@ -297,6 +297,11 @@ class Replanner:
             noise=self._load.error,
             num_runs=1 + len(self.conditions.earlier),
         )
+        return [self._with_reason(each, state) if each.is_trial else each for each in segments]
+
+    def _with_reason(self, trial: PlannedSegment, state: State) -> PlannedSegment:
+        option = _in_words(state.profiles[trial.job][trial.option])
+        return replace(trial, reason=f"measures {option} up to step {trial.last_step}")
 
     def best_option(self, state: State, running: PlannedSegment, planned: PlannedSegment) -> int:
         """Returns the option under which the rest of a job that runs ends first: the planned, or one that has run.
@@ -345,7 +350,8 @@ class Replanner:
         """The conditions with the load of the machine now."""
         if self._load.mean is None:
             return self.conditions
-        return replace(self.conditions, load=replace(self.conditions.load, ratio=self._load.ratio))
+        load = MachineLoad(ratio=self._load.ratio, spread=self._load.error)
+        return replace(self.conditions, load=load, seen=tuple(self._load.seen))
 
     @property
     def run_load(self) -> float | None:
@@ -504,6 +510,12 @@ class Replanner:
     def _expect(self, ahead: PlanSimulator) -> None:
         self._when.planned(self._now_s(), _ends(ahead))
         self._look_s = self._now_s() + self._policy.least * self._when.first_s / LOOKS
+
+
+def _in_words(profile: Profile) -> str:
+    """Returns technique and config: "ddp with micro_batch 8, recompute none"."""
+    config = ", ".join(f"{key} {value}" for key, value in profile.config.items())
+    return f"{profile.technique} with {config}" if config else profile.technique
 
 
 def _out(state: State, left: Problem) -> set[DeviceId]:

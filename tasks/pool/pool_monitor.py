@@ -243,7 +243,7 @@ PLAN_REASONS: Mapping[str, str] = {
     "devices": r"node .+ (is gone|came)\b|the health of devices has changed|.* has lost its devices",
     "failure": r".* ran out of memory|the gang of .* crashed|jobs have failed$",
     "deadline": r"in danger of missing their deadlines",
-    "clock": r"the clock$",
+    "clock": r"the (clock|speeds measured since the last plan)$",
     "forecast": r".* is (late|early) by \d+ s",
     "request": r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set",
     "group": r".* (continues? alone|leads its group)",

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ BUSY_LOAD = 1.15
 LOAD_ERROR = 0.1  # of the logarithm of a load, by which measured seconds are divided
 CHANGES_S = (120.0, 3600.0)  # the time constants with which a load changes
 LATELY_S = 30.0  # over which what gangs report of the load is averaged
+MAX_SEEN = 40
 NUM_KEPT = 100  # measurements by which a quiet machine is known; older ones may be of another state of it
 
 
@@ -159,11 +161,14 @@ class CurrentLoad:
     """The load of a machine while a batch runs, as the mean of what its gangs have reported lately.
 
     first: before any report.
+    seen: the load so far, twice a minute.
     """
 
     def __init__(self, first: float = 1.0) -> None:
         self._log, self._heard_s = math.log(first), 0.0
         self._quiet_s = 0.0  # that the time so far would have taken without load
+        self.seen: deque[float] = deque(maxlen=MAX_SEEN)
+        self._seen_s = 0.0
 
     @property
     def ratio(self) -> float:
@@ -185,4 +190,7 @@ class CurrentLoad:
         share = -math.expm1(-(now_s - self._heard_s) / LATELY_S)
         self._log += share * (math.log(load) - self._log)
         self._quiet_s += (now_s - self._heard_s) / load
+        if now_s - self._seen_s >= LATELY_S:
+            self.seen.append(self.ratio)
+            self._seen_s = now_s
         self._heard_s = now_s

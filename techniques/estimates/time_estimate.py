@@ -42,6 +42,9 @@ FORWARD_SHARE = 1 / 3  # of a micro-batch, where it was not measured: backward h
 RECOMPUTED = 0.03  # the part of a micro-batch that selective recomputation computes again
 OPTIMIZER_PASSES = 7  # per weight: reads of weight, gradient and both moments, and three writes
 MEMORY_PREMIUM = 1.1  # for techniques that save memory: their exchanges are longer or finer than counted
+# By mesh axis, how many times as long as counted a step takes on CPU slots: each rank computes what is not divided, and
+# wraps what is, on the core that also computes. Fitted to steps of six options each on two cores.
+CPU_PREMIUMS = {"tp": 1.3, "cp": 1.1}
 # Exchanges of activations per layer, forward and backward: in tensor-parallel layers, without and with sequence
 # parallelism; and in attention over divided tokens, by the kind of exchange.
 CUT_EXCHANGES, SEQUENCE_EXCHANGES = 8, 12
@@ -157,6 +160,8 @@ def predicted_step_s(
     sending_s = sent.num_bytes / rates.link_bytes_per_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
     step_s = (MEMORY_PREMIUM if technique.saves_memory_of else 1.0) * (computing_s + updating_s + sending_s)
+    if shape.kind == "cpu":
+        step_s *= math.prod(premium for axis, premium in CPU_PREMIUMS.items() if axes.get(axis, 1) > 1)
     return max(step_s, rows * alone.load_s)
 
 

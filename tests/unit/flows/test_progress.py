@@ -152,7 +152,7 @@ def test_a_restart_has_a_line_with_its_reason(clock, is_terminal):
     view.listen(started())
     again = started(number=2)
     reason = "a new plan (a is late by 9 s)"
-    view.listen(replace(again, first_step=7, segment=replace(again.segment, why=reason)))
+    view.listen(replace(again, first_step=7, segment=replace(again.segment, reason=reason)))
     line = f"a starts at step 7 on device 0,1: {reason}"
     assert console.file.getvalue().splitlines()[-1] == line
 

@@ -36,10 +36,10 @@ def three_fine_tunes(folder, *, load, measured_load=lambda load: load, num_steps
         for technique, number, step_s in options:
             speeds[name, registry.dotted_path(technique), number] = step_s * math.exp(draw.gauss(0.0, 0.08))
             speeds[name, registry.dotted_path(technique), number] *= (factors or {}).get(technique, 1.0)
-    engine = FakeEngine(speeds, startup_s=1.5, report_s=0.2, load=load, measured_load=measured_load)
+    engine = FakeEngine(speeds, startup_s=1.5, report_s=1.0, load=load, measured_load=measured_load)
     bench = clocked_bench(
         folder, [job(name, num_steps=num_steps) for name in names], engine,
-        make_plan=lambda problem: solve(problem, work_s=0.05, time_limit_s=600.0), policy=POLICY, profiles=profiles,
+        make_plan=lambda problem: solve(problem, work_s=0.02, time_limit_s=600.0), policy=POLICY, profiles=profiles,
     )  # fmt: skip
     assert bench.run()
     return bench
@@ -63,4 +63,4 @@ def test_an_option_that_is_far_slower_than_predicted_is_left_on_a_busy_machine_w
     last = {event.segment.job: event for event in started}
     assert any(event.technique != "single" for event in last.values())
     for event in started:
-        assert event.segment.why or event.first_step == 0
+        assert event.segment.reason or event.first_step == 0

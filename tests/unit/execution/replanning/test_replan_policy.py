@@ -165,7 +165,7 @@ def test_the_rest_is_planned_on_a_clock_and_at_surprises():
     when = ReplanTrigger(ReplanPolicy(every=0.1, least=0.02, surprise=0.05))
     when.planned(0.0, {"a": 1000.0, "b": 600.0})
     assert when.why_now(99.0, {"a": 1000.0, "b": 600.0}) is None
-    assert when.why_now(100.0, {"a": 1000.0, "b": 600.0}) == "the clock"
+    assert when.why_now(100.0, {"a": 1000.0, "b": 600.0}) == "the speeds measured since the last plan"
     assert when.why_now(50.0, {"a": 1000.0, "b": 700.0}) == "b is late by 100 s"
     assert when.why_now(50.0, {"a": 900.0, "b": 600.0}) == "a is early by 100 s"
     when.planned(950.0, {"a": 1000.0})
