@@ -1,6 +1,7 @@
 """A Slurm cluster on this machine: the real daemons, two nodes with two CPUs and two devices each that stand for GPUs.
 
-There is no accounting database. Partition `urgent` takes nodes from jobs in `batch`.
+There is no accounting database. Partition `urgent` takes nodes from jobs in `batch`. BatchStartTimeout is 10 s by
+default: on a busy machine, where a job may start later, Slurm would end it when its node registers, as after a resume.
 """
 
 import os
@@ -54,6 +55,7 @@ PreemptMode=REQUEUE
 ReturnToService=2
 SlurmctldTimeout=10
 SlurmdTimeout=15
+BatchStartTimeout=300
 KillWait=20
 JobRequeue=1
 GresTypes=gpu

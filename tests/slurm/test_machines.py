@@ -34,8 +34,14 @@ def pilot(cluster, tmp_path, monkeypatch):
             "--no-requeue", "--exclusive", f"--comment={comment_of('x')}", *options, script=BATCH_SCRIPT
         )
         if waits:
-            until("the job serves", lambda: "serving" in cluster.output(job))
+            until("the job serves", lambda: serves(job))
         return job
+
+    def serves(job):
+        if "serving" in cluster.output(job):
+            return True
+        assert not cluster.is_over(job), f"{cluster.job(job)} has not served: {cluster.log('slurmctld')}"
+        return False
 
     return submit
 
