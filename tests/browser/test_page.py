@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,12 +67,12 @@ def table(page):
 
 def test_the_page_shows_a_run_clones_a_job_and_cancels_the_rest(chromium, run, request, tmp_path):
     process, environment, log = run
-    address = until("the page has an address", lambda: re.search(r"http://(.+):(.+)@(\S+)", log.read_text()))
+    told = until("the page has an address", lambda: re.search(r"(http\S+), user (\w+), .*`cat (.+)`", log.read_text()))
+    url, username, password = told[1], told[2], Path(told[3]).read_text()
     faults = []
-    with chromium.context(http_credentials={"username": address[1], "password": address[2]}) as context:
+    with chromium.context(http_credentials={"username": username, "password": password}) as context:
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
-        url = f"http://{address[3]}"
         until("the page is served", lambda: _opened(page, url), seconds=UP_TIMEOUT_S)
         expect(page.get_by_role("row", name="digits-short")).to_contain_text("done")
         expect(page.get_by_role("row", name="digits-endless")).to_contain_text("running")

@@ -1,9 +1,11 @@
 """The live page: what it sends equals `ringmaster watch --json`, who may read it, and what its files are."""
 
 import asyncio
+import inspect
 import json
 import math
 import re
+import stat
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from starlette.testclient import TestClient
 from ringmaster.errors import InputError
 from ringmaster.features.page import feed as feeds
 from ringmaster.features.page.actions import submit
+from ringmaster.features.page.commands import _password
 from ringmaster.features.page.curves import MAX_POINTS, Curve
 from ringmaster.features.page.feed import Feed, RunView
 from ringmaster.features.page.patches import difference, patched
@@ -25,6 +28,7 @@ from ringmaster.features.page.sources import HomeRuns, PoolBatches
 from ringmaster.files import sha256_of
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import exclusive_lock
+from ringmaster.flows.cli import app
 from ringmaster.flows.job_forms import job_forms
 from ringmaster.flows.pool.batch_requests import ALONE_OVER
 from ringmaster.flows.reports.watch import print_timeline
@@ -213,6 +217,49 @@ def test_a_page_gets_the_state_then_changes_and_a_comment_while_nothing_happens(
     first, _, change, _ = asyncio.run(follow())
     assert first.startswith(b"event: state\ndata: {") and first.endswith(b"}\n\n")
     assert json.loads(change.split(b"data: ")[1])["curves"]["train/loss"]["b"]["value"] == [3.0]
+
+
+def test_a_view_is_closed_once_nobody_looks_and_opened_for_the_next_page(home, monkeypatch):
+    monkeypatch.setattr(feeds, "LOOK_EVERY_S", 0.01)
+
+    async def twice():
+        view = RunView(HomeRuns(home[0]), None)
+        feed = Feed(view, is_over=lambda: False)
+        for _ in range(2):
+            messages = feed.messages()
+            assert (await anext(messages)).startswith(b"event: state")
+            await messages.aclose()
+            while view.state is not None:
+                await asyncio.sleep(0)
+
+    asyncio.run(twice())
+
+
+def test_a_page_whose_run_cannot_be_read_says_why_and_goes_on_once_it_can(home):
+    folder, story = home
+    file = Path(path_of(story.database.url))
+    story.database.close()
+    aside = file.rename(file.with_suffix(".aside"))
+    file.write_bytes(b"no database " * 100)
+    with looking(folder) as view:
+        kind, text = view.look()
+        assert kind == "fault" and text.startswith("the records cannot be read: ")
+        assert view.look() is None  # it is told once
+        aside.rename(file)
+        assert view.look()[0] == "state"
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "retrain"])
+def test_commands_that_train_have_the_option(name):
+    (command,) = [each for each in app.registered_commands if each.callback.__name__ == name]
+    assert inspect.signature(command.callback).parameters["page"].default is False
+
+
+def test_the_password_of_a_home_is_drawn_once_and_its_owners_alone(tmp_path):
+    home = tmp_path / "home"
+    first = _password(home)
+    assert len(first) >= 32 and _password(home) == first
+    assert stat.S_IMODE((home / "page-password").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("path", ["/page/", "/page/page.js", "/page/uplot/uPlot.esm.js", "/page/events", "/"])

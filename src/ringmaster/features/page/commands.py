@@ -32,9 +32,8 @@ def page() -> None:
     if (url := _page_of_pool()) is not None:
         _show(url)
         return
-    with _served(since_s=0.0) as process, suppress(KeyboardInterrupt):
-        process.wait()
-    raise typer.Exit(1 if process.returncode else 0)
+    with _served(since_s=0.0) as process, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
+        raise typer.Exit(1 if process.wait() else 0)
 
 
 def with_page(command: Callable[..., None]) -> Callable[..., None]:
@@ -81,7 +80,11 @@ def _served(*, since_s: float) -> Iterator[subprocess.Popen[bytes]]:
         stdin=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C at a terminal reaches the command alone, which then ends the server
     )
-    _show(f"http://{USERNAME}:{password}@127.0.0.1:{port}/page/")
+    # A terminal is its user's alone; others may read a file.
+    if error_console().is_terminal:
+        _show(f"http://{USERNAME}:{password}@127.0.0.1:{port}/page/")
+    else:
+        _show(f"http://127.0.0.1:{port}/page/, user {USERNAME}, password: `cat {_password_file(settings.home())}`")
     try:
         yield process
     finally:
@@ -112,10 +115,14 @@ def _free_port() -> int:
 def _password(home: Path) -> str:
     """Returns the password of the home's page, which is drawn once: a browser that knows it can show later runs."""
     keep_to_owner(home)
-    file = home / "page-password"
+    file = _password_file(home)
     if not file.exists():
         write_atomically(file, secrets.token_urlsafe(24).encode(), mode=0o600)
     return file.read_text()
+
+
+def _password_file(home: Path) -> Path:
+    return home / "page-password"
 
 
 COMMANDS = {"Train": (page,)}

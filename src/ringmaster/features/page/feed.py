@@ -165,6 +165,8 @@ class Feed:
             while not self._is_over():
                 if queue not in self._pages or queue.qsize() > MAX_WAITING:
                     queue = await self._join(queue)
+                if self._worker is not None and self._worker.done():
+                    self._worker.result()  # it has failed: the page connects anew
                 try:
                     yield await asyncio.wait_for(queue.get(), timeout=LOOK_EVERY_S)
                     silent_s = 0.0
@@ -188,31 +190,28 @@ class Feed:
             self._tell(await asyncio.to_thread(self._view.look))
             queue.put_nowait(_event(*await asyncio.to_thread(self._view.whole)))
             self._pages.add(queue)
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
+            if self._worker is None or self._worker.done():
+                self._worker = asyncio.create_task(self._work())
         return queue
 
     async def _work(self) -> None:
-        """Looks at the run while pages show it."""
-        try:
-            while self._pages and not self._is_over():
-                num_bytes = await self._look()
-                due_s = time.monotonic() + max(
-                    LOOK_EVERY_S, min(self._view.cost_s / SHARE, MAX_WAIT_S), num_bytes / MAX_BYTES_PER_S
-                )
-                while time.monotonic() < due_s and not self._is_over():
-                    await asyncio.sleep(min(LOOK_EVERY_S, due_s - time.monotonic()))
-            await self._look()  # what has happened last
-        finally:
-            if not self._pages:
-                self._view.close()
-
-    async def _look(self) -> int:
-        """Passes on to all pages what has changed; returns the number of bytes."""
-        async with self._lock:
-            return self._tell(await asyncio.to_thread(self._view.look))
+        """Looks at the run while pages show it, and a last time when the server is about to end."""
+        is_last = False
+        while not is_last:
+            is_last = self._is_over()
+            async with self._lock:
+                if not self._pages:
+                    self._view.close()
+                    self._worker = None
+                    return
+                num_bytes = self._tell(await asyncio.to_thread(self._view.look))
+            wait_s = max(LOOK_EVERY_S, min(self._view.cost_s / SHARE, MAX_WAIT_S), num_bytes / MAX_BYTES_PER_S)
+            due_s = time.monotonic() + wait_s
+            while not self._is_over() and (left_s := due_s - time.monotonic()) > 0:
+                await asyncio.sleep(min(LOOK_EVERY_S, left_s))
 
     def _tell(self, message: Message | None) -> int:
+        """Passes a message on to all pages; returns its size."""
         if message is None or not self._pages:
             return 0
         text = _event(*message)

@@ -76,9 +76,11 @@ export class PlanPart {
     for (const span of longest(timeline.first)) {
       if (strip) this.boxes(span, place, (top) => [top + 2 + inner + 2, strip], "first", parts);
     }
-    for (const span of longest(spans)) this.boxes(span, place, (top) => [top + 2, inner], this.kind(span), parts);
+    const band = (top, rows) => [top + 2, inner + (rows - 1) * tall];
+    for (const span of longest(spans)) this.boxes(span, place, band, this.kind(span), parts, strip ? 0 : tall);
     this.now = timeline.is_over ? null : svg("line", { y1: 0, y2: height + 4, class: "now" });
     if (this.now) parts.push(this.now);
+    this.root.classList.toggle("dense", tall < 22);
     this.root.setAttribute("viewBox", `0 0 ${width} ${height + AXIS}`);
     this.root.setAttribute("height", height + AXIS);
     this.root.setAttribute("aria-label", this.words(timeline));
@@ -97,13 +99,19 @@ export class PlanPart {
     return span.status === "to come" ? "coming" : "past";
   }
 
-  // Devices of a span that lie below each other are one box.
-  boxes(span, place, band, kind, parts) {
+  // A box for each device or, where rows have the height `joined`, for devices that lie below each other.
+  boxes(span, place, band, kind, parts, joined = 0) {
     const tops = span.devices.map(([node, device]) => place.get(`${node} ${device}`)).filter((top) => top !== undefined).sort((a, b) => a - b);
     const colour = this.page.colours.get(span.job) ?? "#888";
     const isFault = ["crashed", "invalid", "out_of_memory", "lost"].includes(span.status);
-    tops.forEach((top, index) => {
-      const [y, height] = band(top);
+    const runs = tops.reduce((found, top) => {
+      const last = found.at(-1);
+      if (joined && last && last[0] + last[1] * joined === top) last[1] += 1;
+      else found.push([top, 1]);
+      return found;
+    }, []);
+    runs.forEach(([top, rows], index) => {
+      const [y, height] = band(top, rows);
       const left = this.margin + span.start_s * this.scale;
       const wide = Math.max(1, (span.end_s - span.start_s) * this.scale);
       const box = svg("rect", { x: left, y, width: wide, height, rx: Math.min(3, wide / 2), class: `span ${kind}${isFault ? " fault" : ""}`, fill: kind === "first" ? "" : colour, stroke: colour });
