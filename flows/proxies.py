@@ -39,7 +39,7 @@ def bypass_proxies(hosts: Iterable[str] = (), *, environment: MutableMapping[str
     """
     named = [name.strip() for variable in EXCEPTIONS for name in environment.get(variable, "").split(",")]
     exempt = dict.fromkeys(filter(None, map(_readable, [*named, *LOOPBACK_HOSTS, *hosts])))
-    # urllib knows the asterisk only if it stands alone.
+    # urllib knows the asterisk only if it is alone.
     environment.update(dict.fromkeys(EXCEPTIONS, EVERY_HOST if EVERY_HOST in exempt else ",".join(exempt)))
     return list(_remove_unusable(environment))
 

@@ -471,7 +471,7 @@ class Job:
         return range(first, first + phase.global_batch_size)
 
     def schedule_place(self, step: int) -> tuple[float, int]:
-        """Returns where the schedule stands at a step, and its length, in steps of the job as it was written.
+        """Returns the position of the schedule at a step, and its length, in steps of the job as it was written.
 
         With N these steps, and a phase from step f at the place p with n steps to the end: p + (step - f) (N - p) / n.
         So the schedule ends with the last step, whatever the phases.

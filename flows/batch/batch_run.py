@@ -1,7 +1,7 @@
-"""One run of a batch: the steps of `train_batch`, whatever provides the devices.
+"""One run of a batch: the stages of `train_batch`, whatever provides the devices.
 
 A run is a folder, a journal, and records in MLflow. Its process may die at any moment. Another process then opens the
-same run and takes the same steps, which repeat nothing that was done: the journal has the jobs that have ended.
+same run and runs the same stages, which repeat nothing that was done: the journal has the jobs that have ended.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BatchRun(ABC):
         self._is_closed = False  # whether the records are
         self._listener_faults: Mapping[Listener, str] = {}  # what is missing, and why, since a listener raised
 
-    # -- the steps -----------------------------------------------------------------------------------------------------
+    # -- the stages ----------------------------------------------------------------------------------------------------
 
     def profile(self) -> ProfilingResult:
         """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""

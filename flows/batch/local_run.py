@@ -1,4 +1,4 @@
-"""A run of a batch on this machine alone: what the steps of `train_batch` do there."""
+"""A run of a batch on this machine alone: what the stages of `train_batch` do there."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class LocalRun(BatchRun):
         self._active_batches = {ALONE: alone.with_changes(journal)}
         self._terms = combined_terms(self._active_batches.values())
 
-    # -- the steps -----------------------------------------------------------------------------------------------------
+    # -- the stages ----------------------------------------------------------------------------------------------------
 
     def _measure(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs that are left, at the load of this machine."""

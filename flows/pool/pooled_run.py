@@ -1,4 +1,4 @@
-"""A run of a batch on a pool: what the steps of `train_batch` do there.
+"""A run of a batch on a pool: what the stages of `train_batch` do there.
 
 The pool's controller plans the batch together with all others, and executes it. This process profiles the jobs,
 submits them, and follows and records what becomes of them. It may end and be started again without any effect on them.
@@ -207,7 +207,7 @@ class PooledRun(BatchRun):
                 self._shown_until = reopen(run, self._submission)
             self.view.notice(f"{run.id} is followed again")
 
-    # -- the steps -----------------------------------------------------------------------------------------------------
+    # -- the stages ----------------------------------------------------------------------------------------------------
 
     def profile(self) -> ProfilingResult:
         """Has the jobs profiled on the pool's nodes, unless the pool has them already."""

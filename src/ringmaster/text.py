@@ -1,6 +1,6 @@
 r"""Foreign text: what a job, a file, a checkpoint or a server says, for terminals, pages, pictures and databases.
 
-Foreign text is never markup. A control character can clear a terminal, set its title, or hide and reorder what stands
+Foreign text is never markup. A control character can clear a terminal, set its title, or hide and reorder what is
 after it; databases and encodings refuse NUL and halves of surrogate pairs. Such characters are written as escapes, for
 example `\x1b`, so that a reader sees them, and whatever is visible stays as it is.
 

@@ -156,7 +156,7 @@ class _Reader:
     def value(self, node: yaml.Node, *, place: Location) -> Any:
         self.num_values += 1
         if node in self.open:
-            raise _UnreadableError("holds an alias that stands inside its own anchor", node=node)
+            raise _UnreadableError("holds an alias inside its own anchor", node=node)
         if len(self.open) > MAX_DEPTH:
             raise _UnreadableError(f"is nested deeper than {MAX_DEPTH} levels", node=node)
         if self.num_values > MAX_VALUES:

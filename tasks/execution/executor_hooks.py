@@ -45,7 +45,7 @@ class ExecutorHook:
         return outcome
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str | None:
-        """Acts on an outcome. Returns what follows; None where the outcome stands, and others decide."""
+        """Acts on an outcome. Returns what follows; None where the outcome is accepted, and others decide."""
         return None
 
 

@@ -306,8 +306,8 @@ class TimelineReader:
         What was to have ended by now ends now at the earliest.
         """
         result: dict[tuple[str, str | None], PredictedEnd] = {}
-        stands = (*ENDED, JobStatus.PAUSED)  # a batch of which nothing continues has no end that could be predicted
-        left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in stands}
+        at_rest = (*ENDED, JobStatus.PAUSED)  # a batch of which nothing runs has no end that could be predicted
+        left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in at_rest}
         for batch, prediction in self.archive.predictions(left.intersection(batches)).items():
             for name, end in ((None, prediction.end), *prediction.jobs.items()):
                 result[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)

@@ -444,5 +444,5 @@ class RenderedEncoder:
 
 
 def _is_plain(token: Any) -> bool:
-    """Whether an added token is found as it is written, wherever it stands."""
+    """Whether an added token is found as it is written, wherever it is."""
     return not (token.lstrip or token.rstrip or token.single_word or token.normalized)

@@ -335,7 +335,7 @@ class CheckpointSaved(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(JobEvent):
-    """A checkpoint could not be saved, or is damaged. waits: whether training stands still until it can be saved."""
+    """A checkpoint could not be saved, or is damaged. waits: whether training waits until it can be saved."""
 
     NAME = "checkpoint_failed"
     step: int

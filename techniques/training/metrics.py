@@ -125,8 +125,8 @@ class MetricTotals:
         """Adds the output for one batch. Raises ValueError where a metric cannot be computed from it.
 
         written: what the model has written to the rows, where a metric reads it.
-        rows: the numbers of the batch's rows in the data. A row that several ranks add is gathered once. None stands
-        for the rows after those of earlier batches.
+        rows: the numbers of the batch's rows in the data. A row that several ranks add is gathered once. None
+        means the rows after those of earlier batches.
         """
         losses = None
         if is_known := self._loss.is_known(batch):

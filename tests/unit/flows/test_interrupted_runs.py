@@ -1,4 +1,4 @@
-"""A run on this machine whose process dies after any of its five steps continues, and repeats nothing that was done."""
+"""A run on this machine whose process dies after any of its five stages continues and repeats nothing."""
 
 import queue
 from collections import Counter

@@ -260,7 +260,7 @@ class SegmentReferee(ExecutorHook):
         return in_a_thread("commitment", wait)
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str | None:
-        """Acts on an outcome. Returns what follows; None where the outcome stands, and the ordinary policy decides."""
+        """Acts on an outcome. Returns what follows; None where others decide."""
         job = running.segment.job
         record = self._job_table.records[job]
         if self._job_table.entries[job].job.feature(Untrusted) is None or record.status in ENDED:

@@ -34,7 +34,7 @@ class HookFinder(MetaPathFinder):
 
 
 def import_shadowed() -> None:
-    """Imports the module `sitecustomize` of the machine or the user, which this one stands in front of."""
+    """Imports the module `sitecustomize` of the machine or the user, which this one hides."""
     folder = Path(__file__).parent
     sys.path = [path for path in sys.path if Path(path) != folder]
     ours = sys.modules.pop("sitecustomize", None)
