@@ -25,6 +25,7 @@ from ringmaster.flows.services.serving import (
 )
 
 USERNAME = settings.PoolAddress.username
+NICENESS = 10  # jobs train on the same cores
 PASSWORD = "RINGMASTER_PAGE_PASSWORD"  # noqa: S105 - the variable
 """Environment variable with the password of the page: every user of the machine can read a process's arguments."""
 
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--until-stdin-ends", action="store_true")
     requested = parser.parse_args(arguments)
     set_umask()
+    os.nice(NICENESS)
     if requested.until_stdin_ends:
         end_with_parent()
     routes = page_routes(HomeRuns(settings.home(), since_s=requested.since), lambda: server.should_exit)
