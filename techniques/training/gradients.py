@@ -88,7 +88,7 @@ def _rounded(value: Any) -> Any:
 Layout = tuple[DeviceMesh, tuple[object, ...]]
 
 
-GradientParts = Sequence[tuple[Sequence[Tensor], Sequence[dist.ProcessGroup]]]
+GradientGroups = Sequence[tuple[Sequence[Tensor], Sequence[dist.ProcessGroup]]]
 """Lists of local gradients, each with the groups of ranks that hold other parts."""
 
 ELEMENTS_BITS = 34
@@ -134,7 +134,7 @@ def squared_norm(
     )
 
 
-def exact_norm(parts: GradientParts, *, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+def exact_norm(parts: GradientGroups, *, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
     """Returns the L2 norm of gradients, with the same bits however ranks divide them.
 
     With 2^e above the largest magnitude and at most 2^n elements, each square is rounded to a multiple of the unit

@@ -478,7 +478,7 @@ def test_no_import_cycle():
 # are texts, not identifiers.
 FORMER_NAMES = re.compile(
     "(?i)(steward|(?<!servic)estate|succession|haunt|ghost|roster|enlist|forethought|introspect|workshop|workplace|historian|"
-    "chronicle|conductor|(?<!de)(?<!sub)scribe|whereabouts|rehears|fellow|tending|portions|(?-i:^_?(?:MOST|LEAST)_))"
+    "chronicle|conductor|(?<!de)(?<!sub)scribe|whereabouts|rehears|fellow|tending|portions|(?-i:^_?(?:MOST|LEAST)_|[a-z]Parts?$))"
 )
 
 
