@@ -28,7 +28,7 @@ from ringmaster.tasks.execution.execution_events import (
 from ringmaster.tasks.execution.forecast import Draws, EndScores, calibrated, predict, spread_of
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.progress import NOTICE_S, PlanProgress
+from ringmaster.tasks.execution.progress import PlanProgress
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.search import planning_problem
@@ -131,7 +131,7 @@ class PlanManager:
         planned = self._plan_progress.planned
         for running in self._plan_progress.running.values():
             trial = running.segment
-            if not trial.is_trial or running.left_s > NOTICE_S:
+            if not (trial.is_trial and running.is_about_to_end):
                 continue
             number = next((k for k, segment in enumerate(planned) if segment.job == trial.job), None)
             if number is None or planned[number].is_trial or set(planned[number].devices) != set(trial.devices):

@@ -37,7 +37,7 @@ MAX_STEPS = 100  # the newest steps, over which a speed is measured
 MAX_REPORTS = 50  # the newest reports, over which rates for users are measured
 STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
 
-NOTICE_S = 1.0  # how long before a segment's end it is decided whether it continues
+NOTICE_S = 1.0  # how long before a segment's end it is decided whether it continues: this long, or before its last step
 
 
 def is_about(event: Event, job: str) -> bool:
@@ -126,6 +126,20 @@ class RunningSegment:
     def left_s(self) -> float:
         """The seconds until its gang has done its planned steps; infinity if its speed is not known yet."""
         return (self.segment.last_step - self.step) * self.step_s if self.step_s else math.inf
+
+    @property
+    def is_about_to_end(self) -> bool:
+        """Whether its gang is about to do its last planned step, so that it must be decided now what follows."""
+        return self.left_s <= max(NOTICE_S, 1.5 * (self.step_s or 0.0))
+
+    @property
+    def switch_s(self) -> float | None:
+        """The seconds that its start and a checkpoint took, without load; None before its start was reported."""
+        if "startup_s" not in self._learnt:
+            return None
+        startup_s: float = self._learnt["startup_s"]
+        save_s: float = self._learnt.get("save_s", self.profile.save_s)
+        return (startup_s + save_s) / self.load
 
     @property
     def jobs(self) -> set[str]:
@@ -457,7 +471,7 @@ class PlanProgress:
         for running in self.running.values():
             segment = running.segment
             is_at_end = running.is_over_end or running.step >= segment.last_step
-            if running.is_stopping or not (is_at_end or running.left_s <= NOTICE_S) or not self.has_more(segment.job):
+            if running.is_stopping or not (is_at_end or running.is_about_to_end) or not self.has_more(segment.job):
                 continue
             over = {r.segment.job for r in self.running.values() if r.is_over_end}
             end = end_of(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -143,6 +144,7 @@ class Replanner:
         self._load = CurrentLoad(self.conditions.load.ratio)
         self._pending_plan: PendingPlan | None = None
         self._certificate: Certificate | None = None  # of the plan that is followed
+        self._switches_s: dict[int, float] = {}  # by segment, what its start and a checkpoint took without load
         self._heard_s: dict[str, float] = {}  # by job, when its gang last reported
         # `_blind_s`: until when no improvement is looked for.
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
@@ -153,6 +155,8 @@ class Replanner:
         """Records the measured speed of a running segment, and the load of the machine."""
         job = running.segment.job
         self._heard_s[job] = self._now_s()
+        if (switch_s := running.switch_s) is not None:
+            self._switches_s[running.number] = switch_s
         self._load.note(running.newest_load, now_s=self._now_s())
         expected_s = running.profile.under_load(1.0).restricted_to(running.members).gang_step_s
         if (step_s := running.step_s) and expected_s > 0:  # a command may report no seconds
@@ -497,6 +501,8 @@ class Replanner:
             for job, job_profiles in at_load.items()
         }
         cost_s = switch_cost_s([profile for job_profiles in at_load.values() for profile in job_profiles])
+        if self._switches_s:
+            cost_s = max(cost_s, statistics.median(self._switches_s.values()) * self._load.ratio)
         problem = planning_problem(
             state.jobs,
             profiles,

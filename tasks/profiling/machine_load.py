@@ -182,8 +182,8 @@ class CurrentLoad:
 
     @property
     def error(self) -> float:
-        """The standard error of speeds that are measured at this load, relative to them."""
-        return LOAD_ERROR * self._log
+        """The standard error of the ratio of two speeds that are measured at this load, relative to it."""
+        return math.sqrt(2.0) * LOAD_ERROR * self._log
 
     def note(self, load: float, *, now_s: float) -> None:
         """Takes in the load of the time since the last report."""

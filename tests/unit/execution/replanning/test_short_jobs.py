@@ -22,7 +22,7 @@ HERE = (("here", 0), ("here", 1))
 DDP, SINGLE = ("ddp", 2, 0.39), ("single", 2, 0.40)
 
 
-def one_job(folder, *, single_s, ddp_s=0.40, options=(DDP, SINGLE), num_steps=138, startup_s=1.0):
+def one_job(folder, *, single_s, ddp_s=0.40, options=(DDP, SINGLE), num_steps=138, startup_s=1.0, true_startup_s=None):
     """A job of 138 steps on two devices, as one rank of two threads or two ranks, which are predicted alike."""
     profiles = {
         "a": tuple(
@@ -30,7 +30,7 @@ def one_job(folder, *, single_s, ddp_s=0.40, options=(DDP, SINGLE), num_steps=13
         )
     }
     speeds = {("a", registry.dotted_path(t), 2): s for t, s in (("ddp", ddp_s), ("single", single_s), ("zero1", 0.40))}
-    engine = FakeEngine(speeds, startup_s=startup_s, report_s=0.2)
+    engine = FakeEngine(speeds, startup_s=true_startup_s or startup_s, report_s=0.2)
     bench = clocked_bench(
         folder, [job("a", num_steps=num_steps)], engine, make_plan=lambda problem: solve(problem, work_s=0.1),
         policy=POLICY, profiles=profiles,
@@ -57,6 +57,21 @@ def test_a_job_of_a_minute_measures_what_may_be_faster_and_goes_on_under_what_is
     assert segments(bench) == expected
     assert [event.why for event in bench.told(PlanUpdate)] == ["start"]
     assert bench.runner.heard == ([(1, until(138))] if len(expected) == 1 else [])
+
+
+def test_a_trial_of_long_steps_is_continued_without_a_restart(tmp_path):
+    options = (("ddp", 2, 3.9), ("single", 2, 4.0))
+    bench = one_job(tmp_path, single_s=3.2, ddp_s=4.0, options=options)
+    (first, *later) = segments(bench)
+    assert first == ("single", 0)
+    assert ("single", 6) not in later
+    assert bench.runner.heard[0] == (1, until(138))
+
+
+def test_a_start_that_took_longer_than_predicted_is_what_a_switch_costs(tmp_path):
+    """The first trial takes a start of 12 s where 1 s was predicted, so that no plan moves the job again."""
+    bench = one_job(tmp_path, single_s=0.48, startup_s=1.0, true_startup_s=12.0)
+    assert segments(bench) == [("single", 0)]
 
 
 def test_the_best_of_several_that_were_measured_is_used(tmp_path):
