@@ -312,7 +312,8 @@ class Executor:
             self.job_table.write(name, choice=why)
         for name, phases in steering.phases.items():
             if not self.job_table.records[name].phases:  # else it is sent again, after a kill
-                self.job_table.change_phases(name, phases)
+                self.job_table.write(name, phases=phases)
+                self.job_table.renew(name)
                 self._replanner.forget(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():
             self.job_table.allow(name, goal)

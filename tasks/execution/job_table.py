@@ -26,7 +26,7 @@ from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation, changed
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import TrainingPhase, Variant
+from ringmaster.techniques.job import Variant
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
@@ -353,11 +353,6 @@ class JobTable:
         if record.step == 0 and record.status == JobStatus.WAITING and not record.goal:
             self.write(name, settled=to_json(job), like=like)
             self.renew(name)
-
-    def change_phases(self, name: str, phases: Sequence[TrainingPhase]) -> None:
-        """Gives a job another batch size or precision, from the step at which it rests."""
-        self.write(name, phases=tuple(phases))
-        self.renew(name)
 
     def allow(self, name: str, goal: int) -> None:
         """Raises a job's goal, the step up to which it may train. A goal is never lowered."""

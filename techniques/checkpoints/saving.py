@@ -140,15 +140,6 @@ class Saver:
         self.finish()
         self._begin(None)
 
-    def save_at_once(self, *, gives_up: Callable[[], bool]) -> float | None:
-        """Saves the state and waits until it is durable, as `finish_last` does; returns the seconds.
-
-        A save in progress is finished first. Returns None where a command has ended the wait.
-        """
-        started_s = time.perf_counter()
-        self.begin_last()
-        return time.perf_counter() - started_s if self.finish_last(gives_up=gives_up) else None
-
     def finish_last(self, *, gives_up: Callable[[], bool]) -> bool:
         """Waits until the last save is published on all ranks, and writes it again for as long as it fails.
 

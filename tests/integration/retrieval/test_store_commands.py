@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
 from ringmaster.features.stores.job import StoreSettings
-from ringmaster.features.stores.knowledge_store import Passage, build_store
+from ringmaster.features.stores.knowledge_store import Passage
 from ringmaster.flows import cli
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from tests.integration.lineage.family import in_home
-from tests.unit.retrieval.encoders import save_encoder
+from tests.unit.retrieval.encoders import build_store, save_encoder
 
 TEXTS = {"berlin": "city1 river1", "paris": "city2 river2", "rome#0": "city3 river3", "rome#1": "color3"}
 

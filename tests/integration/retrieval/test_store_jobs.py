@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ringmaster.features.stores.job import IVF, StoreSettings
-from ringmaster.features.stores.knowledge_store import KnowledgeStore, Passage, build_store
+from ringmaster.features.stores.knowledge_store import KnowledgeStore, Passage
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.processes.gang_events import Steps, TrialMeasured
 from tests.integration.workbench import Layout
 from tests.matrix import matrix
-from tests.unit.retrieval.encoders import SIZES, WORDS, save_encoder
+from tests.unit.retrieval.encoders import SIZES, WORDS, build_store, save_encoder
 
 SETTINGS = StoreSettings(index=IVF, num_lists=8, batch_size=8, max_length=64)
 

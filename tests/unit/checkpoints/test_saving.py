@@ -131,6 +131,12 @@ def test_a_save_is_published_two_steps_after_it_was_written(tmp_path, num_ranks)
         assert event.step == 1 and 0 < event.stall_s < event.seconds
 
 
+def saved_at_once(saver, *, gives_up):
+    """Saves the state and waits until it is durable."""
+    saver.begin_last()
+    return saver.finish_last(gives_up=gives_up)
+
+
 def test_training_goes_on_while_a_rank_writes(tmp_path):
     gang = Gang(tmp_path)
     gang.step()
@@ -186,7 +192,7 @@ def test_the_end_waits_for_the_save_under_way(tmp_path):
     gang.trainers[0].ranks.sum = lambda values: values
     gang.savers[0].begin()
     gang.trainers[0].next_step = 7
-    assert gang.savers[0].save_at_once(gives_up=never) > 0
+    assert saved_at_once(gang.savers[0], gives_up=never)
     assert gang.savers[0].is_idle and gang.newest() == 7
     assert [(type(event), event.step) for event in gang.told[0].events] == [(CheckpointSaved, 0)]
 
@@ -201,7 +207,7 @@ def test_a_disk_that_stays_full_fails_the_end_after_a_limited_time(tmp_path, mon
     gang.trainers[0].fault = full()
     monkeypatch.setenv(WRITE_PATIENCE, "0")
     with pytest.raises(CheckpointError, match=r"step-00000000 could not be written under .*No space left"):
-        gang.savers[0].save_at_once(gives_up=never)
+        saved_at_once(gang.savers[0], gives_up=never)
     assert not list(tmp_path.iterdir())
 
 
@@ -224,7 +230,7 @@ def test_a_rank_that_cannot_save_waits_with_its_state_and_says_so_once(tmp_path,
             trainer.fault = None
         return False
 
-    assert saver.save_at_once(gives_up=never_but_free_the_disk) > 0
+    assert saved_at_once(saver, gives_up=never_but_free_the_disk)
     assert len(tries) == 4 and gang.newest() == 5
     failed, saved = gang.told[0].events
     assert (type(failed), failed.step, failed.waits) == (CheckpointFailed, 5, True)
@@ -245,7 +251,7 @@ def test_a_save_that_fails_while_training_goes_on_leaves_the_state_unsaved(tmp_p
     gang.save()
     assert (saver.has_failed, saver.saved_step) == (True, 1)
     trainer.fault = None
-    assert saver.save_at_once(gives_up=never) > 0
+    assert saved_at_once(saver, gives_up=never)
     assert (saver.has_failed, saver.saved_step, gang.newest()) == (False, trainer.next_step, trainer.next_step)
 
 
@@ -254,7 +260,7 @@ def test_a_command_ends_the_wait_for_a_full_disk(tmp_path, hasty):
     trainer, saver = gang.trainers[0], gang.savers[0]
     trainer.ranks.sum = lambda values: values
     trainer.next_step, trainer.fault = 5, full()
-    assert saver.save_at_once(gives_up=lambda: True) is None
+    assert not saved_at_once(saver, gives_up=lambda: True)
     assert (saver.has_failed, saver.saved_step) == (True, 0)
     trainer.fault = None
     assert saver.finish_last(gives_up=never)  # a later try writes the state that is still in memory
@@ -280,6 +286,6 @@ def test_a_rank_is_alive_for_as_long_as_it_writes(tmp_path):
         return values
 
     gang.trainers[0].ranks.sum = total
-    gang.savers[0].save_at_once(gives_up=never)
+    saved_at_once(gang.savers[0], gives_up=never)
     assert sums[0] == sums[1] == sums[2]
     assert gang.told[0].num_beats < len(sums)

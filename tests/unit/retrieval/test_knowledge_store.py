@@ -12,10 +12,9 @@ from ringmaster.features.stores.knowledge_store import (
     KnowledgeStore,
     Passage,
     StoreSettings,
-    build_store,
 )
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
-from tests.unit.retrieval.encoders import WORDS, save_encoder
+from tests.unit.retrieval.encoders import WORDS, build_store, save_encoder
 
 EXACT = StoreSettings(batch_size=16)
 

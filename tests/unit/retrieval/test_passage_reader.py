@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.stores.job import StoreSettings
-from ringmaster.features.stores.knowledge_store import KnowledgeStore, Passage, build_store
+from ringmaster.features.stores.knowledge_store import KnowledgeStore, Passage
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.row_files import RowErrors
 from ringmaster.techniques.data.row_kind import Retriever
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.job_specs import DataSpec
-from tests.unit.retrieval.encoders import save_encoder
+from tests.unit.retrieval.encoders import build_store, save_encoder
 
 PASSAGES = [f"city{i} color{i}" for i in range(20)]
 

@@ -300,14 +300,6 @@ def encoder_in(folder: Path, settings: StoreSettings, **device: Any) -> PassageE
     return PassageEncoder(folder, batch_size=settings.batch_size, max_length=settings.max_length, **device)
 
 
-def build_store(folder: Path, *, passages: Sequence[Passage], encoder: Path, settings: StoreSettings) -> KnowledgeStore:
-    """Encodes passages and writes their store to `folder`. Raises ValueError where ids repeat, or there is none."""
-    if faults := _repeated(passages, before=set()) if passages else ["there is no passage"]:
-        raise ValueError(f"a store cannot be made: {few(faults)}. To fix: give each passage an id of its own")
-    vectors = encoder_in(encoder, settings).encode([each.text for each in passages])
-    return write_store(folder, passages=passages, vectors=vectors, encoder=encoder, settings=settings)
-
-
 def write_store(
     folder: Path,
     *,
