@@ -25,7 +25,7 @@ from ringmaster.flows.services.serving import (
 )
 
 USERNAME = settings.PoolAddress.username
-NICENESS = 10  # jobs train on the same cores
+NICENESS = 5  # jobs train on the same cores
 PASSWORD = "RINGMASTER_PAGE_PASSWORD"  # noqa: S105 - the variable
 """Environment variable with the password of the page: every user of the machine can read a process's arguments."""
 
