@@ -123,7 +123,7 @@ def test_a_contrastive_loss_knows_the_number_of_mined_negatives(folder):
 @pytest.mark.parametrize(
     ("retriever", "said"),
     [
-        ({"store": "nowhere"}, "nowhere is no folder of a knowledge store"),
+        ({"store": "nowhere"}, "nowhere is not a folder of a knowledge store"),
         ({"k": 3}, "names no store"),
         ({"store": "a", "kk": 3}, "has no setting kk"),
         ({"store": "a", "template": "{passages} {question}"}, "is not of passages and a prompt"),
