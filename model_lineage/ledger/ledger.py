@@ -33,7 +33,7 @@ BESIDE = "\n\n**Beside its base**\n\n"  # heading of the section on a model's pa
 
 if TYPE_CHECKING:  # numpy and zstandard are imported only when tensors are stored
     from ringmaster.model_lineage.tensors import StoredModel, TensorStore
-    from ringmaster.model_lineage.tensors.comparison import SharedComponent
+    from ringmaster.model_lineage.tensors.comparison import CommonComponent
 
 LEDGER = "ringmaster.ledger"  # a tag of the experiment
 DIGEST = "ringmaster.digest"  # of a component's tensors
@@ -74,7 +74,7 @@ class Ledger(Models):
         another model has them yet. Raises ValueError, after all other work is done, if a prefix matches no parameter.
         only: whether a file of that relative name belongs to the model; None where all do.
         """
-        from ringmaster.model_lineage.tensors.comparison import is_within, named_component, shared_components
+        from ringmaster.model_lineage.tensors.comparison import common_components, is_within, named_component
 
         named = components or {}
         parents = [self._stored(parent, store) for parent in record.parents]
@@ -89,7 +89,7 @@ class Ledger(Models):
             if (repository := self.artifacts(model.artifact_location)) is not None:
                 self.client.call(repository.refer, stored, folder=folder)
         for other_id, other in self._relatives(record, store):
-            for part in shared_components(stored, other):
+            for part in common_components(stored, other):
                 if not any(is_within(part.name, prefix) for prefix in named.values()):
                     self._join(part, record.model_id, other_id)
         alone = store.size_bytes([base.id]) if base else 0
@@ -169,7 +169,7 @@ class Ledger(Models):
             if stored is not None:
                 yield id, stored
 
-    def _join(self, part: SharedComponent, *model_ids: str) -> None:
+    def _join(self, part: CommonComponent, *model_ids: str) -> None:
         """Links some models to the component that they share, which is created if it does not exist yet."""
         component = self._component(part)
         entry = json.dumps({"name": part.name, "num_bytes": part.num_bytes, "is_named": part.is_named})
@@ -185,7 +185,7 @@ class Ledger(Models):
         note = f"{part.num_tensors} tensors, {megabytes(part.num_bytes)}, part of:\n\n{members}"
         self.client.set_logged_model_tags(component.model_id, {NOTE: note})
 
-    def _component(self, part: SharedComponent) -> Any:
+    def _component(self, part: CommonComponent) -> Any:
         experiment_id = self.experiment_id(self.experiment)
         order = [{"field_name": "creation_timestamp", "ascending": True}]  # two may have been created concurrently
         condition = f"tags.`{DIGEST}` = '{part.digest}'"

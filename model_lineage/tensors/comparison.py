@@ -154,7 +154,7 @@ SMALLEST_SHARE = 0.01  # the minimum fraction of a model's bytes; equal biases a
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedComponent:
+class CommonComponent:
     """A part that two models share under the same name, or that a user has named.
 
     name: the name of the module or of a range of numbered modules, such as "model.layers.0-3".
@@ -169,7 +169,7 @@ class SharedComponent:
     is_named: bool = False
 
 
-def shared_components(first: StoredModel, second: StoredModel) -> list[SharedComponent]:
+def common_components(first: StoredModel, second: StoredModel) -> list[CommonComponent]:
     """Returns the largest modules whose tensors are all equal in two models; none if the whole models are equal.
 
     Equal modules whose names are consecutive numbers are one part.
@@ -207,7 +207,7 @@ def _run_of(place: int, module: tuple[str, ...]) -> tuple[Any, ...]:
     return (*parent, int(word) - place) if word.isdecimal() else module
 
 
-def named_component(model: StoredModel, name: str, *, prefix: str) -> SharedComponent:
+def named_component(model: StoredModel, name: str, *, prefix: str) -> CommonComponent:
     """Returns the part that a user names `name`: all tensors of `prefix`, the name of a module or a parameter.
 
     Models that have it under other prefixes have the same part if name and tensors are equal. Raises ValueError if the
@@ -230,10 +230,10 @@ def is_within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedComponent:
+def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> CommonComponent:
     """Returns the part of these tensors, which are given with their names within it."""
     lines = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
-    return SharedComponent(
+    return CommonComponent(
         name=name,
         digest=hashlib.sha256(json.dumps(lines).encode()).hexdigest(),
         num_tensors=len(tensors),
