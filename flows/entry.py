@@ -12,8 +12,6 @@ from ringmaster.flows import interrupts
 
 INPUT_FAULT = 2
 UNWRITTEN = 120  # Python's own exit status where its last output cannot be written
-FORWARDED = ("run", "sweep", "retrain")
-"""The commands that a process may run which an earlier command has left."""
 
 
 def open_missing_streams() -> None:
@@ -50,7 +48,7 @@ def process() -> NoReturn:
 def _forward_or_run() -> None:
     open_missing_streams()
     check_process()
-    if sys.argv[1:2] and sys.argv[1] in FORWARDED:
+    if sys.argv[1:2] and sys.argv[1] in interrupts.FORWARDED_COMMANDS:
         from ringmaster.flows.daemon.environment import environment_digest
 
         environment_digest()  # before anything changes the environment
@@ -59,7 +57,7 @@ def _forward_or_run() -> None:
 
             if (status := forward(sys.argv[1:])) is not None:
                 sys.exit(status)
-    main()
+    _run()
 
 
 def status_of(call: Callable[[], object]) -> int:
@@ -93,6 +91,10 @@ def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     open_missing_streams()
     check_process()
+    _run()
+
+
+def _run() -> None:
     with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]) as signals:
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
         from ringmaster.files import storage_fault

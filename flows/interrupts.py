@@ -25,9 +25,11 @@ from ringmaster.text import printable
 
 STOPPING = "stopping: writing checkpoints; press again to kill"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TRAINING_COMMANDS = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
-EXIT_TIMEOUT_S = 60.0  # after a command, for what libraries do when the process ends
+# A new command that trains joins each of these lists that describes it.
+TRAINING_COMMANDS = ("run", "sweep", "retrain", "profile", "submit")  # stop in order
 RESUMABLE_COMMANDS = ("run", "sweep")  # continue with `--resume`; the others when they are run again
+FORWARDED_COMMANDS = ("run", "sweep", "retrain")  # may run in a process that an earlier command has left
+EXIT_TIMEOUT_S = 60.0  # after a command, for what libraries do when the process ends
 
 Say = Callable[[str], None]
 """Shows a line to the user; it may be called from any thread."""

@@ -1,6 +1,11 @@
-"""Trains a batch of jobs: profiles the jobs, plans them together, executes the plan, evaluates and records the models.
+"""Trains a batch of jobs: profiles the jobs, plans them together, executes the plan, and completes the records.
 
     profile -> make plan -> execute -> evaluate -> record
+
+    profile: inspects the jobs, and finds their options; then `BatchRun.begin` opens the engine and the MLflow run
+    execute: trains, evaluates and records each job
+    evaluate: compares the batch with its plan; no model is evaluated here
+    record: completes the records, and waits for those that are still being written
 
 Each stage is a task of the flow run in Prefect. Runs on this machine and runs on a pool have the same stages and differ
 in what provides the devices.
@@ -127,7 +132,7 @@ def _unresolved(value: T) -> T:
     persist_result=False,
 )
 def profile(run: BatchRun) -> ProfilingResult:
-    """Checks each job and measures it under the techniques and numbers of devices that it may use."""
+    """Checks each job, and measures or predicts it under the techniques and numbers of devices that it may use."""
     return run.profile()
 
 
@@ -148,7 +153,7 @@ def execute(run: BatchRun, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
 
 @task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(run: BatchRun, profiles: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
-    """Compares the execution with its plan, and shows the metrics of the models with what they cost."""
+    """Compares the execution with its plan, and shows the metrics that `execute` has found with what they cost."""
     result = run.evaluate(profiles, records)
     rows = job_rows(result)
     notice = run.view.notice

@@ -97,7 +97,7 @@ class FileKeys:
     """Keys of a feature in batch files, the base of frozen dataclasses.
 
     The first line of a subclass's docstring is shown in the reference of batch files. The module `job` of a feature
-    lists keys of jobs that files alone have in `ENTRY_KEYS`, and those of the batch in `BATCH_KEYS`.
+    lists keys of jobs that exist only in batch files in `ENTRY_KEYS`, and those of the batch in `BATCH_KEYS`.
 
     Attributes:
         key: the key of the mapping with its fields; "" where its fields are keys of the job itself.
@@ -109,7 +109,7 @@ class FileKeys:
 
     @classmethod
     def job_keys(cls) -> tuple[str, ...]:
-        """Returns its keys in the JSON form of a job; the first one is that of which the others are settings."""
+        """Returns its keys in the JSON form of a job: the first is the main key, the others are its settings."""
         return (cls.key,) if cls.key else tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
 
 
@@ -190,7 +190,7 @@ class JobFeature(FileKeys):
 
     @property
     def is_active(self) -> bool:
-        """Whether the job has the feature, rather than settings alone with which it would have it."""
+        """False where the job has only settings of the feature, and not the feature itself."""
         return True
 
     def why_not(self, technique: Any) -> str | None:
@@ -277,7 +277,7 @@ def is_exact(job: Raw) -> bool:
 
 @cache
 def file_keys(kind: str) -> tuple[type[FileKeys], ...]:
-    """Returns the keys that files alone have: those of a job by "ENTRY_KEYS", those of the batch by "BATCH_KEYS"."""
+    """Returns keys that exist only in batch files: those of a job by "ENTRY_KEYS", of the batch by "BATCH_KEYS"."""
     return tuple(keys for module in modules("job") for keys in getattr(module, kind, ()))
 
 
@@ -292,7 +292,7 @@ def feature_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobFeature
 
 
 def other_features(kind: type[FileKeys]) -> Mapping[str, type[JobFeature]]:
-    """Returns the classes of the features of other kinds, by the key of which their other keys are settings."""
+    """Returns the classes of the features of other kinds, by their main keys."""
     return {key: other for key, other in feature_kinds().items() if other is not kind and key == other.job_keys()[0]}
 
 

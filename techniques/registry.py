@@ -1,4 +1,9 @@
-"""Registry of techniques: the built-in ones, and users' techniques from entry points or `register`."""
+"""Registry of techniques: the built-in ones, and users' techniques from entry points or `register`.
+
+The registries of losses, metrics and data sources are in the modules of their interfaces: `ringmaster.techniques.loss`,
+`ringmaster.techniques.metric` and `ringmaster.techniques.data_source`; that of engines is in
+`ringmaster.tasks.pool.engines`, that of objectives in `ringmaster.tasks.planning.objectives`.
+"""
 
 from ringmaster import features
 from ringmaster.registry import Registry, subclass

@@ -8,7 +8,7 @@
     ledger.finish_run(job)
 
 The class is built in layers, a module each: `connection` (the client, created lazily, and its database), `runs` (with
-profiles), `registry` (finding models, and drawing their families), `models` (recording them), and here their tensors in
+profiles), `families` (finding models, and drawing their families), `models` (recording them), and here their tensors in
 the store. `model_pages` has the content of their pages.
 """
 

@@ -100,8 +100,8 @@ class SteeredBatch:
     profiles: the options of the jobs and of their variants, by name.
     paths: the folders of the batch's run.
     notice: receives what was chosen, and why.
-    is_replayed: whether `listen` is called with all events of the batch, again after a kill, and later than the journal
-        returns what follows from them.
+    is_replayed: whether `listen` gets all events of the batch again after a restart, possibly after their effects are
+        already in the journal.
     """
 
     journal: Journal

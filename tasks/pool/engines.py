@@ -1,5 +1,13 @@
 """The engines of segments by name, and what each brings to `ringmaster up`: options, checks, and processes of its own.
 
+What to write for a new cluster depends on what runs node agents there:
+
+    a work pool of Prefect    nothing: `WorkPoolOptions` serves work pools of any type
+    a queue of batch jobs     a `BatchScheduler` and its `SchedulerOptions` (`ringmaster.tasks.pool.batch_scheduler`)
+    something else            its `Machines` (`ringmaster.tasks.pool.work_pool`), or a whole `NodeProvider`
+                              (`ringmaster.tasks.pool.provider`), and a subclass of `EngineOptions`
+    no node agents            an `Engine` (`ringmaster.tasks.execution.engine`), which starts segments itself
+
 The module is light: the command line reads the options of all engines from it at every start.
 """
 
