@@ -49,8 +49,12 @@ OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
     "target": ("model_lineage/model_pages.py",),
     # retraining from the champion's weights, by the base of a job
     "warm_start": ("flows/retraining/select_models.py", "tasks/retraining/production.py"),
-    # images with transparency
-    "composition": ("techniques/data/images.py",),
+    # images with transparency; tensors that two stored models have in common
+    "composition": (
+        "techniques/data/images.py",
+        "model_lineage/ledger/ledger.py",
+        "model_lineage/tensors/comparison.py",
+    ),
     # the sources of definitions
     "ludwig": ("techniques/data/sources/feature_rows.py", "techniques/models/feature_model.py"),
 }
