@@ -37,7 +37,9 @@ MAX_STEPS = 100  # the newest steps, over which a speed is measured
 MAX_REPORTS = 50  # the newest reports, over which rates for users are measured
 STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
 
-NOTICE_S = 1.0  # how long before a segment's end it is decided whether it continues: this long, or before its last step
+# How long before a segment's end it is decided whether it continues: so many seconds or steps, whichever is longer. A
+# command may take longer than a step on a busy machine.
+NOTICE_S, NOTICE_STEPS = 1.0, 2.5
 
 
 def is_about(event: Event, job: str) -> bool:
@@ -129,8 +131,8 @@ class RunningSegment:
 
     @property
     def is_about_to_end(self) -> bool:
-        """Whether its gang is about to do its last planned step, so that it must be decided now what follows."""
-        return self.left_s <= max(NOTICE_S, 1.5 * (self.step_s or 0.0))
+        """Whether its gang is about to do its last planned steps, so that it must be decided now what follows."""
+        return self.left_s <= max(NOTICE_S, NOTICE_STEPS * (self.step_s or 0.0))
 
     @property
     def switch_s(self) -> float | None:

@@ -60,6 +60,7 @@ class ExploredJob:
     step: the steps that are done.
     total_steps: its last step.
     is_running: whether the job runs now, so that another option interrupts it.
+    known: the options that earlier runs have measured, which are not tried again.
     """
 
     options: Sequence[Option]
@@ -67,6 +68,7 @@ class ExploredJob:
     step: int
     total_steps: int
     is_running: bool = False
+    known: Collection[int] = ()
 
 
 def explored(
@@ -136,13 +138,14 @@ def _num_steps(job: ExploredJob, option: int, *, switch_cost_s: float) -> int:
 
 
 def _may_try(option: int, segment: PlannedSegment, job: ExploredJob) -> bool:
-    """Whether an option has not run, and fits on the devices of a planned segment."""
+    """Whether an option was never measured, and fits on the devices of a planned segment."""
     tried, used = job.options[option], job.options[segment.option]
     fits = tried.num_devices <= len(segment.devices) and (tried.num_nodes, tried.device_type) == (
         used.num_nodes,
         used.device_type,
     )
-    return fits and option != segment.option and not (job.beliefs[option].is_measured or tried.jobs or used.jobs)
+    is_new = option != segment.option and option not in job.known
+    return fits and is_new and not (job.beliefs[option].is_measured or tried.jobs or used.jobs)
 
 
 @dataclass(frozen=True)

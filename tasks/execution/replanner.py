@@ -40,6 +40,7 @@ from ringmaster.tasks.profiling.machine_load import CurrentLoad, MachineLoad
 from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import enumerated
 
 logger = logging.getLogger(__name__)
@@ -289,6 +290,7 @@ class Replanner:
                 step=state.steps[each.id],
                 total_steps=free[each.id].total_steps,
                 is_running=each.id in active,
+                known=[k for k, profile in enumerate(state.profiles[each.id]) if profile.source != PREDICTED],
             )
             for each in left.jobs
             if each.id in free

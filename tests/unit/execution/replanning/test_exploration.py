@@ -42,10 +42,20 @@ def test_an_option_that_may_be_faster_is_tried_first():
         job_of(DDP, replace(FSDP, num_devices=4)),
         job_of(DDP, replace(FSDP, device_type="a100")),
         job_of(DDP, replace(FSDP, jobs=("b",))),
+        job_of(DDP, FSDP, known=[1]),
         job_of(DDP, FSDP, step=9_990),
         job_of(DDP, FSDP, step=10_000, is_running=True),
     ],
-    ids=["has run", "far slower", "too many devices", "another type", "a group", "too few steps left", "no step left"],
+    ids=[
+        "has run",
+        "far slower",
+        "too many devices",
+        "another type",
+        "a group",
+        "measured before",
+        "too few steps left",
+        "no step left",
+    ],
 )
 def test_no_option_is_tried_that_has_run_cannot_win_or_does_not_fit(job):
     assert tried(job) == [0]
