@@ -12,9 +12,9 @@ from prefect.states import Cancelled
 
 from ringmaster.errors import BatchFailed
 from ringmaster.flows.batch import batch_input
-from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, typed_or
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.approval import ask_to_start
 from ringmaster.flows.train_batch import run_stages

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import typer
 
 from ringmaster.features import modules
-from ringmaster.flows.commands import lineage, models, planning, pool, running, stored_models
+from ringmaster.flows.commands import lineage, models, observing, planning, pool, running, stored_models
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,9 +18,9 @@ TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     TRAIN: (
         *(running.run, running.sweep, running.retrain),
-        *(pool.submit, running.status, running.watch, running.logs),
+        *(pool.submit, observing.status, observing.watch, observing.logs),
     ),
-    PLAN: (running.profile, planning.plan, planning.check, planning.whatif, running.techniques),
+    PLAN: (running.profile, planning.plan, planning.check, planning.whatif, observing.techniques),
     POOL: (pool.up, pool.down, pool.diagnose),
     MODELS: (
         *(models.evaluate, models.monitor, models.promote, models.rollback, models.export, models.convert),

@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=json.loads, help="a NodeDeployment in its JSON form")
     requested = parser.parse_args(arguments)
-    address = settings.pool()
+    address = settings.checked_pool()
     if address is None or not (PROJECT / "prefect.yaml").exists():
         what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"
         report_faults([f"nothing was deployed: {what}"])

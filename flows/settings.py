@@ -194,7 +194,7 @@ def pool_lacks() -> list[str]:
     return [] if processes is None else processes.lacks()
 
 
-def pool() -> PoolAddress | None:
+def checked_pool() -> PoolAddress | None:
     """Returns the pool that this machine belongs to, unless it is known that it does not run; else None.
 
     It reports, once a process, why the pool that the home names is not used, and what is missing without
@@ -347,7 +347,7 @@ def tracking_uri(folder: Path) -> str:
     """Returns MLflow's tracking URI: MLFLOW_TRACKING_URI, the server of the pool, or a SQLite file in `folder`."""
     if value := os.environ.get("MLFLOW_TRACKING_URI"):
         return value
-    address = pool()
+    address = checked_pool()
     return address.mlflow_uri if address else sqlite_url(folder / "mlflow.db")
 
 
@@ -476,7 +476,7 @@ def _check_prefect_settings(places: Sequence[str]) -> None:
         ) from error
 
 
-def embed(folder: Path) -> None:
+def prepare_environment(folder: Path) -> None:
     """Prepares the environment of a run that starts its own servers. Call it before prefect and mlflow are imported.
 
     Variables that the user has set keep their values: with PREFECT_API_URL, for example, the run reports to that
@@ -489,7 +489,7 @@ def embed(folder: Path) -> None:
     check_folders(folder)
     keep_to_owner(folder)
     report_bypass()
-    address, places = pool(), _prefect_places()
+    address, places = checked_pool(), _prefect_places()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

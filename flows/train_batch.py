@@ -26,11 +26,11 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.batch_run import BatchRun
-from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.embedded_prefect import LocalFlow
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.tasks.alarms import batch_failed
@@ -100,7 +100,7 @@ def run_stages(
     """
     caller = caller or Caller()
     opened: AbstractContextManager[BatchRun]
-    if (pool := settings.pool()) is None:
+    if (pool := settings.checked_pool()) is None:
         opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler, caller=caller)
     else:
         opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler, caller=caller)

@@ -102,7 +102,7 @@ def main(file: str) -> None:
     pool_controller.PoolController = Measured
     over = threading.Event()
     threading.Thread(target=write, args=(Path(file), over), name="counters", daemon=True).start()
-    address = settings.pool()
+    address = settings.checked_pool()
     assert address is not None
     pool_controller.serve_pool(address, notice=lambda line: print(line, flush=True))
 

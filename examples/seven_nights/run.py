@@ -210,7 +210,7 @@ def main() -> int:
     os.environ["RINGMASTER_HOME"] = str(HOME)
     from ringmaster.flows import settings
 
-    settings.embed(HOME)
+    settings.prepare_environment(HOME)
     HOME.mkdir(parents=True, exist_ok=True)  # it exists already, unless Prefect's own home is elsewhere
     from rich.console import Console
     from rich.markdown import Markdown

@@ -35,20 +35,6 @@ from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options of a run.
-
-    resume: whether to resume the last run of the batch, which was interrupted.
-    checkpoint_every_s: seconds between checkpoints; None to derive them from the cost of one checkpoint.
-    seed: seed of the planner. A pool's executor uses its own seed.
-    """
-
-    resume: bool = False
-    checkpoint_every_s: float | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeContext:
     """The resources for profiling a batch's jobs on this machine.
 

@@ -212,7 +212,7 @@ def dry_run(
 
     Raises InputError if the requested devices do not exist, or if the run to resume is done or of a changed file.
     """
-    pool = settings.pool()
+    pool = settings.checked_pool()
     policy = TrialPolicy.THOROUGH if profiles == "measure" else TrialPolicy.NEEDED
     if pool is None:
         folder = folder_to_resume(batch, settings.home()) if is_resumed else None

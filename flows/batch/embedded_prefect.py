@@ -74,7 +74,7 @@ def embedded_server(caller: Caller | None = None) -> AbstractContextManager[Any]
     caller = caller or Caller()
     notice = caller.view.notice
     if (url := PREFECT_API_URL.value()) is not None:
-        if has_lasting_server() and settings.pool() is None:
+        if has_lasting_server() and settings.checked_pool() is None:
             _check_answer(url)
         elif has_lasting_server() and not is_started_by_prefect() and current_flow_run() is None:
             settings.check_prefect(url)

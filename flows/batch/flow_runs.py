@@ -66,7 +66,7 @@ def run_with_cancel(flow: Flow[Any, Any], parameters: dict[str, Any]) -> FlowRun
 
     Prefect's page offers Cancel for runs of a deployment only. No worker runs this one: it is on no queue.
     """
-    is_own = settings.pool() is not None and not is_started_by_prefect() and current_flow_run() is None
+    is_own = settings.checked_pool() is not None and not is_started_by_prefect() and current_flow_run() is None
     if not is_own or flow.name not in CANCELLED_BY_PAGE:
         return None
     with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
@@ -146,7 +146,7 @@ def result_of(call: Callable[[], T]) -> T:
 
 def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
     """A flow's cancellation hook: cancels the jobs that the flow run has submitted to a pool."""
-    address = settings.pool()
+    address = settings.checked_pool()
     if address is None:
         return
     with closing(Database(address.database, timeout_s=60.0)) as database:
@@ -174,12 +174,12 @@ def notices(notice: Notice) -> Notice:
 
 def for_mlflow(notice: Notice) -> OutageRetry | None:
     """Returns what retries calls to a pool's MLflow server; None without a pool, where errors are reported at once."""
-    return None if settings.pool() is None else OutageRetry(notices(notice))
+    return None if settings.checked_pool() is None else OutageRetry(notices(notice))
 
 
 def for_prefect(act: Callable[[], T], notice: Notice = show_nothing) -> T:
     """Returns the result of `act`; on a pool, retries it while the pool's Prefect server is away, and notes that."""
-    if settings.pool() is None:
+    if settings.checked_pool() is None:
         return act()
     return OutageRetry(notices(notice), server="Prefect", may_pass=prefect_is_away).call(act)
 

@@ -14,7 +14,7 @@ from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
 from ringmaster.flows.batch.batch_run import INSPECTED, BatchRun, resume_jobs
-from ringmaster.flows.batch.context import NodeContext, RunOptions, open_node_context, profiled_at
+from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.flow_runs import as_task, current_flow_run, is_started_by_prefect, root_run
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
 from ringmaster.flows.batch.result import SINCE, STARTED, are_measured, failure_reporter, log_decision
@@ -29,6 +29,7 @@ from ringmaster.flows.batch.run_folder import (
     mark_started,
     mark_starting,
 )
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.tasks.alarms import DeadlineAlarms
@@ -182,7 +183,7 @@ class LocalRun(BatchRun):
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
-    def _measure(self) -> ProfilingResult:
+    def _find_options(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs that are left, at the load of this machine."""
         node_context, records = self._node_context, self.journal.jobs()
         ended = [name for name, record in records.items() if record.status in ENDED]

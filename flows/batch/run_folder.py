@@ -166,7 +166,7 @@ def is_done_and_recorded(journal: Journal) -> bool:
 @contextmanager
 def _pool_journals(home: Path) -> Iterator[Mapping[str, Journal]]:
     """Yields the journals of the runs on the home's pool, also of one that is down, by the run's folder."""
-    address, file = settings.pool(), home / "pool" / "pool.db"
+    address, file = settings.checked_pool(), home / "pool" / "pool.db"
     if address is None and not file.exists():
         yield {}
         return

@@ -109,9 +109,9 @@ def rollback(
 
 def emit_pool_alarm(alarm: Alarm) -> None:
     """Notifies the pool's Prefect server, whose automations notify users; does nothing without a pool."""
-    if settings.pool() is None:
+    if settings.checked_pool() is None:
         return
-    settings.embed(settings.home())  # before Prefect is imported
+    settings.prepare_environment(settings.home())  # before Prefect is imported
     from ringmaster.tasks.alarms.task import emit_alarm
 
     emit_alarm(alarm)

@@ -17,6 +17,7 @@ import typer
 from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.features import modules
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train_and_show
 from ringmaster.flows.output import (
     LOG_FORMAT,
@@ -71,7 +72,7 @@ def controller(
     server_answers.timeout_s.set(None)
     settings.choose_engine(engine)
     pool = pool_address()
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
     from ringmaster.flows.pool.controller import serve_pool
 
     serve_pool(pool, notice=notice, seed=seed)
@@ -107,7 +108,7 @@ def worker(
     if cluster is not None and untrusted:
         cluster = cluster.untrusted()
     pool = _wait_for_pool()
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
     from ringmaster.flows.pool import node
 
     if cluster is None:
@@ -186,7 +187,7 @@ def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
 def _wait_for_pool() -> settings.PoolAddress:
     """Returns the pool that this home belongs to, once it runs: machines start in any order."""
     is_told = False
-    while (fault := settings.pool_fault()) is not None or (pool := settings.pool()) is None:
+    while (fault := settings.pool_fault()) is not None or (pool := settings.checked_pool()) is None:
         if not is_told:
             where = f"{settings.pool_file(settings.home())} is not there yet"
             how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
@@ -221,7 +222,9 @@ def submit(
 
         check_jobs(jobs)
     if wait:
-        raise typer.Exit(show_result(train_and_show(jobs, checkpoint_every_s=checkpoint_every), as_json=as_json))
+        raise typer.Exit(
+            show_result(train_and_show(jobs, RunOptions(checkpoint_every_s=checkpoint_every)), as_json=as_json)
+        )
     with open_database(pool) as database:
         run = submit_batch(
             database, jobs, checkpoint_every_s=checkpoint_every, notice=lambda text: error_console().print(text)

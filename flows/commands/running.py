@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ringmaster.errors import InputError, RingmasterError
-from ringmaster.files import folders_in
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.dated_runs import folder_date
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     AsJson,
@@ -25,19 +22,15 @@ from ringmaster.flows.output import (
     error_console,
     message,
     output_console,
-    plain_table,
     print_json,
     print_lines,
     print_outcome,
     print_rows,
-    report_faults,
     styled,
     working,
-    write_document,
     write_file,
 )
 from ringmaster.flows.settings import resolve_path
-from ringmaster.text import join_limited
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
@@ -107,14 +100,8 @@ def run(
         if dry_run:
             raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
-    result = train_and_show(
-        batch,
-        is_verbose=verbose,
-        resume=resume,
-        checkpoint_every_s=checkpoint_every,
-        seed=seed,
-        interrupts=interrupts,
-    )
+    options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
+    result = train_and_show(batch, options, is_verbose=verbose, interrupts=interrupts)
     raise typer.Exit(show_result(result, as_json=as_json))
 
 
@@ -150,7 +137,7 @@ def estimate(
     batch: Batch, *, profiles: Profiles, seed: int, is_resumed: bool = False, interrupts: Interrupts
 ) -> DryRun:
     """Plans a batch that is not trained, and shows the progress of that."""
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
     with working("loading what looks at jobs and plans; no server is started"):
         from ringmaster.flows.batch.dry_run import dry_run
         from ringmaster.flows.caller import opened_caller
@@ -161,31 +148,22 @@ def estimate(
 
 def train_and_show(
     batch: Batch,
+    options: RunOptions = RunOptions(),
     *,
     is_verbose: bool = False,
-    resume: bool = False,
-    checkpoint_every_s: float | None = None,
-    seed: int = 0,
     interrupts: Interrupts | None = None,
 ) -> BatchResult:
-    """Trains a batch, and shows its progress; the parameters are those of `train_batch`.
+    """Trains a batch, and shows its progress.
 
     interrupts: the signals that the command handles, if it does.
     """
-    with training(batch, is_verbose=is_verbose, is_resumed=resume, interrupts=interrupts or Interrupts()) as caller:
+    interrupts = interrupts or Interrupts()
+    with prepared_caller(batch, interrupts=interrupts, is_verbose=is_verbose, is_resumed=options.resume) as caller:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.train_batch import train_batch
 
-        return result_of(
-            lambda: train_batch(
-                batch,
-                name=batch.name,
-                resume=resume,
-                checkpoint_every_s=checkpoint_every_s,
-                seed=seed,
-                caller=caller,
-            )
-        )
+        result: BatchResult = result_of(lambda: train_batch(batch, name=batch.name, **asdict(options), caller=caller))
+        return result
 
 
 def train_or_resume(batch: Batch) -> BatchResult:
@@ -193,10 +171,10 @@ def train_or_resume(batch: Batch) -> BatchResult:
 
     Raises typer.Exit where it is interrupted.
     """
-    settings.embed(settings.home())  # before Prefect is imported
+    settings.prepare_environment(settings.home())  # before Prefect is imported
     from ringmaster.flows.retraining.train_models import can_go_on
 
-    result = train_and_show(batch, resume=can_go_on(batch))
+    result = train_and_show(batch, RunOptions(resume=can_go_on(batch)))
     if result.status == "interrupted":
         error_console().print("interrupted: nothing is promoted, and the same command continues the training")
         raise typer.Exit(result.exit_code)
@@ -204,7 +182,7 @@ def train_or_resume(batch: Batch) -> BatchResult:
 
 
 @contextmanager
-def training(
+def prepared_caller(
     batch: Batch | None, *, interrupts: Interrupts, is_verbose: bool, is_resumed: bool = False
 ) -> Iterator[Caller]:
     """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
@@ -215,8 +193,8 @@ def training(
     interrupts: the signals that the command handles.
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
     """
-    settings.embed(settings.home())
-    is_alone = settings.pool() is None
+    settings.prepare_environment(settings.home())
+    is_alone = settings.checked_pool() is None
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext(announce) as notice:
             prefect = server = preflight = kept = None
@@ -266,7 +244,7 @@ def show_result(result: BatchResult, *, as_json: bool) -> int:
 
     print_report(result, error_console(), home=settings.home())
     print_outcome(result.to_json(), as_json=as_json)
-    if settings.pool() is None and not stay_seconds():
+    if settings.checked_pool() is None and not stay_seconds():
         announce("ending Prefect's server of this run")
     return result.exit_code
 
@@ -282,7 +260,7 @@ def profile(
     from ringmaster.tasks.batch import load_batch
 
     batch = load_batch(resolve_path(batch_file))
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
     from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.caller import opened_caller
 
@@ -331,7 +309,7 @@ def sweep(
                 interrupts=interrupts,
             )
         )
-    with training(batch, interrupts=interrupts, is_verbose=verbose, is_resumed=resume) as caller:
+    with prepared_caller(batch, interrupts=interrupts, is_verbose=verbose, is_resumed=resume) as caller:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.sweep import sweep as sweep_flow
 
@@ -376,13 +354,13 @@ def retrain(
         # An invalid file is reported before slow imports.
         production = load_production(models_file)
     if forget is not None:
-        settings.embed(settings.home())
+        settings.prepare_environment(settings.home())
         from ringmaster.flows.retraining.retraining_run import forget_run
 
         forget_run(production, forget)
         print_outcome({"name": production.name, "forgotten": forget}, [f"{forget} is forgotten"], as_json=as_json)
         return
-    with training(None, interrupts=context.ensure_object(Interrupts), is_verbose=verbose) as caller:
+    with prepared_caller(None, interrupts=context.ensure_object(Interrupts), is_verbose=verbose) as caller:
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
@@ -399,184 +377,3 @@ def retrain(
 def exit_code(result: Mapping[str, Any]) -> int:
     """Returns 0 if a sweep or a retraining run is done and all of it is recorded, else 1."""
     return 0 if result["status"] == "done" and not result["faults"] else 1
-
-
-FOLLOW_EVERY_S = 0.5
-MAX_CHARACTERS = 1_000_000  # of a log that are read at a time
-
-
-def techniques(
-    model: Annotated[
-        Path | None,
-        typer.Option(help="File with a job, or batch file: list what would fit, and why others would not."),
-    ] = None,
-    job: Annotated[str | None, typer.Option(help="Name of the only job to look at.")] = None,
-    devices: Annotated[
-        int | None, typer.Option(help="Number of GPUs, with --memory; default: the devices of this machine.", min=1)
-    ] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory of each GPU, such as 80GiB.")] = None,
-    nodes: Annotated[int, typer.Option(help="Number of machines over which the GPUs are divided.", min=1)] = 1,
-    as_json: AsJson = False,
-) -> None:
-    """List the techniques and what each needs; with --model, which of them could train it, in how much memory."""
-    from ringmaster.techniques import registry
-
-    if model is not None:
-        from ringmaster.flows.reports.technique_report import look_ahead, print_technique_report
-
-        result = look_ahead(model, job=job, num_devices=devices, memory=memory, num_nodes=nodes)
-        print_json(result.to_json()) if as_json else print_technique_report(result)
-        raise typer.Exit(1 if result.faults else 0)
-    if job is not None or devices is not None or memory is not None:
-        raise InputError(["--job, --devices and --memory say how a model would be trained. To fix: name it by --model"])
-    every = [(name, registry.load(registry.dotted_path(name))) for name in registry.names()]
-    if as_json:
-        print_json([{"name": name, "summary": t.summary, "needs": t.needs} for name, t in every])
-        return
-    rows = [(name, technique.summary, technique.needs) for name, technique in every]
-    output_console().print(plain_table("technique", "what it does", "what it needs", rows=rows))
-
-
-def status(
-    batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the state of the newest run of each batch, and of all runs on a pool; exit 1 where the pool is not up."""
-    from ringmaster.flows.reports.watch import faults_of, runs_of, status_table
-
-    fault = settings.pool_fault()
-    print_lines(error_console(), [fault] if fault else settings.pool_lacks(), style="yellow")
-    runs = runs_of(batch)
-    rows, faults = [row for run in runs for row in run.rows], faults_of(runs)
-    if as_json:
-        print_json(rows)
-    elif rows or not faults:
-        output_console().print(status_table(rows), end="", soft_wrap=True)
-    if faults:
-        report_faults(faults)
-    if not as_json:
-        from ringmaster.flows.daemon.connection import status_line
-
-        print_lines(output_console(), filter(None, [status_line(settings.home())]))
-    if fault or faults:
-        raise typer.Exit(1)
-    if not as_json and (pool := settings.recorded_pool()) is not None:
-        from ringmaster.flows.pool.batch_requests import limits_in_words, open_database
-
-        with open_database(pool) as database:
-            print_lines(output_console(), limits_in_words(database))
-
-
-def logs(
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="[BATCH] JOB", help="Name of a job, after that of its batch where several have it."),
-    ],
-    rank: Annotated[int, typer.Option(help="Rank of the worker process in its gang.")] = 0,
-    batch: Annotated[str | None, typer.Option(help="Name of the batch, as an option.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the log until the job has ended, from gang to gang.")
-    ] = False,
-) -> None:
-    """Print what a job's worker logged and printed in its last segment."""
-    if len(names) > 2 or (len(names) == 2 and batch is not None):
-        raise InputError([f"logs are of one job, not of {' '.join(names)}. To fix: ringmaster logs BATCH JOB"])
-    batch, job = (names[0] if len(names) == 2 else batch), names[-1]
-    gang = _last_gang(batch, job)
-    if follow:
-        with suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
-            for text in _followed(gang, batch=batch, rank=rank):
-                write_document(text)
-                sys.stdout.flush()
-        return
-    num_characters = 0
-    with _opened(gang, rank) as file:
-        while text := file.read(MAX_CHARACTERS):
-            num_characters += len(text)
-            write_document(text)
-    if not num_characters:
-        error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
-
-
-def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
-    """Yields a log and what is added to it, and then the logs of the job's next gangs, until the job has ended."""
-    clock = threading.Event()
-    while True:
-        with _opened(gang, rank) as file:
-            has_next = is_over = False
-            while not (has_next or is_over):
-                newest = _last_gang(batch, gang.job)  # before the log is read, so that no line of it is missed
-                while True:
-                    text = file.read(MAX_CHARACTERS)
-                    yield text
-                    if len(text) < MAX_CHARACTERS:
-                        break
-                has_next = newest.folder != gang.folder and (newest.folder / f"rank-{rank}.log").exists()
-                is_over = newest.is_over
-                if not text:
-                    clock.wait(FOLLOW_EVERY_S)
-        if not has_next:
-            return
-        gang = newest
-
-
-def _opened(gang: _Gang, rank: int) -> TextIO:
-    """Opens the log of a rank. Raises InputError if there is none, and OSError if it cannot be read."""
-    file = gang.folder / f"rank-{rank}.log"
-    if not file.exists():
-        ranks = sorted(int(path.stem.removeprefix("rank-")) for path in gang.folder.glob("rank-*.log"))
-        raise InputError([f"{gang.job} has no rank {rank}; it has {', '.join(map(str, ranks)) or 'none'}"])
-    return file.open(errors="replace")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gang:
-    """The newest gang of a job. is_over: whether the job has ended."""
-
-    job: str
-    folder: Path
-    is_over: bool
-
-
-def _last_gang(batch: str | None, job: str) -> _Gang:
-    """Returns the newest gang of a job. Raises InputError if there is none, with the reason or the names of jobs."""
-    from ringmaster.flows.reports.watch import faults_of, runs_of
-    from ringmaster.tasks.storage.journal import ENDED
-
-    names: list[str] = []
-    idle: list[str] = []  # why a job of that name has no gang
-    runs = runs_of(batch, has_figures=False)
-    for run in sorted(runs, key=lambda run: folder_date(run.folder), reverse=True):
-        names += [str(row["job"]) for row in run.rows]
-        own = [row for row in run.rows if row["job"] == job]
-        every = [path for path in folders_in(run.folder / "gangs") if path.name.partition("-")[0].isdecimal()]
-        every.sort(key=lambda path: int(path.name.partition("-")[0]))
-        leads = {row["leader"] for row in own}  # whose gang trained it, where one did
-        gangs = [path for path in every if path.name.partition("-")[2] in {job, *leads} and any(path.iterdir())]
-        if gangs:
-            return _Gang(job=job, folder=gangs[-1], is_over=all(row["status"] in ENDED for row in own))
-        for row in own:
-            why = f": {row['message']}" if row["message"] else ""
-            idle.append(f"{job} of {run.batch} has no log here, as no gang has trained it; it is {row['status']}{why}")
-    if faults := faults_of(runs):
-        raise RingmasterError(join_limited(faults))
-    fault = settings.pool_fault()
-    unseen = [fault] if fault else settings.pool_lacks()
-    raise InputError(
-        idle or [f"there is no job {job!r}; there are {', '.join(dict.fromkeys(names)) or 'none'}", *unseen]
-    )
-
-
-def watch(
-    batch: Annotated[
-        str | None,
-        typer.Argument(help="Name of a batch, or its id in a pool; default: the pool, or the newest batch here."),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print the current state, and exit.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show past, running and upcoming segments by device, until the batch has ended."""
-    from ringmaster.flows.reports.watch import opened, print_timeline, watch_on
-
-    with opened(batch) as watched, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
-        print_timeline(watched.read(), as_json=as_json) if once else watch_on(watched, as_json=as_json)

@@ -50,7 +50,7 @@ class LineageHome:
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger, with its environment set up; no connection is open yet."""
-        address = settings.pool()
+        address = settings.checked_pool()
         environment = {**QUIET_ENVIRONMENT, **settings.MLFLOW_PATIENCE}
         for name, value in {**environment, **(address.environment() if address else {})}.items():
             os.environ.setdefault(name, value)

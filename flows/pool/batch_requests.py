@@ -58,7 +58,7 @@ class ControllerAnswer:
 def pool_address() -> settings.PoolAddress:
     """Returns the pool that this machine belongs to. Raises InputError if there is none, or if it has ended."""
     fault = settings.pool_fault()
-    if fault is not None or (address := settings.pool()) is None:
+    if fault is not None or (address := settings.checked_pool()) is None:
         raise InputError([fault or NO_POOL])
     return address
 
@@ -106,7 +106,7 @@ def database_of(batch: str) -> Iterator[Database]:
     Raises InputError if there is neither.
     """
     fault = settings.pool_fault()
-    if fault is None and (address := settings.pool()) is not None:
+    if fault is None and (address := settings.checked_pool()) is not None:
         with open_database(address) as database:
             yield database
         return

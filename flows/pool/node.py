@@ -207,7 +207,7 @@ def serve_node(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
         devices: auto, cpu:N, gpu:N or gpu:all; auto takes the GPUs, or CPU slots where there is none.
         drain_s: Seconds that running jobs have to write a checkpoint when the machine is taken back.
     """
-    address = settings.pool()
+    address = settings.checked_pool()
     if address is None:
         raise InputError(["this flow serves a node of a pool, and no pool is named. To fix: `ringmaster up`"])
     options = own_node.NodeOptions(

@@ -116,7 +116,7 @@ class PoolNode:
 @contextmanager
 def own_node() -> Iterator[PoolNode | None]:
     """Yields this machine's node if it serves a pool, else None."""
-    address = settings.pool()
+    address = settings.checked_pool()
     if address is None:
         yield None
         return

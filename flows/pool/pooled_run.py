@@ -22,7 +22,6 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch import run_folder
 from ringmaster.flows.batch.artifacts import flow_run_page
 from ringmaster.flows.batch.batch_run import BatchRun
-from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
     current_flow_run,
     for_prefect,
@@ -34,6 +33,7 @@ from ringmaster.flows.batch.flow_runs import (
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
 from ringmaster.flows.batch.result import SINCE, STARTED, are_measured
 from ringmaster.flows.batch.run_folder import IS_OVER
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.follower import (
     PoolRun,
@@ -216,7 +216,7 @@ class PooledRun(BatchRun):
         preflights = known_preflights(self._run, submission)
         return ProfilingResult(jobs=submission.jobs, preflights=preflights, profiles=submission.profiles)
 
-    def _measure(self) -> ProfilingResult:
+    def _find_options(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs on one node of each kind."""
         batch, journal = self.batch, self.journal
         ledger = Ledger(self._run.ledger.tracking_uri, waiting=OutageRetry(notices(self.view.notice)))

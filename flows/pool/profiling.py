@@ -51,7 +51,7 @@ def profile_node(node: str, key: str) -> None:
         node: The node on which it runs.
         key: Id of the batch in the pool. Its facts hold the jobs, and receive their profiles.
     """
-    address = settings.pool()
+    address = settings.checked_pool()
     if address is None:
         raise InputError(["this flow is for the nodes of a pool. To fix: `ringmaster profile BATCH.yaml`"])
     with closing(Database(address.database)) as database:

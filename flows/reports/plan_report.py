@@ -252,7 +252,7 @@ def _where_to_look(home: Path) -> list[str]:
     """
     from ringmaster.model_lineage.model_pages import home_page
 
-    pool, mlflow = settings.pool(), settings.tracking_uri(home)
+    pool, mlflow = settings.checked_pool(), settings.tracking_uri(home)
     if pool is not None:
         return [f"MLflow:  {home_page(pool.mlflow_uri)}", f"Prefect: {pool.prefect_api.removesuffix('/api')}"]
     command = f"RINGMASTER_HOME={shlex.quote(str(home))} ringmaster up --no-worker"

@@ -219,7 +219,7 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
     fault, folder = settings.pool_fault(), settings.home() / "batches"
     if fault is not None and not any(run.parent.name == batch for run in runs_below(folder, "*/*")):
         raise InputError([fault])
-    if fault is None and (address := settings.pool()) is not None:
+    if fault is None and (address := settings.checked_pool()) is not None:
         with open_database(address) as database:  # gives up where the database is away; what follows waits for it
             ids = [key for key, name, _ in Submissions(database).names() if batch in (key, name)] if batch else [None]
         if ids:

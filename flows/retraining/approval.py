@@ -108,7 +108,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
         return ApprovalAnswer(approved=False, why=NO_SERVER)
     run = current_flow_run()
     # It can be suspended: it has a deployment, and a controller watches the timeout.
-    is_of_pool = settings.pool() is not None and run is not None and run.deployment_id is not None
+    is_of_pool = settings.checked_pool() is not None and run is not None and run.deployment_id is not None
     key, text = keyset_from_base_key(f"suspended-{TO_START}")["response"], ""
     if not is_of_pool or read_flow_run_input(key, run_id) is None:
         text = question()

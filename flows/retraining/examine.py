@@ -557,6 +557,6 @@ def _candidate(home: LineageHome, name: str) -> LineageNode:
 @contextmanager
 def open_move_log() -> Iterator[MoveLog]:
     """Yields the log of alias moves that were begun and not finished; all machines of a pool share it."""
-    pool = settings.pool()
+    pool = settings.checked_pool()
     with closing(Database(pool.database if pool else file_url(settings.home() / "promotions.db"))) as database:
         yield MoveLog(database, notice=notice)

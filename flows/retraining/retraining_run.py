@@ -211,7 +211,7 @@ def open_run(
 @contextmanager
 def _open_runs(clock: Clock) -> Iterator[RetrainingRuns]:
     """Yields the store of all retraining runs: that of the pool, or of this home."""
-    address = settings.pool()
+    address = settings.checked_pool()
     with closing(Database(address.database if address else file_url(settings.home() / "nights.db"))) as database:
         yield RetrainingRuns(database, clock=clock)
 

@@ -115,7 +115,7 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
 
 def can_go_on(batch: Batch) -> bool:
     """Returns whether an interrupted run of a batch can be resumed."""
-    address, home = settings.pool(), settings.home()
+    address, home = settings.checked_pool(), settings.home()
     try:
         if address is None:
             return folder_to_resume(batch, home) is not None

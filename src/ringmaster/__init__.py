@@ -84,5 +84,5 @@ def __getattr__(name: str) -> Any:
     if name in _FLOWS:  # these import Prefect, which reads its settings on import
         from ringmaster.flows import settings
 
-        settings.embed(settings.home())
+        settings.prepare_environment(settings.home())
     return getattr(import_module(_MODULES.get(name, "ringmaster.techniques")), name)

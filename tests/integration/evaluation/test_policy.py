@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
     """Performs a first retraining run, and one with poisoned data."""
     from ringmaster.flows import settings
 
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
     nights = Nights(folder)
     (folder / "retraining.yaml").write_text(FILE.format(job=JOB))
     (folder / "policy.yaml").write_text(POLICY)

@@ -182,9 +182,9 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
 
     trained = []
 
-    def train(batch, *, resume):
+    def train(batch, options):
         """Records what the batch would make; the first time, only a part before it is interrupted."""
-        assert not resume
+        assert not options.resume
         trained.append(batch)
         parent = ledger.resolve_model(f"models:/{NAME}/1")
         if len(trained) == 1:

@@ -12,7 +12,7 @@ from tests.attacks import expect_closed_prefect
 RUN = """
 import os
 from ringmaster.flows import settings
-settings.embed(settings.home())
+settings.prepare_environment(settings.home())
 import ringmaster.flows.train_batch
 import psutil
 from prefect.client.orchestration import get_client

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ringmaster.flows import settings
 
-settings.embed(settings.home())
+settings.prepare_environment(settings.home())
 from ringmaster.flows.retraining.examine import file_url
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.flows.services.prefect_server import started_alone

@@ -343,7 +343,7 @@ def main(folder: Path) -> None:
     from ringmaster.tasks.retraining import report
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         Case.caller = Caller(fork_server=server)

@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
     """Performs all retraining runs."""
     from ringmaster.flows import settings
 
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
     nights = Nights(folder)
     for name in ("writer", "guarded", "trusted"):
         nights.put(f"{name}/day1.jsonl", rows(1))

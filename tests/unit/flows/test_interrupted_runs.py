@@ -12,8 +12,8 @@ import pytest
 from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import local_run
 from ringmaster.flows.batch import result as records
-from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun, open_local_run
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.engine import EngineNode

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import cli
-from ringmaster.flows.commands import running
+from ringmaster.flows.commands import observing
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -73,9 +73,9 @@ def test_names_that_are_unknown_lead_to_those_that_are_known(run, arguments, tol
 
 
 def test_a_log_is_followed_to_the_job_s_next_gang_and_to_its_end(run, monkeypatch):
-    monkeypatch.setattr(running, "FOLLOW_EVERY_S", 0.0)
+    monkeypatch.setattr(observing, "FOLLOW_EVERY_S", 0.0)
     journal = Journal.of_file(run / "journal.db")
-    texts = running._followed(running._last_gang("nightly", "a"), batch="nightly", rank=0)
+    texts = observing._followed(observing._last_gang("nightly", "a"), batch="nightly", rank=0)
     shown = [next(texts), next(texts)]
     log(run, 2, "a", "step 8\n")
     shown += [next(texts), next(texts)]
@@ -92,7 +92,7 @@ def test_the_newest_gang_is_that_of_the_highest_number(run):
 
 
 def test_a_long_log_is_read_in_parts(run, monkeypatch):
-    monkeypatch.setattr(running, "MAX_CHARACTERS", 5)
+    monkeypatch.setattr(observing, "MAX_CHARACTERS", 5)
     assert invoke("logs", "a").stdout == "12:00:01 step 4, loss 2.5\n"
 
 

@@ -83,8 +83,8 @@ def test_a_umask_is_told_as_usual(tmp_path, monkeypatch, said):
 def test_a_run_without_the_command_line_keeps_to_its_owner_too(tmp_path, monkeypatch):
     for name in ("RINGMASTER_DATABASE", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # `embed` sets many variables
-    settings.embed(tmp_path / "home")
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # `prepare_environment` sets many variables
+    settings.prepare_environment(tmp_path / "home")
     assert {mode(path) for path in (tmp_path / "home", tmp_path / "home" / "prefect")} == {0o700}
 
 

@@ -11,7 +11,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 
 try:
-    settings.embed(settings.home())
+    settings.prepare_environment(settings.home())
 except InputError as error:
     print(error)
 """

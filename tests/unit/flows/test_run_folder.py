@@ -213,7 +213,7 @@ def dry_run(tmp_path, monkeypatch):
     from ringmaster.flows import cli, settings
     from ringmaster.flows.batch import dry_run
 
-    monkeypatch.setattr(settings, "embed", lambda _: None)
+    monkeypatch.setattr(settings, "prepare_environment", lambda _: None)
     for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE", "RINGMASTER_CHECKPOINTS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))

@@ -30,7 +30,7 @@ class Server:
 
 @pytest.fixture
 def on_a_pool(monkeypatch):
-    monkeypatch.setattr(settings, "pool", lambda: ADDRESS)
+    monkeypatch.setattr(settings, "checked_pool", lambda: ADDRESS)
     monkeypatch.setattr(mlflow_calls, "FIRST_WAIT_S", 0.0)
 
 
@@ -46,7 +46,7 @@ def test_a_server_that_refuses_is_not():
 
 
 def test_without_a_pool_whoever_asked_is_told_at_once(monkeypatch):
-    monkeypatch.setattr(settings, "pool", lambda: None)
+    monkeypatch.setattr(settings, "checked_pool", lambda: None)
     assert for_mlflow(print) is None
     with pytest.raises(httpx.ConnectError):
         for_prefect(Server(httpx.ConnectError("refused")))

@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
-from ringmaster.flows.commands import running as watching
+from ringmaster.flows.commands import observing
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch import LineBudget, picture
 from ringmaster.tasks.cluster import Device
@@ -22,7 +22,7 @@ from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import Story, planned
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(watching.watch)
+app.command()(observing.watch)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.errors import ReleaseMismatch
-from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.controller import _lead
 from ringmaster.flows.pool.pooled_run import open_pooled_run

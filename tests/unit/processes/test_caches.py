@@ -53,7 +53,7 @@ def test_a_folder_of_another_user_is_refused_with_all_others(folders, monkeypatc
     monkeypatch.setenv("MPLCONFIGDIR", str(folders / "file" / "x"))
     another_users(folders / "theirs", monkeypatch)
     with pytest.raises(InputError) as caught:
-        settings.embed(folders / "home")
+        settings.prepare_environment(folders / "home")
     said = str(caught.value)
     assert f"TORCHINDUCTOR_CACHE_DIR: {folders / 'theirs'} belongs to another user" in said
     assert f"TRITON_CACHE_DIR: {folders / 'open'} can be written by others" in said

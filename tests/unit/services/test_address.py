@@ -31,39 +31,39 @@ def home(tmp_path, monkeypatch):
 
 
 def test_there_is_no_pool_by_default(home):
-    assert settings.pool() is None
+    assert settings.checked_pool() is None
     assert settings.tracking_uri(home).startswith("sqlite:")
 
 
 def test_a_server_alone_is_no_pool(monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere:4200/api")
-    assert settings.pool() is None
+    assert settings.checked_pool() is None
 
 
 def test_the_home_names_the_pool_that_is_up(home):
     settings.pool_file(home).write_text(json.dumps(asdict(ADDRESS)))
-    assert settings.pool() == ADDRESS
+    assert settings.checked_pool() == ADDRESS
     assert settings.tracking_uri(home) == ADDRESS.mlflow_uri
 
 
 def test_the_environment_names_another_way_to_a_part_of_it(home, monkeypatch):
     settings.pool_file(home).write_text(json.dumps(asdict(ADDRESS)))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tunnel:5001")
-    assert settings.pool().mlflow_uri == "http://tunnel:5001"
-    assert settings.pool().database == ADDRESS.database
+    assert settings.checked_pool().mlflow_uri == "http://tunnel:5001"
+    assert settings.checked_pool().database == ADDRESS.database
 
 
 def test_the_environment_names_all_of_a_pool(monkeypatch):
     for name, value in ADDRESS.environment().items():
         monkeypatch.setenv(name, value)
-    assert settings.pool() == ADDRESS
+    assert settings.checked_pool() == ADDRESS
 
 
 def test_what_the_environment_leaves_out_is_told(monkeypatch):
     monkeypatch.setenv("RINGMASTER_DATABASE", "postgresql://db/ringmaster")
     monkeypatch.setenv("PREFECT_API_URL", "http://server:4200/api")
     with pytest.raises(InputError, match="MLFLOW_TRACKING_URI must also be set"):
-        settings.pool()
+        settings.checked_pool()
 
 
 def test_clients_of_a_pool_with_a_password_have_it_and_it_is_shown_nowhere():

@@ -35,14 +35,14 @@ def environment(monkeypatch):
 
 
 def expect_ended(capsys):
-    assert settings.pool() is None and settings.pool() is None
+    assert settings.checked_pool() is None and settings.checked_pool() is None
     said = capsys.readouterr().err
     assert said.count("it ended without `ringmaster down`") == 1, "it is told once"
     assert "dead: supervisor, prefect, mlflow, controller" in said and "To fix: `ringmaster up`" in said
 
 
 def test_a_pool_whose_processes_live_is_used(home, capsys):
-    assert settings.pool() == home.address
+    assert settings.checked_pool() == home.address
     assert settings.pool_fault() is None and settings.pool_lacks() == []
     assert capsys.readouterr().err == ""
 
@@ -71,7 +71,7 @@ def test_of_processes_that_cannot_be_seen_from_here_nothing_is_claimed(home, pla
     home.kill()
     home.move(place)
     with home.files.alone():  # the lock of a supervisor, which is seen from other containers
-        assert settings.pool() == home.address
+        assert settings.checked_pool() == home.address
         assert settings.pool_fault() is None
     (lack,) = settings.pool_lacks() if place == "machine" else [settings.pool_fault()]
     assert ("its servers do not answer here" if place == "machine" else "it ended without `ringmaster down`") in lack
@@ -80,7 +80,7 @@ def test_of_processes_that_cannot_be_seen_from_here_nothing_is_claimed(home, pla
 def test_files_of_an_earlier_release_are_read(home, capsys):
     process = home.processes["supervisor"]
     (home.files.folder / "supervisor.json").write_text(json.dumps({"pid": process.pid, "born": process.born}))
-    assert settings.pool() == home.address
+    assert settings.checked_pool() == home.address
     home.kill()
     expect_ended(capsys)
 
@@ -89,14 +89,14 @@ def test_a_pool_that_the_environment_names_is_used(home, monkeypatch):
     home.kill()
     for name, value in home.address.environment().items():
         monkeypatch.setenv(name, value)
-    assert settings.pool() == home.address
+    assert settings.checked_pool() == home.address
 
 
 def test_where_the_records_are_on_a_server_the_command_ends(home):
     home.name(replace(home.address, database="postgresql://db/ringmaster"))
     home.kill()
     with pytest.raises(InputError, match="it ended without `ringmaster down`"):
-        settings.pool()
+        settings.checked_pool()
 
 
 def test_requests_to_a_pool_that_has_ended_are_refused_with_that_reason(home):
@@ -116,7 +116,7 @@ def copy(home, tmp_path, monkeypatch):
 
 
 def test_a_copied_home_does_not_use_the_pool_of_the_original(home, copy, capsys):
-    assert settings.pool() is None and settings.recorded_pool() is None
+    assert settings.checked_pool() is None and settings.recorded_pool() is None
     said = capsys.readouterr().err
     assert f"{copy} is a copy of {home.folder}" in said and f"RINGMASTER_HOME={home.folder} names that pool" in said
     files = ServiceFiles(copy / "pool")
@@ -136,15 +136,15 @@ def test_down_of_a_copied_home_ends_nothing(home, copy, capsys):
 def test_another_path_to_the_home_and_a_home_that_was_moved_are_no_copies(home, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(home.folder)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "link"))
-    assert settings.pool() == home.address
+    assert settings.checked_pool() == home.address
     home.folder.rename(tmp_path / "moved")
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "moved"))
-    assert settings.pool() == home.address
+    assert settings.checked_pool() == home.address
 
 
 def test_what_nothing_starts_again_is_told_with_what_to_do(home, capsys):
     home.kill("supervisor", "mlflow")
-    assert settings.pool() == home.address
+    assert settings.checked_pool() == home.address
     said = capsys.readouterr().err.replace("\n", " ")
     pids = {name: home.processes[name].pid for name in ("supervisor", "mlflow")}
     assert f"the supervisor (process {pids['supervisor']}) has ended; mlflow (process {pids['mlflow']}) has" in said
@@ -236,7 +236,7 @@ def test_a_pool_that_is_being_started_is_reported_with_who_starts_it(home, capsy
             pool_address()
         with pytest.raises(InputError, match=f"another `ringmaster up`, process {os.getpid()}"):
             up_and_down.start(options, database_server=None)
-        assert settings.pool() is None and who in capsys.readouterr().err
+        assert settings.checked_pool() is None and who in capsys.readouterr().err
         home.kill("supervisor")
         assert f"{who}. Up: nothing. To fix" in settings.pool_fault()
     assert settings.pool_fault() is None

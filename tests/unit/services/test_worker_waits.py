@@ -23,7 +23,7 @@ def served(monkeypatch, tmp_path):
     for name in ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
-    monkeypatch.setattr(settings, "embed", lambda _: None)
+    monkeypatch.setattr(settings, "prepare_environment", lambda _: None)
     monkeypatch.setattr(processes, "log_to_stderr", lambda _: None)  # the log of this process belongs to pytest
     monkeypatch.setenv(settings.OWN_NODE, "")
     found = []

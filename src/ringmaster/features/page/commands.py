@@ -57,7 +57,7 @@ def with_page(command: Callable[..., None]) -> Callable[..., None]:
 
 def _page_of_pool() -> str | None:
     """Returns the address of the page of the home's pool; None without a pool."""
-    pool = settings.pool()
+    pool = settings.checked_pool()
     return None if pool is None or not pool.metrics_url else urljoin(pool.metrics_url, "/page/")
 
 

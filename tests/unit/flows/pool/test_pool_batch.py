@@ -17,9 +17,9 @@ from ringmaster.errors import BatchCancelled, InputError
 from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import batch_run
 from ringmaster.flows.batch import result as records
-from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, runs_fact
 from ringmaster.flows.batch.run_folder import exclusive_lock
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.pool import follower, pooled_run
