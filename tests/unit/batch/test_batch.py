@@ -356,8 +356,9 @@ def test_the_json_schema_names_every_key_and_choice():
     json.dumps(described)
 
 
-# The data of the recipes is made by a script, and the plugin is installed: tests/integration/examples.
-EXAMPLE_FILES = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name not in ("plugin", "recipes"))
+# The data of recipes and guides is made by scripts, and the plugin is installed: tests/integration/examples.
+ELSEWHERE = {"guides", "plugin", "recipes"}
+EXAMPLE_FILES = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name not in ELSEWHERE)
 
 
 @pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda path: path.stem)
