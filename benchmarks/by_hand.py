@@ -17,8 +17,8 @@ import torch
 from ringmaster.tasks.batch import load_batch
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.losses import loss_of
-from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.metric_totals import MetricTotals
 from ringmaster.techniques.training.optimizers import build_optimizer
 
 

@@ -116,7 +116,7 @@ class LossFunction(ABC):
         return 2 if self.in_pairs else None if generation is None else generation.num_generations
 
     @abstractmethod
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Returns each row's sum, in fp32, and its number of averaged elements: [rows] and [rows].
 
         Raises ValueError, with a remedy, where the outputs or the labels do not suit the loss.

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.expert import Expert
+from ringmaster.techniques.expert_parallel import ExpertParallel
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.model_facts import ModelFacts, why_positions_lost, why_unknown
@@ -27,7 +27,7 @@ from ringmaster.techniques.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
-from ringmaster.techniques.tensor import COMPILED_BY_SEQUENCE, TensorParallel, why_not_divisible
+from ringmaster.techniques.tensor_parallel import COMPILED_BY_SEQUENCE, TensorParallel, why_not_divisible
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -120,7 +120,7 @@ class Mesh(Technique):
 
         assert mesh is not None
         self._tensor = TensorParallel() if config["tp"] > 1 else None
-        sharding = Expert if config.get(DIVIDED_EXPERTS, False) else Fsdp
+        sharding = ExpertParallel if config.get(DIVIDED_EXPERTS, False) else Fsdp
         self._shards = sharding() if config["dp_shard"] > 1 else None
         self._pipeline = Pipeline() if config["pp"] > 1 else None
         self._mesh = mesh
@@ -159,7 +159,7 @@ class Mesh(Technique):
             loss_sum, count = self._pipeline.forward_backward(model, work)
         else:
             loss_sum, count = super().forward_backward(model, work)
-        if isinstance(self._shards, Expert):
+        if isinstance(self._shards, ExpertParallel):
             self._shards.fill_gradients()
         settle_(model.parameters())
         return whole(loss_sum), count

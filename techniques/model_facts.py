@@ -126,7 +126,7 @@ class ModelFacts:
         return self.num_parameters if self.num_trained is None else self.num_trained
 
 
-CAUSAL = ("ForCausalLM", "LMHeadModel")
+CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 """Endings of the names of transformers' causal language models."""
 
 POSITIONS_AFTER_PADDING = frozenset(

@@ -16,9 +16,9 @@ BUILTIN: dict[str, str] = {
     "zero2": "ringmaster.techniques.zero2:Zero2",
     "fsdp": "ringmaster.techniques.fsdp:Fsdp",
     "fsdp_static": "ringmaster.techniques.fsdp:FsdpStatic",
-    "expert": "ringmaster.techniques.expert:Expert",
-    "tensor": "ringmaster.techniques.tensor:TensorParallel",
-    "context": "ringmaster.techniques.context:Context",
+    "expert": "ringmaster.techniques.expert_parallel:ExpertParallel",
+    "tensor": "ringmaster.techniques.tensor_parallel:TensorParallel",
+    "context": "ringmaster.techniques.context_parallel:ContextParallel",
     "pipeline": "ringmaster.techniques.pipeline:Pipeline",
     "mesh": "ringmaster.techniques.mesh:Mesh",
     "offload": "ringmaster.techniques.offload:Offload",
@@ -30,6 +30,13 @@ GROUPS: dict[str, str] = {"shared_base": "ringmaster.techniques.shared_base:Shar
 """Techniques that train several jobs at once: known by name, but never tried on a single job."""
 
 TECHNIQUES = Registry(kind="technique", group="ringmaster.techniques", builtin={**BUILTIN, **GROUPS})
+
+
+FORMER_PATHS: dict[str, str] = {
+    f"ringmaster.techniques.{name}:{former}": BUILTIN[name]
+    for name, former in (("expert", "Expert"), ("tensor", "TensorParallel"), ("context", "Context"))
+}
+"""Dotted names in the stored orders of earlier releases."""
 
 
 def register(technique: type[Technique]) -> type[Technique]:
@@ -74,5 +81,5 @@ def dotted_path(name: str) -> str:
 
 def load(path: str) -> Technique:
     """Returns the technique at a dotted path "package.module:Class". Raises ValueError where there is none."""
-    technique: Technique = subclass(Technique, path)()
+    technique: Technique = subclass(Technique, FORMER_PATHS.get(path, path))()
     return technique

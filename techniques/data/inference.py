@@ -15,14 +15,14 @@ from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_s
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.loss import class_of, options_of
-from ringmaster.techniques.model_facts import CAUSAL
+from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES
 from ringmaster.techniques.models.model_folders import LOSS, read_json
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "chat": CAUSAL,
-    "preference": CAUSAL,
-    "completion": CAUSAL,
+    "chat": CAUSAL_SUFFIXES,
+    "preference": CAUSAL_SUFFIXES,
+    "completion": CAUSAL_SUFFIXES,
     "text-classification": ("ForSequenceClassification",),
     "token-classification": ("ForTokenClassification",),
     "seq2seq": ("ForConditionalGeneration", "MTModel"),
@@ -97,7 +97,7 @@ def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | 
     """The kind that suits a model and has its columns among those that are there."""
     suited, architecture = _suited(model), architecture_of(model)
     is_text = not {spec.options.get("text_column", TextOptions.text_column), "input_ids"}.isdisjoint(there)
-    if is_text and (architecture is None or architecture.endswith(CAUSAL)):
+    if is_text and (architecture is None or architecture.endswith(CAUSAL_SUFFIXES)):
         return None
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
     if "label" in there and fitting[:1] == ["completion"]:

@@ -35,7 +35,7 @@ from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
 from ringmaster.techniques.technique import Config
-from ringmaster.techniques.training.losses import Loss, loss_of, with_made_up_reference
+from ringmaster.techniques.training.bound_loss import Loss, loss_of, with_made_up_reference
 
 VERSION = 1
 MAX_SLOTS = 8  # slots that are measured at the same time

@@ -52,7 +52,7 @@ class Contrastive(LossFunction):
         """The anchor, the positive and the hard negatives of a sample."""
         return 2 + self.hard_negatives
 
-    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each anchor, and ones."""
         import torch
         from torch.nn.functional import cross_entropy

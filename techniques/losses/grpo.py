@@ -81,7 +81,7 @@ class Grpo(loss.LossFunction):
         """Whether the divergence from the initial weights is part of the loss."""
         return self.beta > 0
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum of each prompt's completions, and the number of what is averaged."""
         import torch
 

@@ -82,7 +82,7 @@ class Dpo(PreferenceLoss):
     label_smoothing: float = loss.option(0.0, loss.Values(least=0, below=0.5))
     loss_type: str = loss.option("sigmoid", loss.Values(among=("sigmoid", "ipo")))
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each pair, and ones."""
         import torch
         from torch.nn.functional import logsigmoid
@@ -129,7 +129,7 @@ class Orpo(PreferenceLoss):
     beta: float = loss.option(0.1, loss.Values(above=0))
     prompt_loss: bool = loss.option(True, loss.YesOrNo())
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns each pair's loss, and ones.
 
         The two means have different denominators: the cross entropy is scaled by pairs / tokens of the global batch,
@@ -198,7 +198,7 @@ class Simpo(PreferenceLoss):
     beta: float = loss.option(2.0, loss.Values(above=0))
     gamma: float = loss.option(1.0, loss.Values(least=0))
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each pair, and ones."""
         import torch
         from torch.nn.functional import logsigmoid
@@ -238,7 +238,7 @@ class RagSequence(loss.LossFunction):
         """The question and its answer behind each of the passages."""
         return self.num_passages
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the negative log-likelihood of each answer, and ones."""
         import torch
 

@@ -31,7 +31,7 @@ class CrossEntropy(loss.LossFunction):
     label_smoothing: float = loss.option(0.0, loss.Values(least=0, below=1))
     class_weights: tuple[float, ...] = loss.option((), loss.Values(least=0, is_list=True))
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum of each row's labels, and their weight."""
         return self.by_row(*self._checked(inputs))
 
@@ -79,7 +79,7 @@ class MeanSquaredError(loss.LossFunction):
 
     name: ClassVar[str] = "mse"
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum of squares of each row, and its number of elements."""
         import torch
 
@@ -110,7 +110,7 @@ class WeightedOutputs(loss.LossFunction):
 
     weights: tuple[float, ...] = loss.option((), loss.Values(least=0, is_list=True, required=True))
 
-    def each(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
+    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the weighted sum of the losses of each row, and 1 for each."""
         import torch
         from torch.nn import functional

@@ -18,7 +18,7 @@ from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.model_facts import (
-    CAUSAL,
+    CAUSAL_SUFFIXES,
     POSITIONS_AFTER_PADDING,
     num_positions,
     num_positions_before,
@@ -125,7 +125,7 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     given = {aliases.get(name, name) for name in spec.config}
     taken = {
         name: value
-        for name, value in _from_data(default, data, is_causal=spec.architecture.endswith(CAUSAL))
+        for name, value in _from_data(default, data, is_causal=spec.architecture.endswith(CAUSAL_SUFFIXES))
         if aliases.get(name, name) not in given and not (name in OF_CLASSES and given & OF_CLASSES)
     }
     config = _made(config_class, spec.architecture, **{**taken, **spec.config})
@@ -292,7 +292,8 @@ def _set_padding(config: Any, data: PreparedData) -> None:
 
     Not a causal model's, which reads no padding; nor one by which positions are counted.
     """
-    text, is_causal = text_config_of(config), bool(config.architectures) and config.architectures[0].endswith(CAUSAL)
+    text = text_config_of(config)
+    is_causal = bool(config.architectures) and config.architectures[0].endswith(CAUSAL_SUFFIXES)
     if data.pad_token_id is None or is_causal or text.model_type in POSITIONS_AFTER_PADDING:
         return
     for each in (config, text):

@@ -26,8 +26,8 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.models.build import build_model, skeleton
 from ringmaster.techniques.models.model_folders import few
+from ringmaster.techniques.training.bound_loss import Batch, Loss, SumAndCount, loss_of
 from ringmaster.techniques.training.dropout import current
-from ringmaster.techniques.training.losses import Batch, Loss, SumAndCount, loss_of
 
 NUM_SAMPLES, COUNT = "samples", "count"
 

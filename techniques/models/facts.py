@@ -17,7 +17,7 @@ from ringmaster.techniques.models.layers import DROPOUTS, decoder_of, layer_name
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.parallel.experts import expert_modules, has_router_loss
-from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.bound_loss import loss_of
 from ringmaster.techniques.training.optimizers import freeze
 
 FP32_BYTES = 4

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.model_facts import CAUSAL, Decoder, LayerModule
+from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES, Decoder, LayerModule
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -60,7 +60,7 @@ def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
 def decoder_of(model: nn.Module, layers: Iterable[nn.Module], data: PreparedData) -> Decoder | None:
     """The description of `model` as a decoder, or None if it is not a causal language model that reads tokens."""
     config, name = getattr(model, "config", None), type(model).__name__
-    if config is None or data.kind != "tokens" or data.seq_len is None or not name.endswith(CAUSAL):
+    if config is None or data.kind != "tokens" or data.seq_len is None or not name.endswith(CAUSAL_SUFFIXES):
         return None
     if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "num_attention_heads"):
         return None

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ringmaster.compat.torch import own_parameters, set_own_parameters
 from ringmaster.compat.torch_distributed import all_to_all_single_autograd
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.losses import next_tokens
+from ringmaster.techniques.training.bound_loss import next_tokens
 
 ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
 """Arguments of the forward of experts in Hugging Face's models, whose tensors hold one expert after another."""

@@ -16,7 +16,7 @@ from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.losses import ADDED, Loss, logits_of
+from ringmaster.techniques.training.bound_loss import ADDED, Loss, logits_of
 from ringmaster.text import message_of
 
 MASKED = "ForMaskedLM"

@@ -45,14 +45,7 @@ from ringmaster.techniques.probing.faults import (
 )
 from ringmaster.techniques.probing.rows import check_longest, why_not_causal, why_reads_padding
 from ringmaster.techniques.probing.tiny import LONGEST, cropped, made_up, ragged, rows_of, tiny_config
-from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
-from ringmaster.techniques.training.generation import (
-    answer_writer_of,
-    prompt_seed,
-    prompts_of,
-    rollout_of,
-)
-from ringmaster.techniques.training.losses import (
+from ringmaster.techniques.training.bound_loss import (
     REFERENCE,
     Loss,
     disable_dropout,
@@ -60,7 +53,14 @@ from ringmaster.techniques.training.losses import (
     loss_of,
     with_made_up_reference,
 )
-from ringmaster.techniques.training.metrics import MetricTotals, outputs_of, sums_of
+from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
+from ringmaster.techniques.training.generation import (
+    answer_writer_of,
+    prompt_seed,
+    prompts_of,
+    rollout_of,
+)
+from ringmaster.techniques.training.metric_totals import MetricTotals, outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
 
 MAX_NEW_TOKENS = 8

@@ -12,7 +12,7 @@ from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.probing.faults import explained
-from ringmaster.techniques.training.losses import Loss, logits_of
+from ringmaster.techniques.training.bound_loss import Loss, logits_of
 
 MAX_WHOLE = 1024
 """The most tokens of a row that all layers compute. Of a longer row only the embeddings, which have the positions."""

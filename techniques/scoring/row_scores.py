@@ -30,14 +30,14 @@ from ringmaster.techniques.models.model_folders import LOSS, REFERENCE
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter, reference_of
 from ringmaster.techniques.parallel.tensor_plan import cut
 from ringmaster.techniques.scoring import scored_rows
-from ringmaster.techniques.tensor import why_not_divisible
+from ringmaster.techniques.tensor_parallel import why_not_divisible
+from ringmaster.techniques.training.bound_loss import Loss, classification_loss, logits_of, loss_of, next_token_loss
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
-from ringmaster.techniques.training.losses import Loss, classification_loss, logits_of, loss_of, next_token_loss
-from ringmaster.techniques.training.metrics import outputs_of, sums_of
+from ringmaster.techniques.training.metric_totals import outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
 
 MIN_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch

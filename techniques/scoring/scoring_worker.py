@@ -161,8 +161,8 @@ def _score_over_one_base(
         build_scored_model,
         scores_of_batch,
     )
-    from ringmaster.techniques.training.losses import loss_of
-    from ringmaster.techniques.training.metrics import outputs_of
+    from ringmaster.techniques.training.bound_loss import loss_of
+    from ringmaster.techniques.training.metric_totals import outputs_of
 
     first = next(iter(models.values()))
     model, spec = build_scored_model(first, rows)

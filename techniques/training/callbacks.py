@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques.processes.ranks import RankContext
     from ringmaster.techniques.processes.reporter import Reporter
     from ringmaster.techniques.technique import Config, Technique
-    from ringmaster.techniques.training.losses import Loss
+    from ringmaster.techniques.training.bound_loss import Loss
 
 Share = tuple[int, int]
 """A share of a global batch: its number, and how many there are."""

@@ -13,7 +13,7 @@ from ringmaster.techniques.losses.preferences import log_probabilities
 from ringmaster.techniques.models.adapter_modules import switchable
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.training import losses
+from ringmaster.techniques.training import bound_loss
 from ringmaster.techniques.training.gradients import compute_in_half
 
 Forward = Callable[[dict[str, Tensor]], Any]
@@ -29,7 +29,7 @@ class ReferenceModel:
     """
 
     def __init__(
-        self, *, model: nn.Module | None, loss: losses.Loss, autocast: Callable[[], AbstractContextManager[Any]]
+        self, *, model: nn.Module | None, loss: bound_loss.Loss, autocast: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         self.model, self._loss, self._autocast = model, loss, autocast
 
@@ -61,13 +61,13 @@ class ReferenceModel:
             output = self.model(**self._loss.forward_inputs(batch))
         return self._completed(batch, output)
 
-    def _completed(self, batch: losses.Batch, output: Any) -> dict[str, Tensor]:
+    def _completed(self, batch: bound_loss.Batch, output: Any) -> dict[str, Tensor]:
         logits, labels = self._loss.predictions(output, batch)
         if logits is None or labels is None:
             raise ValueError("loss: the model gives no logits, or the samples no labels. To fix: give both")
         assert self._loss.function is not None, "a loss that compares is one that the job names"
         compared = self._loss.function.compared(logits, labels)
-        return {**batch, losses.REFERENCE: log_probabilities(logits, labels) if compared is None else compared}
+        return {**batch, bound_loss.REFERENCE: log_probabilities(logits, labels) if compared is None else compared}
 
 
 def frozen_copy(model: nn.Module, *, device: torch.device, in_half: bool) -> nn.Module:
@@ -95,7 +95,7 @@ def reference_of(
     order: GangOrder,
     *,
     model: nn.Module,
-    loss: losses.Loss,
+    loss: bound_loss.Loss,
     prepared: PreparedData,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]],

@@ -30,14 +30,14 @@ from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.batch_loader import RowsRequest
+from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
 from ringmaster.techniques.training.callbacks import Share, ShareSums, TrainerCallback, change_base, rule_of
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half, local
 from ringmaster.techniques.training.job_state import JobTrainingState, Root
-from ringmaster.techniques.training.losses import disable_dropout, loss_of
-from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.metric_totals import MetricTotals
 from ringmaster.techniques.training.optimizers import (
     ParameterSettings,
     build_optimizer,

@@ -27,6 +27,7 @@ from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
+from ringmaster.techniques.training.bound_loss import Batch
 from ringmaster.techniques.training.callbacks import change_base
 from ringmaster.techniques.training.fused.adapter_batches import in_order
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle, mesh_shape
@@ -34,8 +35,7 @@ from ringmaster.techniques.training.fused.member import GroupMember, ParameterRo
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase, shard
 from ringmaster.techniques.training.fused.packed_attention import packed_attention
 from ringmaster.techniques.training.job_state import Root, prepared_data
-from ringmaster.techniques.training.losses import Batch
-from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.metric_totals import MetricTotals
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
 from ringmaster.techniques.training.trainer import StepReport
 from ringmaster.techniques.training.trial import trial

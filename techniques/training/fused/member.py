@@ -25,11 +25,11 @@ from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, alone
 from ringmaster.techniques.training.batch_loader import RowsRequest
+from ringmaster.techniques.training.bound_loss import Loss, loss_of
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
 from ringmaster.techniques.training.job_state import JobTrainingState, Root, batch_width
-from ringmaster.techniques.training.losses import Loss, loss_of
 from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
 
 ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector

@@ -25,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from ringmaster.techniques.models.adapter_modules import is_adaptable
 from ringmaster.techniques.models.adapters import AdaptedLinear
 from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.training.bound_loss import SumAndCount
 from ringmaster.techniques.training.fused import adapter_batches
 from ringmaster.techniques.training.fused.adapter_runs import (
     AdapterRuns,
@@ -42,7 +43,6 @@ from ringmaster.techniques.training.fused.packed_attention import (
 )
 from ringmaster.techniques.training.fused.shared_linear import shared_class
 from ringmaster.techniques.training.gradients import HALF, compute_in_half, round_weights
-from ringmaster.techniques.training.losses import SumAndCount
 from ringmaster.techniques.training.recomputation import recompute_layers
 
 NUM_PROBED_TOKENS = 8

@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 
 from ringmaster.tasks.evaluation.scores import MetricRows, estimate
 from ringmaster.techniques import EvaluationSpec, OptimizerSpec
-from ringmaster.techniques.context import Context
+from ringmaster.techniques.context_parallel import ContextParallel
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 from ringmaster.techniques.scoring import score_together
@@ -103,8 +103,8 @@ def test_metrics_of_tokens(bench, tmp_path, layout):
 def test_sequences_are_not_divided_where_a_metric_reads_them_whole(bench):
     job = bench.job(LLAMA, evaluation=EvaluationSpec(metrics=("loss",)))
     facts, shape = bench.facts(job), bench.shape(2)
-    assert Context().supports(job, shape, facts) is None
+    assert ContextParallel().supports(job, shape, facts) is None
     whole = replace(job, evaluation=EvaluationSpec(metrics=("loss", "exact_match")))
-    assert Context().supports(whole, shape, facts) == (
+    assert ContextParallel().supports(whole, shape, facts) == (
         "the metric exact_match reads whole rows, and here each rank has some tokens of them"
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ringmaster.techniques import ModelSpec
-from ringmaster.techniques.context import Context
+from ringmaster.techniques.context_parallel import ContextParallel
 from ringmaster.techniques.parallel.sequences import positions
 from tests.integration.workbench import (
     ADAMW,
@@ -32,7 +32,7 @@ LARGEST_LOSS_DIFFERENCE = 3 * 2**-13 / 184
 
 def layout(num_devices=2, *, exchange="all_gather", sharded=False, micro_batch=8, recompute="none"):
     config = {"micro_batch": micro_batch, "recompute": recompute, "exchange": exchange, "sharded": sharded}
-    return Layout("ringmaster.techniques.context:Context", num_devices, config)
+    return Layout("ringmaster.techniques.context_parallel:ContextParallel", num_devices, config)
 
 
 def assert_trains_the_same(bench, job, layout, folder):
@@ -110,13 +110,13 @@ def test_gathering_gives_each_rank_as_many_tokens_to_look_at():
 )
 def test_it_says_why_not(bench, model, changes, num_devices, reason):
     job = bench.job(model, **changes)
-    assert reason in Context().supports(job, bench.shape(num_devices), bench.facts(job))
+    assert reason in ContextParallel().supports(job, bench.shape(num_devices), bench.facts(job))
 
 
 def test_heads_are_exchanged_where_there_are_enough(bench):
     def exchanges(model, num_devices):
         job = bench.job(model)
-        configs = Context().configs(job, bench.shape(num_devices), bench.facts(job))
+        configs = ContextParallel().configs(job, bench.shape(num_devices), bench.facts(job))
         return list(dict.fromkeys(config["exchange"] for config in configs))
 
     assert exchanges(SHARED_HEADS, 2) == ["ulysses", "all_gather"]

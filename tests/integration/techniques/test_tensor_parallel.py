@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import ModelSpec
-from ringmaster.techniques.tensor import TensorParallel
+from ringmaster.techniques.tensor_parallel import TensorParallel
 from tests.integration.workbench import ADAMW, GPT2, LLAMA, SGD, VIT, Layout, largest_difference
 from tests.matrix import matrix
 
@@ -33,7 +33,7 @@ def layout(num_devices=2, *, micro_batch=8, recompute="none", sequence_parallel=
         "sequence_parallel": sequence_parallel,
         "loss_parallel": loss_parallel,
     }
-    return Layout("ringmaster.techniques.tensor:TensorParallel", num_devices, config)
+    return Layout("ringmaster.techniques.tensor_parallel:TensorParallel", num_devices, config)
 
 
 def assert_trains_the_same(bench, job, layout, folder):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from ringmaster.features.adaptation.trainer import Teacher, distilled_loss, softened_divergence
 from ringmaster.techniques import AdaptationSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
+from ringmaster.techniques.training.bound_loss import Loss, classification_loss, next_token_loss
 
 NEXT_TOKEN = Loss(compute=next_token_loss, inputs=frozenset({"input_ids"}), shifted=True)
 ROWS, TOKENS, WORDS = 4, 5, 7

@@ -7,8 +7,8 @@ import torch
 
 from ringmaster.tasks.evaluation.scores import MetricRows, Scores
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.training.losses import Loss
-from ringmaster.techniques.training.metrics import MetricTotals, outputs_of, sums_of
+from ringmaster.techniques.training.bound_loss import Loss
+from ringmaster.techniques.training.metric_totals import MetricTotals, outputs_of, sums_of
 
 LOSS = Loss(compute=lambda output, batch: (torch.zeros(()), 1), inputs=None)
 

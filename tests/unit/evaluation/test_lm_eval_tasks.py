@@ -12,7 +12,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import metric_named, why_generating
-from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.metric_totals import MetricTotals
 from tests.unit.evaluation.measuring import LOSS
 
 COMMON = """

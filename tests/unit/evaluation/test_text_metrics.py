@@ -220,7 +220,7 @@ def test_the_two_recalls_share_their_embeddings():
             calls.append(outputs)
             return super().compute_sums(outputs)
 
-    from ringmaster.techniques.training.metrics import outputs_of, sums_of
+    from ringmaster.techniques.training.metric_totals import outputs_of, sums_of
 
     batch, states = pairs_of(1, num_rows=4, noise=0.1)
     outputs = outputs_of(LOSS, SimpleNamespace(last_hidden_state=states), batch, losses=None)

@@ -14,7 +14,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.feature_model import FACTORY_NAME, FeaturePredictor
 from ringmaster.techniques.models.model_folders import model_of_folder
-from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.bound_loss import loss_of
 
 FEATURES = [
     {"name": "size", "type": "number"},

@@ -5,8 +5,8 @@ import torch
 
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.losses import loss_of
-from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.metric_totals import MetricTotals
 from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 T5 = ModelSpec(

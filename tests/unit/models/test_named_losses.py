@@ -14,8 +14,8 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import CLASSIFIER, PASSAGE_SCORES, LossFunction, Values, option
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of
-from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.bound_loss import REFERENCE, disable_dropout, loss_of
+from ringmaster.techniques.training.metric_totals import MetricTotals
 from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
 from tests.unit.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
 
@@ -401,7 +401,7 @@ class Focal(LossFunction):
 
     gamma: float = option(2.0, Values(least=0))
 
-    def each(self, inputs):
+    def row_sums(self, inputs):
         log_p = inputs.logits.log_softmax(-1).gather(-1, inputs.labels[:, None])[:, 0]
         losses = -((1 - log_p.exp()) ** self.gamma) * log_p
         return losses, losses.new_ones(len(losses))

@@ -12,8 +12,8 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, PASSAGE_SCORES, loss_class
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
 from ringmaster.techniques.training.dropout import DrawSites, name_modules
-from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from tests.matrix import matrix
 
 probing = importlib.import_module("ringmaster.techniques.probing.probe")  # its package has a function of this name

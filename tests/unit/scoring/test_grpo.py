@@ -53,7 +53,7 @@ def test_losses(loss_type, beta, is_corrected):
     reference = -torch.rand(2, 3, 7, generator=draw) if beta else None
     given = inputs_of(reference=reference)
     assert given.logits is not None
-    sums, counts = grpo(loss_type=loss_type, beta=beta, use_bias_correction_kl=is_corrected, temperature=0.5).each(
+    sums, counts = grpo(loss_type=loss_type, beta=beta, use_bias_correction_kl=is_corrected, temperature=0.5).row_sums(
         given
     )
     mean = sums.sum() / counts.sum()
@@ -87,15 +87,15 @@ def test_losses(loss_type, beta, is_corrected):
 def test_a_batch_may_be_divided():
     given = inputs_of()
     loss = grpo(loss_type="dapo")
-    sums, counts = loss.each(given)
+    sums, counts = loss.row_sums(given)
     alone = replace(
         given,
         logits=given.logits[1:],
         labels=given.labels[1:],
         batch={name: value[1:] for name, value in given.batch.items()},
     )
-    assert torch.equal(loss.each(alone)[0], sums[1:])
-    assert torch.equal(loss.each(alone)[1], counts[1:])
+    assert torch.equal(loss.row_sums(alone)[0], sums[1:])
+    assert torch.equal(loss.row_sums(alone)[1], counts[1:])
 
 
 def test_options_are_checked():

@@ -26,7 +26,7 @@ from ringmaster.techniques.training.exact_sums import (
     use_exact_kernels,
 )
 from ringmaster.techniques.training.gradients import exact_norm, whole
-from ringmaster.techniques.training.metrics import rounded
+from ringmaster.techniques.training.metric_totals import rounded
 from ringmaster.techniques.training.optimizers import AlignedAdamW
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from ringmaster.techniques.models.pruning import is_two_of_four, prune
 from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.training import losses
+from ringmaster.techniques.training import bound_loss
 from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster.techniques.training.gradients import local, share_of, whole
 
@@ -50,7 +50,7 @@ class AdaptationCallback(TrainerCallback):
         is_trained = state.technique is not None and state.order.purpose in (TRAIN, TRIAL)
         return is_trained and state.job.adaptation is not None
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: losses.Loss) -> losses.Loss:
+    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: bound_loss.Loss) -> bound_loss.Loss:
         """Prunes the model, or returns the loss of a student; evaluation uses the model's own."""
         if self._spec.kind == PRUNED:
             self._whole_masks = prune(model, self._spec)
@@ -62,7 +62,7 @@ class AdaptationCallback(TrainerCallback):
         folder = Path(location) if location else None  # before a teacher is trained, a fresh one is as fast
         spec = teacher_model(job, folder)
         teacher = build_model(spec, data=trainer.prepared, seed=job.seed, weights_from=folder).to(trainer.ranks.device)
-        teachers_loss = losses.loss_of(None, teacher, spec)
+        teachers_loss = bound_loss.loss_of(None, teacher, spec)
         frozen = Teacher(model=teacher.eval().requires_grad_(False), loss=teachers_loss, autocast=trainer.autocast)
         return distilled_loss(loss, frozen, self._spec)
 
@@ -109,17 +109,17 @@ class Teacher:
     """
 
     model: nn.Module
-    loss: losses.Loss
+    loss: bound_loss.Loss
     autocast: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
-    def logits(self, batch: losses.Batch) -> Tensor | None:
+    def logits(self, batch: bound_loss.Batch) -> Tensor | None:
         """Returns the teacher's logits for a batch."""
         with self.autocast():
-            return losses.logits_of(self.model(**self.loss.forward_inputs(batch)))
+            return bound_loss.logits_of(self.model(**self.loss.forward_inputs(batch)))
 
 
-def distilled_loss(loss: losses.Loss, teacher: Teacher, adaptation: AdaptationSpec) -> losses.Loss:
+def distilled_loss(loss: bound_loss.Loss, teacher: Teacher, adaptation: AdaptationSpec) -> bound_loss.Loss:
     """Returns the distillation loss of a student whose loss without a teacher is `loss`.
 
     Raises ValueError where `loss` is not a cross entropy, as then the two losses would not cover the same rows.
@@ -131,18 +131,18 @@ def distilled_loss(loss: losses.Loss, teacher: Teacher, adaptation: AdaptationSp
     Source: Hinton et al., Distilling the Knowledge in a Neural Network (arXiv:1503.02531), section 2: T^2 keeps the
     gradients of both parts comparable.
     """
-    if loss.compute not in (losses.next_token_loss, losses.classification_loss):
+    if loss.compute not in (bound_loss.next_token_loss, bound_loss.classification_loss):
         raise ValueError(
             "distillation: the model's loss is not a cross entropy of ours. "
             "To fix: distill a causal language model or a classifier of transformers"
         )
 
-    def compute(output: Any, batch: losses.Batch) -> losses.SumAndCount:
+    def compute(output: Any, batch: bound_loss.Batch) -> bound_loss.SumAndCount:
         total, count = loss(output, batch)
         return (1 - adaptation.weight) * whole(total) + adaptation.weight * divergence(output, batch), count
 
-    def divergence(output: Any, batch: losses.Batch) -> Tensor:
-        students, teachers = losses.logits_of(output), teacher.logits(batch)
+    def divergence(output: Any, batch: bound_loss.Batch) -> Tensor:
+        students, teachers = bound_loss.logits_of(output), teacher.logits(batch)
         if students is None or teachers is None:
             raise ValueError("distillation: a model gives no logits. To fix: distill between models that do")
         students, teachers = whole(students), whole(teachers)
@@ -151,7 +151,7 @@ def distilled_loss(loss: losses.Loss, teacher: Teacher, adaptation: AdaptationSp
                 f"distillation: the student's logits are {list(students.shape)} and the teacher's "
                 f"{list(teachers.shape)}. To fix: give both the same vocabulary or labels"
             )
-        labels = losses.next_tokens(batch) if loss.shifted else batch["labels"]
+        labels = bound_loss.next_tokens(batch) if loss.shifted else batch["labels"]
         if students.shape[:-1] != labels.shape or students.shape[-1] == 1 or labels.is_floating_point():
             raise ValueError("distillation: there is not one class for each label. To fix: distill a classifier")
         return softened_divergence(students, teachers, counted=labels != IGNORED, temperature=adaptation.temperature)

@@ -22,8 +22,8 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.training.bound_loss import next_token_loss
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
-from ringmaster.techniques.training.losses import next_token_loss
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA = ModelSpec(architecture="LlamaForCausalLM", config={**_SIZES, "num_key_value_heads": 2})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques.model_facts import ModelFacts
 
 
-class Expert(Fsdp):
+class ExpertParallel(Fsdp):
     """Divides the batch and all weights as `fsdp`; weights of experts are never gathered, and tokens go to them."""
 
     name = "expert"

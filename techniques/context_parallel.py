@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Context(Technique):
+class ContextParallel(Technique):
     """Each device computes some tokens of every sequence; only attention reads the tokens of other devices.
 
     Weights are replicated (as under `ddp`) or sharded (as under `fsdp`) over the same devices, and their gradients are
@@ -114,7 +114,7 @@ class Context(Technique):
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns this rank's tokens, their positions, and the token that follows each of them as its label."""
         from ringmaster.techniques.parallel.sequences import positions
-        from ringmaster.techniques.training.losses import next_tokens
+        from ringmaster.techniques.training.bound_loss import next_tokens
 
         tokens = batch["input_ids"]
         rank, size = self._mesh.get_local_rank(), self._mesh.size()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import GatheredMetric, Metric, ModelMetric, Outputs, metrics_named
-from ringmaster.techniques.training.losses import Batch, Loss
+from ringmaster.techniques.training.bound_loss import Batch, Loss
 
 if TYPE_CHECKING:
     from ringmaster.techniques.metric import Values

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.registry import resolve
-from ringmaster.techniques import loss as kinds
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import (
     ADVANTAGES,
     CAUSAL,
+    CLASSIFIER,
+    OTHER,
     PASSAGE_SCORES,
     REWARDS,
+    SEQUENCE_TO_SEQUENCE,
     LossFunction,
     LossInputs,
     is_named,
@@ -32,7 +34,7 @@ from ringmaster.techniques.loss import (
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
+from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES
 from ringmaster.techniques.models.layers import DROPOUTS
 
 Batch = Mapping[str, Tensor]
@@ -43,7 +45,7 @@ ADDED = (REFERENCE, ADVANTAGES, REWARDS, PASSAGE_SCORES)
 """The entries of batches that are not the model's inputs."""
 
 # Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
-CLASSIFIERS = (
+CLASSIFIER_SUFFIXES = (
     "ForImageClassification",
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -52,7 +54,7 @@ CLASSIFIERS = (
 )
 
 # Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
-SEQUENCE_TO_SEQUENCE = ("ForConditionalGeneration", "MTModel")
+SEQUENCE_TO_SEQUENCE_SUFFIXES = ("ForConditionalGeneration", "MTModel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +201,7 @@ class FunctionLoss(Loss):
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
         """Returns (sum, count) of a batch, which is a part of the global batch or, without `known`, all of it."""
         inputs = self._inputs(output, batch, totals=self.totals(batch) if self.known is None else self.known)
-        sums, counts = self.function.each(inputs)
+        sums, counts = self.function.row_sums(inputs)
         return sums.sum(), counts.sum()
 
     def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
@@ -208,7 +210,7 @@ class FunctionLoss(Loss):
             return None
         labels = self._labels(batch)
         totals = {} if labels is None else self.function.totals(labels)
-        return self.function.each(self._inputs(output, batch, totals=totals))
+        return self.function.row_sums(self._inputs(output, batch, totals=totals))
 
     def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; of pairs and groups all sequences of each in turn."""
@@ -335,14 +337,15 @@ def loss_of(
     is_known = config is not None and not getattr(config, "output_router_logits", False)
     has_encoder = is_known and getattr(config, "is_encoder_decoder", False)
     is_plain = is_known and not has_encoder
-    is_causal, is_classifier = is_plain and name.endswith(CAUSAL_CLASSES), is_plain and name.endswith(CLASSIFIERS)
-    is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE)
+    is_causal = is_plain and name.endswith(CAUSAL_SUFFIXES)
+    is_classifier = is_plain and name.endswith(CLASSIFIER_SUFFIXES)
+    is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE_SUFFIXES)
     inputs = without_labels if is_causal or is_classifier else arguments
     base = spec.from_pretrained
     if job_loss is not None and is_named(job_loss):
         function = loss_named(job_loss, options or {})
-        flags = {kinds.CAUSAL: is_causal, kinds.CLASSIFIER: is_classifier, kinds.SEQUENCE_TO_SEQUENCE: is_seq2seq}
-        kind = next((kind for kind, is_one in flags.items() if is_one), kinds.OTHER)
+        flags = {CAUSAL: is_causal, CLASSIFIER: is_classifier, SEQUENCE_TO_SEQUENCE: is_seq2seq}
+        kind = next((kind for kind, is_one in flags.items() if is_one), OTHER)
         if kind not in function.kinds:
             raise ValueError(
                 f"loss {job_loss} is for {' and '.join(function.kinds)} models, and {name} is not one. "
