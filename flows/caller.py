@@ -27,7 +27,7 @@ class Caller:
     clock: the time that determines the date of a retraining run, in seconds since the epoch.
     prefect: Prefect's server, of a run without a pool; None where the flow starts one, or another one is in use.
     fork_server: forks the workers; None where the flow starts one.
-    preflight: the inspection of the batch's jobs in the fork server; None where it has not begun.
+    preflight: that of the batch's jobs, in the fork server; None where it has not begun.
     """
 
     view: View = field(default_factory=View)

@@ -10,7 +10,7 @@ from pydantic import Field
 from ringmaster.errors import LedgerError, RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
 from ringmaster.flows.batch.embedded_prefect import LocalFlow
-from ringmaster.flows.batch.flow_runs import Notice, cancel_batches, final_state, for_prefect, run_name_template
+from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
@@ -20,7 +20,7 @@ from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.settings import resolve_path
 from ringmaster.model_lineage import MetricPoint
 from ringmaster.tasks.alarms import retraining_failed
-from ringmaster.tasks.alarms.task import emit_alarm
+from ringmaster.tasks.alarms.prefect_events import emit_alarm
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.production import load_production
@@ -28,6 +28,7 @@ from ringmaster.tasks.retraining.promotion import version_of
 from ringmaster.tasks.retraining.report import FAILED, LEFT, ModelResult, RetrainingReport, cost_of_batch
 from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord, drop_others
 from ringmaster.tasks.retraining.selection import day_text, num_missed, unit_of
+from ringmaster.text import Notice
 
 
 @LocalFlow.of

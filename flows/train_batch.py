@@ -21,7 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
-from ringmaster.errors import BatchCancelled, BatchFailed, retry_may_help
+from ringmaster.errors import BatchCancelled, BatchFailed
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
@@ -34,10 +34,11 @@ from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.tasks.alarms import batch_failed
-from ringmaster.tasks.alarms.task import emit_alarm
+from ringmaster.tasks.alarms.prefect_events import emit_alarm
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import PlanUpdate
 from ringmaster.tasks.profiling.stage import ProfilingResult
+from ringmaster.tasks.profiling.task import RETRIES
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
@@ -121,16 +122,7 @@ def _unresolved(value: T) -> T:
 # -- the stages --------------------------------------------------------------------------------------------------------
 
 
-# Measurements from before a failure are stored, so that a retry makes only the other trials.
-@task(
-    name="profile",
-    task_run_name="profile",
-    retries=2,
-    retry_delay_seconds=[1, 5],
-    retry_condition_fn=retry_may_help,
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
+@task(name="profile", task_run_name="profile", **RETRIES, cache_policy=NO_CACHE, persist_result=False)
 def profile(run: BatchRun) -> ProfilingResult:
     """Checks each job, and measures or predicts it under the techniques and numbers of devices that it may use."""
     return run.profile()

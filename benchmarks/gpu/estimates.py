@@ -120,7 +120,7 @@ def compare(arguments):
                 print(f"{job.name}: {faults[job.name]}", file=sys.stderr)
                 continue
             if any(candidate.step_s is None for candidate in found[job.name].candidates):
-                print((environment.cache_dir / "survey.log").read_text()[-3000:], file=sys.stderr)
+                print((environment.cache_dir / "preflight.log").read_text()[-3000:], file=sys.stderr)
             for candidate in drawn(found[job.name].candidates, arguments.options):
                 try:
                     (measured,) = in_children([partial(measure, job, found[job.name].data, candidate, environment)])

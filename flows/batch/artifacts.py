@@ -34,7 +34,7 @@ from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant, write_artifact
+from ringmaster.tasks.timeline.prefect_artifacts import DRAW_EVERY_S, tolerant, write_artifact
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 from ringmaster.text import markdown, markdown_table
 

@@ -38,7 +38,7 @@ from ringmaster.tasks.recording.mlflow_writer import JobsToRecord
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
-INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `EquivalentJobs`
+PREFLIGHTS = "inspected"  # the fact (a name of earlier releases): what was found of the jobs, `EquivalentJobs`
 
 
 class BatchRun(ABC):
@@ -78,7 +78,7 @@ class BatchRun(ABC):
         began_s = time.monotonic()
         profiles = self._find_options()
         report_refusals(profiles, view=self.view)
-        self.journal.put(INSPECTED, to_json(distinct(profiles.preflights)))
+        self.journal.put(PREFLIGHTS, to_json(distinct(profiles.preflights)))
         if self._is_due:
             seconds = time.monotonic() - began_s
             self.journal.put(PROFILING, {"num_trials": profiles.num_trials, "seconds": seconds})

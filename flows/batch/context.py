@@ -32,6 +32,7 @@ from ringmaster.tasks.profiling.trials import Lend
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
+from ringmaster.text import Notice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class NodeContext:
         return ForecastConditions(load=load, earlier=errors_in(earlier))
 
 
-def ledger_of(home: Path, *, notice: flow_runs.Notice) -> Ledger:
+def ledger_of(home: Path, *, notice: Notice) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet.
 
     notice: shows that a pool's MLflow is away, and that it is back.
@@ -108,9 +109,7 @@ def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
         raise InputError([str(error)]) from error
 
 
-def start_preflight(
-    batch: Batch, *, server: ForkServerClient, home: Path, notice: flow_runs.Notice
-) -> PreflightAhead | None:
+def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path, notice: Notice) -> PreflightAhead | None:
     """Starts to inspect the jobs of a batch in the fork server that was started ahead of its flow.
 
     Jobs that adapt models which are not in the batch are inspected later, once these have been looked up in the

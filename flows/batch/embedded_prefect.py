@@ -33,7 +33,6 @@ from ringmaster.errors import ServerStartError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.batch_input import as_parameter
 from ringmaster.flows.batch.flow_runs import (
-    Notice,
     current_flow_run,
     for_prefect,
     is_started_by_prefect,
@@ -47,6 +46,7 @@ from ringmaster.flows.services.pool_processes import PREFECT
 from ringmaster.flows.services.server_answers import responds
 from ringmaster.flows.services.serving import prefect_database
 from ringmaster.tasks.batch import Batch
+from ringmaster.text import Notice
 
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is detected at once
 REPORT_EVERY_S = 30.0

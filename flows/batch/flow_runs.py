@@ -28,7 +28,7 @@ from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.gang_events import Outcome
-from ringmaster.text import MAX_IN_NAME, printable
+from ringmaster.text import MAX_IN_NAME, Notice, printable
 
 OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
 # The flows whose process sees that Prefect's page cancels them. Their runs then belong to their deployments.
@@ -153,10 +153,6 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
         requests = Requests(database)
         for batch, _ in Journal(database, batch="").get(runs_fact(str(flow_run.id)), {}).values():
             requests.ask(RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}")
-
-
-Notice = Callable[[str], None]
-"""Shows a line of progress."""
 
 
 def notices(notice: Notice) -> Notice:

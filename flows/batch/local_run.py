@@ -13,7 +13,7 @@ from ringmaster.errors import InputError, LedgerError, ProblemError, Untrainable
 from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
-from ringmaster.flows.batch.batch_run import INSPECTED, BatchRun, resume_jobs
+from ringmaster.flows.batch.batch_run import PREFLIGHTS, BatchRun, resume_jobs
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.flow_runs import as_task, current_flow_run, is_started_by_prefect, root_run
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
@@ -33,7 +33,7 @@ from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.tasks.alarms import DeadlineAlarms
-from ringmaster.tasks.alarms.task import emit_alarm
+from ringmaster.tasks.alarms.prefect_events import emit_alarm
 from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
@@ -63,8 +63,8 @@ from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED
 from ringmaster.tasks.storage.journal import CLOCK, ENDED, JobRecord, JobStatus, Journal, begin_jobs
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.tasks.timeline.prefect_artifacts import GanttArtifact, ProgressArtifact
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 STOP_PATIENCE_S = 5.0  # for a disk that is full when a run is to end
@@ -189,13 +189,13 @@ class LocalRun(BatchRun):
         ended = [name for name, record in records.items() if record.status in ENDED]
         report_failure = failure_reporter(self.view, but=ended)
         # A placeholder of a sweep may take the profiles of any trial.
-        alike = [from_json(EquivalentJobs, each) for each in self.journal.get(INSPECTED, [])]  # by an earlier process
+        alike = [from_json(EquivalentJobs, each) for each in self.journal.get(PREFLIGHTS, [])]  # by an earlier process
         known = {name: replace(each.preflight, job=name) for each in alike for name in each.names}
         if self._is_due and self._scheduler is not None:
             ended = []
-        inspected = {name: known[name] for name in ended if name in known}
+        of_ended = {name: known[name] for name in ended if name in known}
         given_up = {name for name in ended if records[name].status in (JobStatus.FAILED, JobStatus.CANCELLED)}
-        left = [job for job in self.batch.jobs if job.name not in inspected.keys() | given_up]
+        left = [job for job in self.batch.jobs if job.name not in of_ended.keys() | given_up]
         try:
             profiles = profile_jobs(
                 [known[job.name].settled(job) if job.name in known else job for job in left],
@@ -211,7 +211,7 @@ class LocalRun(BatchRun):
             )
         except UntrainableJobs as error:
             raise InputError([f"job {name}: {why}" for name, why in error.faults.items()]) from error
-        profiles = profiles.with_ended(inspected, jobs=self.batch.jobs)
+        profiles = profiles.with_ended(of_ended, jobs=self.batch.jobs)
         for name, why in with_orphans(profiles.jobs, profiles.faults).items():
             report_failure(name, why)
         self._load = node_context.load()

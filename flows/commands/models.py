@@ -112,7 +112,7 @@ def emit_pool_alarm(alarm: Alarm) -> None:
     if settings.checked_pool() is None:
         return
     settings.prepare_environment(settings.home())  # before Prefect is imported
-    from ringmaster.tasks.alarms.task import emit_alarm
+    from ringmaster.tasks.alarms.prefect_events import emit_alarm
 
     emit_alarm(alarm)
 

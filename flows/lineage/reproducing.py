@@ -44,12 +44,10 @@ from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.gang_events import Event, OutcomeStatus, Steps
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
-from ringmaster.text import enumerated
+from ringmaster.text import Notice, enumerated
 
 CERTIFICATE = "training/reproduced.json"
 """The artifact of a model's run with the report of its newest whole reproduction that was equal."""
-Notice = Callable[[str], None]
-"""Receives a line of progress for a person."""
 
 
 @dataclass(frozen=True, kw_only=True)

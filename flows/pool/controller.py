@@ -47,7 +47,7 @@ from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.retraining.approval import silence_to_start
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
-from ringmaster.tasks.alarms.task import emit_alarm
+from ringmaster.tasks.alarms.prefect_events import emit_alarm
 from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
@@ -68,7 +68,7 @@ from ringmaster.tasks.storage.database import BatchingDatabase, Database, Databa
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import check_release, note_release
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.text import printable_lines
+from ringmaster.text import Notice, printable_lines
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,6 @@ NAME = "pool"
 STAND_BY_S = 1.0  # interval of the leader checks
 BEGIN_AGAIN_S = 10.0  # between two beginnings of a watcher that fails
 FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
-Notice = Callable[[str], None]
 
 
 class PoolAlarms:

@@ -19,7 +19,7 @@ from prefect.exceptions import TerminationSignal
 from ringmaster.codec import digest, from_json
 from ringmaster.errors import InputError
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, show_control
-from ringmaster.flows.batch.batch_run import INSPECTED, resume_jobs
+from ringmaster.flows.batch.batch_run import PREFLIGHTS, resume_jobs
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
 from ringmaster.flows.batch.result import SINCE, log_decision
 from ringmaster.flows.batch.run_folder import is_batch, was_being_started
@@ -47,8 +47,8 @@ from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.tasks.timeline.prefect_artifacts import GanttArtifact, ProgressArtifact
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.preflight_result import Preflight, Refusal
 
 
@@ -293,7 +293,7 @@ def num_devices(run: PoolRun) -> int:
 
 def known_preflights(run: PoolRun, submission: Submission) -> dict[str, Preflight]:
     """Returns the preflights of the jobs of a submitted batch, as far as they are stored."""
-    if (alike := run.journal.get(INSPECTED)) is not None:
+    if (alike := run.journal.get(PREFLIGHTS)) is not None:
         every = [from_json(EquivalentJobs, each) for each in alike]
         return {name: replace(each.preflight, job=name) for each in every for name in each.names}
     return {  # submitted by an earlier release

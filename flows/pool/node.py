@@ -29,10 +29,10 @@ from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.schema import check_release
 from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.text import Notice
 
 LOOK_EVERY_S = 1.0
 RELEASE_EVERY_S = 5.0  # interval of the checks of the leader's release
-Notice = Callable[[str], None]
 
 
 def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:

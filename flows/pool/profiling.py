@@ -20,7 +20,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, NodeUnavailable
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
-from ringmaster.flows.batch.flow_runs import Notice, for_prefect, notices
+from ringmaster.flows.batch.flow_runs import for_prefect, notices
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.tasks.batch import Batch
@@ -35,6 +35,7 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import UNTRUSTED
+from ringmaster.text import Notice
 
 LOOK_EVERY_S = 1.0
 TRIALS = "trials"  # the fact: the `TrialPolicy` of the batch, if it is another than usual

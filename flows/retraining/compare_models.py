@@ -27,7 +27,7 @@ from ringmaster.flows.retraining.train_models import keep_trained, row_of, train
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHAMPION, KEPT, PROMOTED
 from ringmaster.model_lineage.snapshot import LineageNode
-from ringmaster.tasks.alarms.task import emit_alarm
+from ringmaster.tasks.alarms.prefect_events import emit_alarm
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine
 from ringmaster.tasks.evaluation.scores import score_models

@@ -37,7 +37,7 @@ from ringmaster.tasks.datasets.checking import NamedData
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine, examine_each
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.profiling.preflight_runs import Notice, TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import OF_POLICY, PromotionDecision, PromotionPolicy, decide_by, load_policy
@@ -58,6 +58,7 @@ from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec
 from ringmaster.techniques.scoring.scored_rows import read_alike
+from ringmaster.text import Notice
 
 SEQ_LEN = 128  # default number of tokens of a row of text
 

@@ -14,12 +14,15 @@ import html
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+Notice = Callable[[str], None]
+"""Shows a line of progress to a person; it may be called from any thread."""
 
 MAX_CHARACTERS = 4_000
 """Most characters of a line of foreign text."""

@@ -24,7 +24,7 @@ from ringmaster.techniques.processes.gang_events import (
 )
 from ringmaster.techniques.processes.order import GangOrder, Launcher
 
-Say = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 
 Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
 """Runs a function in the background, under a label that a person sees."""
@@ -36,29 +36,33 @@ class SegmentTelemetry:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._lock = threading.Lock()
-        self._says: dict[int, Say] = {}
+        self._listeners: dict[int, OnEvent] = {}
 
     @contextmanager
-    def segment(self, call: SegmentCall) -> Iterator[Say]:
+    def segment(self, call: SegmentCall) -> Iterator[OnEvent]:
         """While a segment's gang runs: yields the callback that receives the gang's events."""
         with self._lock:
-            self._says[call.number] = call.on_event
+            self._listeners[call.number] = call.on_event
         self._telemetry.begin(call.number, [number for _, number in call.devices])
 
-        def say(event: Event) -> None:
+        def on_event(event: Event) -> None:
             call.on_event(event)
             # Telemetry of all segments that is due. Gangs send events far more often.
             due = self._telemetry.due_events()
             with self._lock:
-                others = [(self._says[number], telemetry) for number, telemetry in due.items() if number in self._says]
+                others = [
+                    (self._listeners[number], telemetry)
+                    for number, telemetry in due.items()
+                    if number in self._listeners
+                ]
             for other, telemetry in others:
                 other(telemetry)
 
         try:
-            yield say
+            yield on_event
         finally:
             with self._lock:
-                del self._says[call.number]
+                del self._listeners[call.number]
             if (last := self._telemetry.end(call.number)) is not None:
                 call.on_event(last)
 

@@ -20,12 +20,11 @@ from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.processes.gang import was_killed
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
+from ringmaster.text import Notice
 
 PREFLIGHT_TARGET = "ringmaster.techniques.estimates.job_preflight:main"
 # The attempts of a trial, or of a job's preflight, that is killed from outside.
 MAX_ATTEMPTS = 3
-Notice = Callable[[str], None]
-"""Takes a line of progress for a person."""
 ReportFailure = Callable[[str, str], None]
 """Takes the name of a job that cannot be trained, and the cause, as soon as it is known."""
 
@@ -74,7 +73,7 @@ def preflight_jobs(
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
 
-    Jobs that no inspection can distinguish, such as those of a grid of learning rates and seeds, are inspected once.
+    Jobs that no preflight can distinguish, such as those of a grid of learning rates and seeds, are inspected once.
     One process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
 
     shapes: the shapes of gangs; by default the first n devices of one node, for every n.
@@ -149,7 +148,7 @@ def run_preflight(
     faults: dict[str, str] = {}
     alike: dict[tuple[str, bool], list[str]] = {}
     for each in order.jobs:
-        key = inspection_key(each, weights=order.weights), each.name in order.evaluated
+        key = preflight_key(each, weights=order.weights), each.name in order.evaluated
         alike.setdefault(key, []).append(each.name)
     names_of = {names[0]: names for names in alike.values()}  # by the job that is inspected for all of them
 
@@ -185,14 +184,14 @@ def run_preflight(
 
 @dataclass(frozen=True, kw_only=True)
 class EquivalentJobs:
-    """Jobs of which an inspection has found the same. preflight: without the options, whose times may change."""
+    """Jobs of which a preflight has found the same. preflight: without the options, whose times may change."""
 
     names: tuple[str, ...]
     preflight: Preflight
 
 
 def distinct(preflights: Mapping[str, Preflight]) -> list[EquivalentJobs]:
-    """Returns each distinct result of an inspection with its jobs."""
+    """Returns each distinct result of a preflight with its jobs."""
     names: dict[int, list[str]] = {}
     for name, preflight in preflights.items():
         names.setdefault(id(preflight.facts), []).append(name)
@@ -202,11 +201,11 @@ def distinct(preflights: Mapping[str, Preflight]) -> list[EquivalentJobs]:
     ]
 
 
-def inspection_key(job: Job, *, weights: Mapping[str, str]) -> str:
-    """Returns a key that is equal for jobs of which an inspection finds the same.
+def preflight_key(job: Job, *, weights: Mapping[str, str]) -> str:
+    """Returns a key that is equal for jobs of which a preflight finds the same.
 
     All of the job counts that has an effect on a step, but not the size of a clipped gradient. The data counts by its
-    spec: the same path at two moments is one inspection, two paths are two.
+    spec: the same path at two moments is one preflight, two paths are two.
 
     weights: the folders of models that jobs adapt, as in `PreflightOrder.weights`.
     """
@@ -250,7 +249,7 @@ def _preflight(
     notice: Notice,
 ) -> int | None:
     """Inspects jobs in order in one worker process; returns its exit status, None if it vanished."""
-    log = Path(order.cache_dir) / "survey.log"
+    log = Path(order.cache_dir) / "preflight.log"
     channel = server.spawn(target=PREFLIGHT_TARGET, argument=to_json(order), log=log)
     try:
         while True:

@@ -19,7 +19,6 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.group_layouts import Group, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_profiles, group_searches, groups_among
 from ringmaster.tasks.profiling.preflight_runs import (
-    Notice,
     ReportFailure,
     TrialEnvironment,
     data_lines,
@@ -54,6 +53,7 @@ from ringmaster.tasks.profiling.trials import (
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.profiles import PREDICTED
+from ringmaster.text import Notice
 
 
 @dataclass(frozen=True, kw_only=True)

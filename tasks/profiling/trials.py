@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.machine_load import QuietTimes, without_load
-from ringmaster.tasks.profiling.preflight_runs import MAX_ATTEMPTS, Notice, TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight_runs import MAX_ATTEMPTS, TrialEnvironment, slots_of
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.search import (
     FAILED,
@@ -36,6 +36,7 @@ from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
 from ringmaster.techniques.profiles import ProfileKey
 from ringmaster.techniques.technique import KERNELS
+from ringmaster.text import Notice
 
 _Device = TypeVar("_Device")
 

@@ -24,7 +24,7 @@ from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangRepo
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of, kind_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.text import printable_lines
+from ringmaster.text import Notice, printable_lines
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,6 @@ MAX_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
 TIMEOUT_AT_END_S = 120.0  # for an unavailable MLflow when a batch has ended
 LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the database
 ENTRIES_AT_ONCE = 200
-
-Notice = Callable[[str], None]
-"""Receives a line of progress to display."""
 
 AWAY = "training continues, and what is to be recorded waits"
 
@@ -90,14 +87,14 @@ class AsyncRecorder:
     ) -> None:
         self.ledger = ledger
         self._journal, self._notice = journal, notice
-        self._unrecorded: Mapping[str, Any] = journal.get(UNRECORDED) or {}
+        self._left_by_earlier_process: Mapping[str, Any] = journal.get(UNRECORDED) or {}
         if num_plans < 0:  # a resumed batch continues the count of plans
-            num_plans = self._unrecorded.get("num_plans", len(journal.plans()))
+            num_plans = self._left_by_earlier_process.get("num_plans", len(journal.plans()))
         self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, notice=notice)
-        self._writes = RetriedWrites(notice)
+        self._retried_writes = RetriedWrites(notice)
         self._num_dropped = 0
         self._has_stopped = False
-        self._unwritten: list[tuple[ExecutionEvent, int]] = []
+        self._failed_now: list[tuple[ExecutionEvent, int]] = []
         self._todo: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
@@ -118,8 +115,8 @@ class AsyncRecorder:
         except LedgerError as error:
             if not error.may_pass:
                 raise
-            self._todo.put(partial(self._writes.do, begin))
-        self._todo.put(self._write_unrecorded)
+            self._todo.put(partial(self._retried_writes.do, begin))
+        self._todo.put(self._write_left_by_earlier_process)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Passes an event to the writing thread. An executor's listener."""
@@ -133,7 +130,7 @@ class AsyncRecorder:
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
         action = partial(self._writer.finish, status=status, metrics=metrics, table=table)
-        self._todo.put(partial(self._writes.do, action))
+        self._todo.put(partial(self._retried_writes.do, action))
 
     def close(self, *, timeout_s: float | None = None) -> list[str]:
         """Waits until everything is written, and returns descriptions of what could not be. That waits in the journal.
@@ -141,21 +138,21 @@ class AsyncRecorder:
         timeout_s: how long to wait if MLflow is unavailable; by default `TIMEOUT_AT_END_S`.
         """
         timeout_s = TIMEOUT_AT_END_S if timeout_s is None else timeout_s
-        if self._writes.is_away and math.isfinite(timeout_s):
+        if self._retried_writes.is_away and math.isfinite(timeout_s):
             self._notice(f"waiting at most {timeout_s:.0f} s for MLflow to come back")
-        self._writes.hurry(timeout_s)
+        self._retried_writes.hurry(timeout_s)
         self._todo.put(None)
         self._thread.join()
         if self._num_dropped:
             dropped = f"{self._num_dropped} reports of step times and losses: MLflow was away for too long"
-            self._writes.faults.append(dropped)
-        self._store_unwritten()
+            self._retried_writes.faults.append(dropped)
+        self._store_failed()
         return self._faults
 
     @property
     def is_complete(self) -> bool:
         """Whether all is recorded. Valid after `close`."""
-        return not (self._writes.gave_up or self._has_stopped or self._faults)
+        return not (self._retried_writes.gave_up or self._has_stopped or self._faults)
 
     def run_of(self, job: str | None = None) -> str | None:
         """Returns the MLflow run of the batch or of a job, None before it is open."""
@@ -165,19 +162,21 @@ class AsyncRecorder:
 
     @property
     def _faults(self) -> list[str]:
-        return list(dict.fromkeys([*self._writer.faults, *self._writes.faults]))
+        return list(dict.fromkeys([*self._writer.faults, *self._retried_writes.faults]))
 
     def _write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. One that cannot be written is kept, and the points of a gang's event wait for `flush`."""
-        if isinstance(event, GangReport) and self._writes.gave_up:
+        if isinstance(event, GangReport) and self._retried_writes.gave_up:
             self._writer.write(event, at_ms=at_ms)
-        elif not self._writes.do(partial(self._writer.write, event, at_ms=at_ms)):
-            self._unwritten.append((event, at_ms))
+        elif not self._retried_writes.do(partial(self._writer.write, event, at_ms=at_ms)):
+            self._failed_now.append((event, at_ms))
 
-    def _write_unrecorded(self) -> None:
+    def _write_left_by_earlier_process(self) -> None:
         """Writes what earlier processes of this run could not write, or did not live to write."""
-        self._writer.restore_points(self._unrecorded.get("points", {}))
-        kept = [(event_of(kind, content), at_ms) for kind, content, at_ms in self._unrecorded.get("events", ())]
+        self._writer.restore_points(self._left_by_earlier_process.get("points", {}))
+        kept = [
+            (event_of(kind, content), at_ms) for kind, content, at_ms in self._left_by_earlier_process.get("events", ())
+        ]
         for event, at_ms in kept:
             self._write(event, at_ms=at_ms)
         now_ms = int(time.time() * 1000)
@@ -186,11 +185,11 @@ class AsyncRecorder:
             if event.job not in ended:
                 self._write(event, at_ms=now_ms)
 
-    def _store_unwritten(self) -> None:
+    def _store_failed(self) -> None:
         """Stores what is not written in the journal, for the next process of this run."""
         events = [
             [kind_of(event), content_of(event), at_ms]
-            for event, at_ms in self._unwritten
+            for event, at_ms in self._failed_now
             if not isinstance(event, GangReport)
         ]
         points = self._writer.waiting_points()
@@ -203,13 +202,13 @@ class AsyncRecorder:
             while (action := self._next(flushed_s)) is not None:
                 action()
                 if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
-                    self._writes.do(self._writer.flush)
+                    self._retried_writes.do(self._writer.flush)
                     flushed_s = time.monotonic()
         except Exception as error:
             logger.exception("the recorder ends here")
             self._has_stopped = True
             fault = f"the records have stopped: {type(error).__name__}: {error}"
-            self._writes.faults.append(printable_lines(fault))
+            self._retried_writes.faults.append(printable_lines(fault))
 
     def _next(self, flushed_s: float) -> Callable[[], object] | None:
         """Returns the next action; one without effect when it is time to flush."""
@@ -264,19 +263,19 @@ class PoolRecorder(AsyncRecorder):
         return faults
 
     def _follow(self) -> None:
-        while not self._writes.gave_up and self._record_page():
+        while not self._retried_writes.gave_up and self._record_page():
             pass
 
     def _record_page(self) -> bool:
         """Records the next events, and waits where there are none yet. Returns whether more are to be expected."""
         is_last = self._is_over.is_set()
         entries = self._reader.read(most=ENTRIES_AT_ONCE)
-        num_unwritten = len(self._unwritten)
+        num_failed = len(self._failed_now)
         for entry in entries:
             self._write(entry.event, at_ms=int(entry.time_s * 1000))
-        self._writes.do(self._writer.flush)
-        if self._writes.gave_up:
-            del self._unwritten[num_unwritten:]  # the next recorder reads them again
+        self._retried_writes.do(self._writer.flush)
+        if self._retried_writes.gave_up:
+            del self._failed_now[num_failed:]  # the next recorder reads them again
             return False
         if entries:
             self._journal.put(self.CURSOR, {**to_json(entries[-1].at), "plans": self._writer.num_plans})

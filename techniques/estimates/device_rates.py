@@ -126,7 +126,7 @@ def in_children(
     ended = sorted(children, key=lambda each: each[0])
     if faults := [fault for _, _, fault in ended if fault]:
         print(f"a measurement: {faults[0]}", file=sys.stderr)
-        raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, has the reason")
+        raise RuntimeError("the devices could not be measured; the preflight's log, preflight.log, has the reason")
     return [answer for _, answer, _ in ended]
 
 

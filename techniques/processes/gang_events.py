@@ -197,7 +197,7 @@ class DataProgress(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightDone(Event):
-    """The preflight of a job is done. survey: its result."""
+    """The preflight of a job is done. survey: its result, under the name that stored and sent events have."""
 
     NAME = "survey"
     survey: Preflight

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from ringmaster.errors import InputError
 from ringmaster.flows.deployments import SUBJECTS, make_alarms
 from ringmaster.tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_refused
-from ringmaster.tasks.alarms.task import emit_alarm
+from ringmaster.tasks.alarms.prefect_events import emit_alarm
 from tests.cluster.waiting import until
 from tests.integration.training.test_worker import PrefectServer
 

@@ -12,7 +12,7 @@ import pytest
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.batch import json_schema, parse_batch
-from ringmaster.tasks.profiling.preflight_runs import inspection_key
+from ringmaster.tasks.profiling.preflight_runs import preflight_key
 from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import Job
 from ringmaster.techniques.estimates.measured_steps import _measurable
@@ -36,7 +36,7 @@ def state(job):
         "all": digest(job),
         "weights": weights_digest(job, data_digest="d"),
         "speed": speed_key(job, DATA),
-        "inspection": inspection_key(job, weights={}),
+        "inspection": preflight_key(job, weights={}),
         "step": digest(_measurable(job).fields_with(Effect.STEP)),
         "model_and_loss": digest(job.fields_with(Effect.MODEL)),
         "parents": list(job.parents),

@@ -60,8 +60,8 @@ from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingRe
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.tasks.timeline.drawing import render_svg
+from ringmaster.tasks.timeline.prefect_artifacts import markdown as timeline_markdown
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, RunTimeline, TimelineNote, TimelineSpan
-from ringmaster.tasks.timeline.task import markdown as timeline_markdown
 from ringmaster.techniques.processes.gang_events import CheckpointFailed, Outcome, OutcomeStatus, Steps
 from ringmaster.text import printable
 from tests.unit.lineage.families import data, node, snapshot

@@ -128,9 +128,9 @@ def test_jobs_with_other_bases_are_inspected_each():
     """The weights of each base are compared with the model; those of a job of the batch are not there yet."""
     jobs = [job(name, base=f"models:/{name}@champion") for name in ("a", "b", "c")]
     weights = {"a": "/cache/one", "b": "/cache/two", "c": "/cache/one"}
-    a, b, c = (stage.inspection_key(each, weights=weights) for each in jobs)
+    a, b, c = (stage.preflight_key(each, weights=weights) for each in jobs)
     assert a == c != b
-    assert a != stage.inspection_key(jobs[0], weights={}) != stage.inspection_key(job("a"), weights={})
+    assert a != stage.preflight_key(jobs[0], weights={}) != stage.preflight_key(job("a"), weights={})
 
 
 def test_text_without_a_kind_is_shown_before_planning(prepared):

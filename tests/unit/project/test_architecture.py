@@ -125,9 +125,10 @@ RULES: dict[str, Callable[[Import], bool]] = {
     "flows import tasks import techniques, both import model_lineage, and never the other way": (
         lambda i: i.of(*PACKAGES) and not i.of(*ALLOWED[i.package])
     ),
-    "Prefect only in flows/ and in modules named task.py of tasks/": (
+    "Prefect only in flows/ and in modules named task.py or prefect_*.py of tasks/": (
         lambda i: (
-            uses(i, "prefect") and not (i.package == "flows" or (i.package == "tasks" and i.file.name == "task.py"))
+            uses(i, "prefect")
+            and not (i.package == "flows" or (i.package == "tasks" and i.file.name.startswith(("task.py", "prefect_"))))
         )
     ),
     "PuLP and HiGHS only in tasks/planning/": (lambda i: i.of("pulp", "highspy") and not i.inside("tasks/planning")),
@@ -169,6 +170,7 @@ BREAKS = [
     ("tasks/planning/solve.py", "from prefect import task", "Prefect"),
     ("tasks/planning/solve.py", "from prefect import task", "tasks/planning/"),
     ("techniques/task.py", "import prefect.tasks", "Prefect"),
+    ("techniques/prefect_events.py", "import prefect.events", "Prefect"),
     ("tasks/execution/a.py", "import pulp", "PuLP"),
     ("flows/a.py", "from highspy import Highs", "PuLP"),
     ("tasks/planning/deep/a.py", "import mlflow", "tasks/planning/"),

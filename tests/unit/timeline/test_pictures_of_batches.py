@@ -16,7 +16,7 @@ from ringmaster.tasks.planning.gantt import axis
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import JOBS
-from ringmaster.tasks.timeline import task
+from ringmaster.tasks.timeline import prefect_artifacts
 from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
     MAX_TITLED,
@@ -25,7 +25,7 @@ from ringmaster.tasks.timeline.drawing import (
     render_svg,
     rows,
 )
-from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
+from ringmaster.tasks.timeline.prefect_artifacts import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.processes.gang_events import Steps
 from tests.unit.timeline.stories import Story, halfway, phase, planned
 
@@ -175,9 +175,11 @@ def _picture(text):
 
 def test_the_progress_bar_follows_jobs_whose_steps_have_changed(story, monkeypatch):
     shares = []
-    monkeypatch.setattr(task, "create_progress_artifact", lambda progress, **_: shares.append(progress) or UUID(int=1))
-    monkeypatch.setattr(task, "update_progress_artifact", lambda _, *, progress: shares.append(progress))
-    monkeypatch.setattr(task, "CoalescingWorker", lambda act, **_: AtOnce(act))
+    monkeypatch.setattr(
+        prefect_artifacts, "create_progress_artifact", lambda progress, **_: shares.append(progress) or UUID(int=1)
+    )
+    monkeypatch.setattr(prefect_artifacts, "update_progress_artifact", lambda _, *, progress: shares.append(progress))
+    monkeypatch.setattr(prefect_artifacts, "CoalescingWorker", lambda act, **_: AtOnce(act))
     story.journal.write_job("a", status="running", step=10)
     story.journal.write_job("b", status="done", step=100)
     progress = ProgressArtifact(story.journal, totals={"a": 100, "b": 100})
