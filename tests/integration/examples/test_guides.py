@@ -14,7 +14,7 @@ GUIDES = ROOT / "docs" / "guides"
 EXPECTED = {
     "classifier": r"'label': 'asyncio'",
     "embeddings": r"tensor\(0\.\d+\)",
-    "every-night": r"nightly\.packages",
+    "every-night": r"packages +promoted",
     "language-model": r"dpo is done: preference_accuracy",
 }
 """What the commands and programs of a page print, as a regular expression."""
