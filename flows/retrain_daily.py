@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ringmaster.errors import LedgerError, RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
-from ringmaster.flows.batch.embedded_prefect import LocalFlow
+from ringmaster.flows.batch.embedded_prefect import FlowWithServer
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.caller import Caller
@@ -31,7 +31,7 @@ from ringmaster.tasks.retraining.selection import day_text, num_missed, unit_of
 from ringmaster.text import Notice
 
 
-@LocalFlow.of
+@FlowWithServer.of
 @flow(
     name="retrain-daily",
     flow_run_name=run_name_template("retrain {file}"),

@@ -12,7 +12,7 @@ from ringmaster.flows import settings, sweep_form
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import ledger_of
-from ringmaster.flows.batch.embedded_prefect import LocalFlow
+from ringmaster.flows.batch.embedded_prefect import FlowWithServer
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, run_name_template
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
@@ -26,7 +26,7 @@ EXAMPLE = sweep_form.JobFromFile(path="examples/tiny_batch.yaml", job="llama")
 RATES = [sweep_form.Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 
 
-@LocalFlow.of
+@FlowWithServer.of
 @flow(
     name="sweep",
     flow_run_name=run_name_template("sweep {name}"),

@@ -26,7 +26,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.batch_run import BatchRun
-from ringmaster.flows.batch.embedded_prefect import LocalFlow
+from ringmaster.flows.batch.embedded_prefect import FlowWithServer
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
@@ -45,7 +45,7 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 T = TypeVar("T")
 
 
-@LocalFlow.of
+@FlowWithServer.of
 @flow(
     name="train-batch",
     flow_run_name=run_name_template("train {name}"),

@@ -132,11 +132,11 @@ def has_lasting_server() -> bool:
     return PREFECT_API_URL.value() is not None and PREFECT_UI_ENABLED.value()
 
 
-class LocalFlow(Flow[P, R]):
+class FlowWithServer(Flow[P, R]):
     """A flow of Prefect whose calls start the embedded server where Prefect's settings name no other server."""
 
     @classmethod
-    def of(cls, flow: Flow[P, R]) -> LocalFlow[P, R]:
+    def of(cls, flow: Flow[P, R]) -> FlowWithServer[P, R]:
         """Returns a flow with the function and the options of another one. Use it as a decorator above `@flow`."""
         return copy_flow(flow, cls)
 
@@ -159,7 +159,7 @@ class LocalFlow(Flow[P, R]):
 
         def with_options(self, **options: Any) -> Any:
             """Returns such a flow with other options."""
-            return LocalFlow.of(super().with_options(**options))
+            return FlowWithServer.of(super().with_options(**options))
 
 
 def _answering_server(server: ServerProcess | None, notice: Notice) -> ServerProcess:

@@ -44,7 +44,7 @@ from ringmaster.tasks.execution.engine import Engine, EngineContext, watching
 from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import JobState, JobTable, added_jobs, variant_options
+from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry, added_jobs, variant_options
 from ringmaster.tasks.execution.known_nodes import watch_nodes
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
@@ -278,7 +278,7 @@ class LocalRun(BatchRun):
             seed=self._seed,
         )
         self._job_table = JobTable(self.journal)
-        self._job_table.add(self._job_states(profiles))
+        self._job_table.add(self._job_entries(profiles))
         problem = problem_left(self._job_table, self._cluster, name=self.batch.name, add_terms=self._add_terms)
         if problem is None:
             return None
@@ -365,13 +365,13 @@ class LocalRun(BatchRun):
             for fault in result.faults:
                 self.view.notice(f"not recorded: {fault}")
 
-    def _job_states(self, profiles: ProfilingResult) -> list[JobState]:
+    def _job_entries(self, profiles: ProfilingResult) -> list[JobTableEntry]:
         """Returns the batch's jobs as the executor takes them."""
         data = {name: preflight.data for name, preflight in profiles.preflights.items()}
         jobs = {job.name: job for job in profiles.jobs}
         return [
-            JobState(
-                local_job=job,
+            JobTableEntry(
+                job_in_batch=job,
                 job=job,
                 profiles=profiles.profiles.get(job.name, ()),
                 paths=replace(self._run_paths, data=data),

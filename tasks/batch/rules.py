@@ -44,7 +44,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     """Yields the faults between the values of one job; places are relative to the job."""
     job = as_mapping(raw)
     yield from not_finite(job, place=())
-    yield from chain.from_iterable(rule(job) for rule in JOB_RULES)
+    yield from chain.from_iterable(rule(job) for rule in JOB_CHECKS)
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -434,7 +434,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
 
 
-JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
+JOB_CHECKS: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _sources,
     _files,
     _arguments,

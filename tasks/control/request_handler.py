@@ -208,9 +208,11 @@ class RequestHandler:
         table, changed_jobs, faults, jumps = self.executor.job_table, dict[str, Job](), list[str](), list[str]()
         for name in jobs:
             entry, record = table.entries[batch.qualified(name)], table.records[batch.qualified(name)]
-            job, first = entry.local_job, entry.local_job.started_from
+            job, first = entry.job_in_batch, entry.job_in_batch.started_from
             readers = [
-                other.local_job.name for other in table.entries.values() if entry.job.name in other.job.checkpoint_roots
+                other.job_in_batch.name
+                for other in table.entries.values()
+                if entry.job.name in other.job.checkpoint_roots
             ]
             if job.is_black_box or job.adaptation is not None or job.made_by:
                 faults.append(f"{name} does not train by steps that Ringmaster counts")

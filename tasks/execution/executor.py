@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.execution_events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor_hooks import ExecutionState, executor_hooks
 from ringmaster.tasks.execution.job_price import JobPrice
-from ringmaster.tasks.execution.job_table import JobState, JobTable
+from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import Forecaster, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
@@ -229,7 +229,7 @@ class Executor:
 
     # -- requests, on the executor's thread ---------------------------------------------------------------------------
 
-    def add_jobs(self, entries: Sequence[JobState], *, why: str) -> None:
+    def add_jobs(self, entries: Sequence[JobTableEntry], *, why: str) -> None:
         """Adds jobs to the table and requests a new plan."""
         self.job_table.add(entries)
         self._outcome_policy.fail_orphans()
@@ -419,7 +419,7 @@ class Executor:
         self._stop_gangs(r for r in running if r.segment.job in jobs)
         for job in jobs:
             self.job_table.groups.leave(job)
-            name = self.job_table.entries[job].local_job.name
+            name = self.job_table.entries[job].job_in_batch.name
             self._command([(r.number, leave(name)) for r in running if job in r.members])
             self._outcome_policy.split_group_if_needed(job)
 

@@ -116,7 +116,7 @@ class GroupTable:
             return None
         kept, new = table.profiles[lead], max(left, key=left.__getitem__)
         self.split(lead)
-        table.write(new, leads_after=table.entries[lead].local_job.name)
+        table.write(new, leads_after=table.entries[lead].job_in_batch.name)
         self.restore(new)
         table.profiles[new] = [p for p in table.profiles[new] if any(p.is_like(k) for k in kept)]
         return new
@@ -163,10 +163,10 @@ class GroupTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobState:
+class JobTableEntry:
     """A job of the table.
 
-    local_job: the job under its name within its batch, which its gangs use too.
+    job_in_batch: the job under its name within its batch, which its gangs use too.
     job: the same job under its name in the table, which is unique there: in a pool "BATCH/JOB", and so are its
         parents' names if they are in the table.
     profiles: the options under which the job can run alone.
@@ -177,7 +177,7 @@ class JobState:
         table too.
     """
 
-    local_job: Job
+    job_in_batch: Job
     job: Job
     profiles: tuple[Profile, ...]
     paths: RunPaths
@@ -191,7 +191,7 @@ class JobTable:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.entries: dict[str, JobState] = {}
+        self.entries: dict[str, JobTableEntry] = {}
         self.records: dict[str, JobRecord] = {}
         self.profiles: dict[str, list[Profile]] = {}
         self.totals: dict[str, int] = {}  # steps of each job, up to its goal
@@ -201,7 +201,7 @@ class JobTable:
         self._before_rules: dict[str, list[Profile]] = {}  # the options of jobs of which rules permit a part
         self.groups = GroupTable(self)
 
-    def add(self, entries: Iterable[JobState]) -> None:
+    def add(self, entries: Iterable[JobTableEntry]) -> None:
         """Adds jobs, with their state from the journal."""
         added = {entry.job.name: entry for entry in entries}
         self.entries |= added
@@ -211,7 +211,7 @@ class JobTable:
                 self.after[name] = parents
         self._read(added)
 
-    def _read(self, entries: Mapping[str, JobState]) -> None:
+    def _read(self, entries: Mapping[str, JobTableEntry]) -> None:
         known = self.journal.jobs(batches={entry.batch for entry in entries.values()})
         added = {name: of for name, record in known.items() if (of := record.variation) and name not in self.entries}
         for name, variation in added.items():
@@ -225,8 +225,10 @@ class JobTable:
         """Adds a variant of a job of the table, which `renew` then defines."""
         prefix = name[: name.rfind("/") + 1]
         source = self.entries[prefix + variation.job]
-        local_job = replace(source.local_job, name=name.removeprefix(prefix))
-        self.entries[name] = replace(source, local_job=local_job, job=replace(source.job, name=name), group_profiles=())
+        job_in_batch = replace(source.job_in_batch, name=name.removeprefix(prefix))
+        self.entries[name] = replace(
+            source, job_in_batch=job_in_batch, job=replace(source.job, name=name), group_profiles=()
+        )
         self.profiles[name] = list(source.profiles)
         if source.job.name in self.after:
             self.after[name] = self.after[source.job.name]
@@ -240,7 +242,7 @@ class JobTable:
         if (job := record.of(entry.job)) != entry.job:
             profiles = entry.variants.get(job.phases[-1].variant, entry.profiles)
             entry = self.entries[name] = replace(
-                entry, local_job=record.of(entry.local_job), job=job, profiles=profiles
+                entry, job_in_batch=record.of(entry.job_in_batch), job=job, profiles=profiles
             )
             self.profiles[name] = list(profiles)
         # A job that could not be inspected has no number of steps, and will not run.
@@ -287,7 +289,7 @@ class JobTable:
             self._before_rules[name] = profiles
             self.profiles[name] = [each if each in fits else fits[0] for each in profiles] if fits else []
 
-    def _settled(self, entry: JobState, record: JobRecord) -> JobState:
+    def _settled(self, entry: JobTableEntry, record: JobRecord) -> JobTableEntry:
         """Replaces a placeholder by the job it now represents, with profiles and data of a job of the same shape."""
         name, job, shape = entry.job.name, record.settled_job, record.like
         assert job is not None and shape is not None, f"{name} represents no job"
@@ -305,7 +307,7 @@ class JobTable:
         prefix = name[: name.rfind("/") + 1]
         listed = job.renamed(name, lambda other: prefix + other if prefix + other in self.entries else other)
         profiles = entry.profiles if is_alike else like.profiles
-        return replace(entry, local_job=job, job=listed, profiles=profiles, paths=paths)
+        return replace(entry, job_in_batch=job, job=listed, profiles=profiles, paths=paths)
 
     def remove(self, jobs: Iterable[str]) -> None:
         """Removes jobs from the table."""
@@ -332,7 +334,7 @@ class JobTable:
 
         job: under its name within the batch. step: the step of the source's checkpoint from which it continues, if any.
         """
-        own = self.entries[source].local_job.name
+        own = self.entries[source].job_in_batch.name
         like, variation = self.records[source].like or own, Variation(job=own, step=step)
         self.records[name] = self.journal.write_job(name, settled=to_json(job), like=like, variation=variation)
         self._enter_variant(name, variation)

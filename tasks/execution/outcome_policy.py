@@ -183,7 +183,7 @@ class OutcomePolicy:
             num_rows=result.get(NUM_ROWS),
             compared=tuple(result.get("compared") or ()),
             ended_early=result.get(ENDED_EARLY),
-            model_dir=str(entry.paths.model_dir(entry.local_job.name)),
+            model_dir=str(entry.paths.model_dir(entry.job_in_batch.name)),
         )
         self._job_table.groups.leave(job)
         self._notify(JobEnded(record=record))

@@ -29,7 +29,7 @@ from ringmaster.tasks.execution.forecast import Draws, EndScores, calibrated, pr
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
-from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
+from ringmaster.tasks.execution.replanner import PendingPlan, RemainingWork, Replanner
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
@@ -176,7 +176,7 @@ class PlanManager:
         self.drop_unusable()  # devices that are gone since planning began
         self._follow(pending_plan.rest.problem, pending_plan.plan.result(), why=pending_plan.why)
 
-    def state(self) -> State:
+    def state(self) -> RemainingWork:
         """Returns the current state of the batch."""
         jobs, member_steps = self._job_table.left(), dict(self._job_table.groups.steps())
         steps = {job.name: self._job_table.records[job.name].step for job in jobs}
@@ -186,7 +186,7 @@ class PlanManager:
                 # Members may continue after the lead job has ended.
                 most = self._job_table.totals[name] - 1 if running.members else math.inf
                 steps[name] = int(min(max(steps[name], running.step), most))
-        return State(
+        return RemainingWork(
             cluster=self.cluster,
             out=self.out,
             jobs=jobs,
@@ -278,7 +278,7 @@ class Forecaster:
         self._since_s = {batch: at_s for batch, at_s in self._since_s.items() if batch in of_batches}
         earliest_s = {} if least is None else least.of_jobs()
         for batch, of_jobs in of_batches.items():
-            local = {job: self._job_table.entries[job].local_job.name for job in of_jobs}
+            local = {job: self._job_table.entries[job].job_in_batch.name for job in of_jobs}
             predict_batch = partial(
                 predict,
                 {local[job]: draws for job, draws in of_jobs.items()},

@@ -60,7 +60,7 @@ Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class RemainingWork:
     """The current state of a batch.
 
     cluster: the devices.
@@ -81,7 +81,7 @@ class State:
     out: Collection[DeviceId] = ()
     member_steps: Mapping[str, int] = field(default_factory=dict)
 
-    def only(self, names: Collection[str]) -> State:
+    def only(self, names: Collection[str]) -> RemainingWork:
         """Returns the state of some of the jobs."""
         return replace(
             self,
@@ -190,7 +190,7 @@ class Replanner:
         if self._pending_plan is not None and not self._pending_plan.is_needed:
             self.void()
 
-    def planned(self, state: State, *, certificate: Certificate | None = None) -> None:
+    def planned(self, state: RemainingWork, *, certificate: Certificate | None = None) -> None:
         """Records that a plan was made and is followed from now on."""
         self.void()
         self._certificate = certificate
@@ -206,7 +206,7 @@ class Replanner:
         left_s = then_s - self._now_s()
         return left_s if left_s > EPS_S else 0.0
 
-    def demand(self, state: State, *, why: str) -> PendingPlan | None:
+    def demand(self, state: RemainingWork, *, why: str) -> PendingPlan | None:
         """Starts to plan what is left, whatever the plan gains, where `seconds_to_look` is 0.
 
         Returns None if nothing can be planned.
@@ -214,7 +214,7 @@ class Replanner:
         state, left = self._plannable(state)
         return None if left is None else self._begin(state, why=why, is_needed=True)
 
-    def poll(self, state: State) -> PendingPlan | None:
+    def poll(self, state: RemainingWork) -> PendingPlan | None:
         """Starts to re-plan if the policy says so, where `seconds_to_look` is 0. Does not wait for the plan.
 
         Returns the pending plan, None if no plan is started.
@@ -239,7 +239,7 @@ class Replanner:
             return None
         return self._begin(state, why=why, is_needed=False)
 
-    def judge(self, pending_plan: PendingPlan, state: State) -> list[PlannedSegment] | None:
+    def judge(self, pending_plan: PendingPlan, state: RemainingWork) -> list[PlannedSegment] | None:
         """Returns the segments of a pending plan if it is worth following from the current state, else None."""
         if pending_plan.generation != self._generation:
             return None
@@ -272,7 +272,7 @@ class Replanner:
         now = self.timeline(state, optimistic)
         return fresh if is_worth_it(now, fresh, policy=self._policy, noise=self._load.error) else None
 
-    def explored(self, state: State, planned: Sequence[PlannedSegment]) -> list[PlannedSegment]:
+    def explored(self, state: RemainingWork, planned: Sequence[PlannedSegment]) -> list[PlannedSegment]:
         """Returns planned segments of the current state with short ones that try options where that is worth it."""
         if not state.jobs:
             return list(planned)
@@ -305,11 +305,11 @@ class Replanner:
         )
         return [self._with_reason(each, state) if each.is_trial else each for each in segments]
 
-    def _with_reason(self, trial: PlannedSegment, state: State) -> PlannedSegment:
+    def _with_reason(self, trial: PlannedSegment, state: RemainingWork) -> PlannedSegment:
         option = _in_words(state.profiles[trial.job][trial.option])
         return replace(trial, reason=f"measures {option} up to step {trial.last_step}")
 
-    def best_option(self, state: State, running: PlannedSegment, planned: PlannedSegment) -> int:
+    def best_option(self, state: RemainingWork, running: PlannedSegment, planned: PlannedSegment) -> int:
         """Returns the option under which the rest of a job that runs ends first: the planned, or one that has run.
 
         running: the segment that has measured an option; a change costs a switch, and must exceed the measured noise.
@@ -334,7 +334,7 @@ class Replanner:
         ]
         return min(alike, key=left_s)
 
-    def seconds_left(self, state: State) -> tuple[dict[str, Draws], EarliestEnds | None]:
+    def seconds_left(self, state: RemainingWork) -> tuple[dict[str, Draws], EarliestEnds | None]:
         """Returns draws of the seconds until each job ends by the plan that is followed, and the least by any plan."""
         state, left = self._plannable(state)
         if left is None:
@@ -364,7 +364,7 @@ class Replanner:
         """The mean load of the machine since the begin; None before it is known."""
         return self._load.mean
 
-    def price(self, state: State, job: str) -> tuple[Problem, JobPrice] | None:
+    def price(self, state: RemainingWork, job: str) -> tuple[Problem, JobPrice] | None:
         """Returns what a job costs of which nothing is planned yet, with the problem; None where it has no place now.
 
         state: with that job.
@@ -387,7 +387,7 @@ class Replanner:
         )  # fmt: skip
         return None if price is None else (left, price)
 
-    def timeline(self, state: State, left: Problem | None = None) -> PlanSimulator:
+    def timeline(self, state: RemainingWork, left: Problem | None = None) -> PlanSimulator:
         """Returns a simulator of the batch from now on, at the speeds that are known."""
         now_s, problem = self._now_s(), left or self._left(state)
         totals = {job.name: job.total_steps for job in state.jobs}
@@ -422,7 +422,7 @@ class Replanner:
             now_s=now_s,
         )
 
-    def _begin(self, state: State, *, why: str, is_needed: bool) -> PendingPlan | None:
+    def _begin(self, state: RemainingWork, *, why: str, is_needed: bool) -> PendingPlan | None:
         rest = self._rest(state)
         if rest is None:
             return None
@@ -439,7 +439,7 @@ class Replanner:
         )
         return self._pending_plan
 
-    def _rest(self, state: State, *, optimism: float | None = None) -> RemainingProblem | None:
+    def _rest(self, state: RemainingWork, *, optimism: float | None = None) -> RemainingProblem | None:
         """Returns the problem to plan; None if some job has no option for the devices that are there."""
         left = self._left(state, optimism=self._policy.optimism if optimism is None else optimism)
         there = set(state.cluster.lease_names()) - set(state.out)
@@ -451,7 +451,7 @@ class Replanner:
             out=_out(state, left),
         )
 
-    def _plannable(self, state: State) -> tuple[State, Problem | None]:
+    def _plannable(self, state: RemainingWork) -> tuple[RemainingWork, Problem | None]:
         """Returns the part of a state that can be planned, with its problem; None instead of the problem if nothing
         can.
 
@@ -482,7 +482,7 @@ class Replanner:
     def _belief(self, job: str, option: int, profile: Profile) -> SpeedBelief:
         return self._beliefs.of(job, option, technique=profile.technique, errors=errors_of(profile))
 
-    def _left(self, state: State, *, optimism: float = 0.0) -> Problem:
+    def _left(self, state: RemainingWork, *, optimism: float = 0.0) -> Problem:
         """Returns the rest of each job at the speeds that are believed. Running segments have no start-up left.
 
         optimism: see `ReplanPolicy`.
@@ -526,7 +526,7 @@ def _in_words(profile: Profile) -> str:
     return f"{profile.technique} with {config}" if config else profile.technique
 
 
-def _out(state: State, left: Problem) -> set[DeviceId]:
+def _out(state: RemainingWork, left: Problem) -> set[DeviceId]:
     """Returns the devices of the problem that must not be used or do not exist."""
     there = {node.name for node in state.cluster.nodes}
     return {*state.out, *((n.id, i) for n in left.nodes if n.id not in there for i in range(n.num_devices))}

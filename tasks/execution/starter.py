@@ -297,7 +297,7 @@ class Starter:
 
     def _local(self, job: str) -> str:
         """Returns the name of a job within its batch."""
-        return self._job_table.entries[job].local_job.name
+        return self._job_table.entries[job].job_in_batch.name
 
     def _members(self, segment: PlannedSegment) -> dict[str, int]:
         """Returns the step up to which each member is trained by a segment.
@@ -317,7 +317,7 @@ class Starter:
 
     def _below(self, job: str) -> Iterator[str]:
         """Yields the jobs whose models the adapter of a job is on, down to a whole model."""
-        if self._job_table.entries[job].local_job.adapter is not None:
+        if self._job_table.entries[job].job_in_batch.adapter is not None:
             for base in self._job_table.after.get(job, ()):
                 yield base
                 yield from self._below(base)
@@ -336,14 +336,14 @@ class Starter:
         def order_of(job: str, last_step: int) -> GangOrder:
             entries, parents = self._job_table.entries, self._job_table.after.get(job, ())
             order = gang_order(
-                entries[job].local_job,
+                entries[job].job_in_batch,
                 replace(segment, job=job, last_step=last_step),
                 profile,
                 paths=entries[job].paths,
                 devices=devices,
                 number=number,
-                listed={entries[parent].local_job.name for parent in parents},
-                below={entries[each].local_job.name for parent in parents for each in self._below(parent)},
+                listed={entries[parent].job_in_batch.name for parent in parents},
+                below={entries[each].job_in_batch.name for parent in parents for each in self._below(parent)},
             )
             record = self._job_table.records[job]
             for rule in job_rules():

@@ -10,7 +10,7 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas
 from ringmaster.tasks.execution import execution_events
-from ringmaster.tasks.execution.job_table import JobState, variant_options
+from ringmaster.tasks.execution.job_table import JobTableEntry, variant_options
 from ringmaster.tasks.execution.starter import OptionKey, option_key
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.planning.objectives import objective_names
@@ -68,7 +68,7 @@ def set_quotas(database: Database, quotas: Mapping[str, Mapping[str, float] | No
     return changed
 
 
-def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[OptionKey]]) -> list[JobState]:
+def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[OptionKey]]) -> list[JobTableEntry]:
     """Returns a batch's jobs as the entries of an executor's job table.
 
     struck_out: by job, the options (`option_key`) under which it has run out of memory.
@@ -86,8 +86,8 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
     for job in submission.jobs:
         profiles, variants = submission.profiles.get(job.name, ()), variant_options(job, submission.profiles)
         entries.append(
-            JobState(
-                local_job=job,
+            JobTableEntry(
+                job_in_batch=job,
                 job=job.renamed(qualified(job.name), lambda name: qualified(name) if name in names else name),
                 profiles=left(job.name, profiles) or profiles,
                 paths=paths,

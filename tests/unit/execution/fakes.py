@@ -7,7 +7,7 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import JobState, JobTable
+from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
@@ -215,7 +215,7 @@ class Bench:
         self._busy = {}
 
     def entry(self, job, *profiles):
-        return JobState(local_job=job, job=job, profiles=profiles, paths=self.paths)
+        return JobTableEntry(job_in_batch=job, job=job, profiles=profiles, paths=self.paths)
 
     def read_journal(self):
         """Reads the state of the jobs again, as another executor would."""

@@ -108,4 +108,4 @@ def test_in_a_pool_parents_are_called_by_their_batch_and_gangs_know_their_own_na
     )
     entry = entries_of(submission, struck_out={})[0]
     assert entry.job.parents == ("tonight-1/a", "tonight-1/b", "models:/x@champion", "/models/y")
-    assert entry.local_job == submission.jobs[0]
+    assert entry.job_in_batch == submission.jobs[0]

@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from ringmaster.errors import InputError, ServerStartError
 from ringmaster.flows.batch import embedded_prefect as module
-from ringmaster.flows.batch.embedded_prefect import LocalFlow, embedded_server, has_lasting_server
+from ringmaster.flows.batch.embedded_prefect import FlowWithServer, embedded_server, has_lasting_server
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retrain_daily import retrain_daily
 from ringmaster.flows.services import first_processes
@@ -131,7 +131,7 @@ def test_without_a_server_there_is_none_that_lasts(without_a_server):
 
 
 def test_a_local_flow_keeps_what_the_flow_has():
-    @LocalFlow.of
+    @FlowWithServer.of
     @flow(name="sum", persist_result=False)
     def add(a: int, b: int = 2) -> int:
         """Adds."""
@@ -140,7 +140,7 @@ def test_a_local_flow_keeps_what_the_flow_has():
     assert (add.name, add.description, add.fn(1)) == ("sum", "Adds.", 3)
     assert [*add.parameters.properties] == ["a", "b"]
     other = add.with_options(name="other")
-    assert isinstance(other, LocalFlow) and other.name == "other"
+    assert isinstance(other, FlowWithServer) and other.name == "other"
 
 
 def test_the_server_that_was_started_ahead_is_the_one_that_runs_use(answering, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from ringmaster.errors import CheckpointNotFound, RequestRefused
 from ringmaster.tasks.control.batch_terms import USUAL, ActiveBatch
 from ringmaster.tasks.control.job_changes import step_jump, with_settings
 from ringmaster.tasks.control.request_handler import RequestHandler
-from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.execution.job_table import JobTableEntry
 from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
 from ringmaster.techniques.checkpoints.storage import LocalStorage, is_url
 from ringmaster.techniques.job_features import FirstCheckpoint
@@ -44,7 +44,7 @@ def clone(handler: RequestHandler, content: Mapping[str, Any]) -> Mapping[str, A
     if record is not None or not name:
         raise RequestRefused(f"batch {batch.name} has a job {name!r} already. To fix: choose another --name")
     try:
-        job = with_settings(entry.local_job, settings, name=name)
+        job = with_settings(entry.job_in_batch, settings, name=name)
     except ValueError as error:
         raise RequestRefused(f"these settings make no job: {error}") from error
     begun = job.started_from
@@ -56,12 +56,12 @@ def clone(handler: RequestHandler, content: Mapping[str, Any]) -> Mapping[str, A
     if job.trains and job.total_steps <= step:
         raise RequestRefused(f"num_steps must be more than the {step} of the checkpoint, got {job.total_steps}")
     if is_warm:
-        jump, origin = step_jump(entry.local_job, job, step=step), f"from its checkpoint of step {step}"
+        jump, origin = step_jump(entry.job_in_batch, job, step=step), f"from its checkpoint of step {step}"
         start = start_root(entry, name)
         job = job.with_start(FirstCheckpoint(checkpoints=str(start), step=step))
         if not is_dry:
             try:
-                link_checkpoint(Path(entry.paths.checkpoint_dir(entry.local_job)), step, to=start)
+                link_checkpoint(Path(entry.paths.checkpoint_dir(entry.job_in_batch)), step, to=start)
             except CheckpointNotFound as error:
                 raise RequestRefused(f"{error}. To fix: clone it again") from error
     renamed = job.renamed(of_clone, lambda other: batch.qualified(other) if other in batch_jobs else other)
@@ -92,9 +92,9 @@ def _inherit_terms(handler: RequestHandler, batch: ActiveBatch, source: str, nam
     handler.store_terms(replace(batch, priorities=priorities, changes=changes), why="")
 
 
-def warm_step(source: JobState, *, at_step: Any) -> int:
+def warm_step(source: JobTableEntry, *, at_step: Any) -> int:
     """Returns the step of the checkpoint from which a clone continues. Raises RequestRefused where there is none."""
-    job, root = source.local_job, source.paths.checkpoint_dir(source.local_job)
+    job, root = source.job_in_batch, source.paths.checkpoint_dir(source.job_in_batch)
     if job.is_black_box:
         raise RequestRefused(f"{job.name} has no checkpoints that Ringmaster can read. To fix: leave out --warm")
     if is_url(root):
@@ -116,6 +116,6 @@ def warm_step(source: JobState, *, at_step: Any) -> int:
     return int(at_step)
 
 
-def start_root(source: JobState, name: str) -> Path:
+def start_root(source: JobTableEntry, name: str) -> Path:
     """Returns the folder of a clone's checkpoints in which its source's checkpoint is kept."""
-    return Path(source.paths.checkpoint_dir(replace(source.local_job, name=name))) / START
+    return Path(source.paths.checkpoint_dir(replace(source.job_in_batch, name=name))) / START

@@ -247,7 +247,7 @@ class SegmentReferee(ExecutorHook):
             return outcome
         if (repeated := self._verification(job).repeated) is not None:
             first_step = repeated.segment.first_step
-        root = entry.paths.checkpoint_dir(entry.local_job)
+        root = entry.paths.checkpoint_dir(entry.job_in_batch)
 
         def wait() -> Outcome:
             made = outcome.result()
@@ -345,7 +345,7 @@ class SegmentReferee(ExecutorHook):
     def _go_back(self, job: str, step: int, *, why: str) -> str:
         """Removes the checkpoints of a job after `step`, and has it planned again; returns what follows."""
         entry, record = self._job_table.entries[job], self._job_table.records[job]
-        place = place_of(entry.paths.checkpoint_dir(entry.local_job))
+        place = place_of(entry.paths.checkpoint_dir(entry.job_in_batch))
         for name in place.names():
             if name > folder_of(step):
                 place.remove(name)

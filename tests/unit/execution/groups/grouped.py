@@ -1,6 +1,6 @@
 """A batch whose first job leads a group, and fake gangs that train groups."""
 
-from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.execution.job_table import JobTableEntry
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import Outcome
 from ringmaster.techniques.profiles import GroupMemberProfile
@@ -31,7 +31,7 @@ class GroupBench(Bench):
 
     def entry(self, job, *profiles):
         together = self._together if job.name == self.jobs[0].name else ()
-        return JobState(local_job=job, job=job, profiles=profiles, paths=self.paths, group_profiles=together)
+        return JobTableEntry(job_in_batch=job, job=job, profiles=profiles, paths=self.paths, group_profiles=together)
 
 
 def outcome_of(call, runner, order, *, step=None, **said):

@@ -233,7 +233,7 @@ def test_names_within_a_batch_reach_the_gang(tmp_path):
     pool.gangs.step_s.update({(n, registry.dotted_path("single"), 1): 1.0 for n in ("base", "child")})
     local = {"night/base": job("base"), "night/child": job("child", base="base")}
     entries = [
-        replace(pool.bench.entry(each, profile()), batch="night", local_job=replace(local[each.name], num_steps=5))
+        replace(pool.bench.entry(each, profile()), batch="night", job_in_batch=replace(local[each.name], num_steps=5))
         for each in jobs
     ]
     pool.at(0.0, lambda: pool.executor.add_jobs(entries, why="night"))
