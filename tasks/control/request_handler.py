@@ -209,11 +209,8 @@ class RequestHandler:
         for name in jobs:
             entry, record = table.entries[batch.qualified(name)], table.records[batch.qualified(name)]
             job, first = entry.job_in_batch, entry.job_in_batch.started_from
-            readers = [
-                other.job_in_batch.name
-                for other in table.entries.values()
-                if entry.job.name in other.job.checkpoint_roots
-            ]
+            others = [other for other in table.entries.values() if entry.job.name in other.job.checkpoint_roots]
+            readers = [other.job_in_batch.name for other in others]
             if job.is_black_box or job.adaptation is not None or job.made_by:
                 faults.append(f"{name} does not train by steps that Ringmaster counts")
             elif record.goal is not None:

@@ -187,7 +187,7 @@ class SegmentStarted:
 
 @dataclass(frozen=True, kw_only=True)
 class GangReport:
-    """An event of a running gang, as rank 0 sent it: ready, steps, metrics, checkpoint, checkpoint_failed."""
+    """Any `Event` of a running gang, except those in `gang.SUPERVISION`, for one of its jobs."""
 
     number: int
     job: str

@@ -98,7 +98,7 @@ class Executor:
         execution = ExecutionState(
             job_table=self.job_table,
             plan_progress=self._plan_progress,
-            want=lambda why: self._plan_manager.want(why),
+            request_plan=lambda why: self._plan_manager.request_plan(why),
             stop=lambda running: self._stop_gangs([running]),
             expel=self._expel,
             is_out=lambda device: device in self._plan_manager.out,
@@ -128,7 +128,7 @@ class Executor:
             self.job_table,
             self._plan_progress,
             notify=self._listeners.notify,
-            want=self._plan_manager.want,
+            request_plan=self._plan_manager.request_plan,
             hold_back=self._starter.hold_back,
             forget_speed=replanner.forget,
         )
@@ -201,7 +201,7 @@ class Executor:
                 self._replanner.forget(job)  # a plan that is being made may use the other options
                 if any(s.job == job and s.option in replaced for s in progress.planned):
                     progress.drop(job)
-                    plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
+                    plan_manager.request_plan(f"{job} stays on {running.profile.technique}, under which it started")
 
     @property
     def listener_faults(self) -> dict[Listener, str]:
@@ -222,7 +222,9 @@ class Executor:
             if running:
                 self._plan_manager.decide_after_trials()
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
-            if not self._plan_manager.poll():  # no plan moves the jobs off devices that must not be used
+            if (
+                not self._plan_manager.start_planning_if_due()
+            ):  # no plan moves the jobs off devices that must not be used
                 self._stop_gangs(r for r in running if not self._plan_manager.out.isdisjoint(r.segment.devices))
             left_s = min(self._retry_in_s, self._plan_manager.seconds_to_look())
         self._hear(timeout_s=left_s if left_s < math.inf else None)
@@ -233,7 +235,7 @@ class Executor:
         """Adds jobs to the table and requests a new plan."""
         self.job_table.add(entries)
         self._outcome_policy.fail_orphans()
-        self._plan_manager.want(why)
+        self._plan_manager.request_plan(why)
 
     def price(self, job: Job, *, source: str, step: int) -> JobPrice | None:
         """Returns what a variant of a job would cost, under its name in the table; None where it has to wait.
@@ -251,7 +253,7 @@ class Executor:
             entry.job, profiles=self.job_table.profiles[name], step=self.job_table.records[name].step
         )
         if priced is None:
-            self._plan_manager.want(why)
+            self._plan_manager.request_plan(why)
         else:
             self._plan_manager.take_in(*priced, why=why)
 
@@ -294,14 +296,14 @@ class Executor:
         active = self._plan_progress.active_jobs
         for job in self.job_table.unended(jobs, paused=True):
             self.job_table.write(job, status=JobStatus.RUNNING if job in active else JobStatus.WAITING)
-        self._plan_manager.want("jobs were resumed")
+        self._plan_manager.request_plan("jobs were resumed")
 
     def retry(self, jobs: Sequence[str]) -> None:
         """Makes jobs that have failed or were cancelled due again, with the jobs that failed because of them."""
         for job in self.job_table.with_dependents(jobs):
             if self.job_table.records[job].status in (JobStatus.FAILED, JobStatus.CANCELLED):
                 self.job_table.begin_again(job)
-        self._plan_manager.want("jobs were retried")
+        self._plan_manager.request_plan("jobs were retried")
 
     def steer(self, steering: SteeringRequest) -> None:
         """Applies a steering request: sets jobs' definitions, raises their goals, and stops jobs early."""
@@ -326,11 +328,11 @@ class Executor:
         for lead in leads:
             self._outcome_policy.split_group_if_needed(lead)
         if steering.goals or not planned.isdisjoint(stops):
-            self._plan_manager.want(steering.in_words())
+            self._plan_manager.request_plan(steering.in_words())
 
     def replan_soon(self, *, why: str) -> None:
         """Requests a new plan in the background, as the terms have changed."""
-        self._plan_manager.want(why)
+        self._plan_manager.request_plan(why)
 
     def move_to(self, cluster: Cluster, *, why: str, out: Collection[DeviceId] = ()) -> None:
         """Replaces the cluster and requests a new plan.
@@ -340,7 +342,7 @@ class Executor:
         out: devices of `cluster` that must not be used; jobs that run there are moved elsewhere.
         """
         self._plan_manager.move_to(cluster, out=out)
-        self._plan_manager.want(why)
+        self._plan_manager.request_plan(why)
 
     def hold(self, node: str) -> None:
         """Starts nothing more on a node. Segments that run there checkpoint and stop."""
@@ -387,7 +389,7 @@ class Executor:
         profiles = table.profiles[record.job]
         assert is_known(record, profiles=profiles), f"segment {number} ran under an option that is not known: {record}"
         segment = segment_of(record, profiles=profiles)
-        self._starter.watch(
+        self._starter.add_running(
             number,
             segment,
             profiles[segment.option],
@@ -411,7 +413,7 @@ class Executor:
 
     def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
         self._detach(jobs)
-        self._plan_manager.want(why)
+        self._plan_manager.request_plan(why)
 
     def _detach(self, jobs: Collection[str]) -> None:
         """Stops the gangs of jobs that train no further, and removes the jobs from their groups, which continue."""
@@ -453,15 +455,16 @@ class Executor:
     def _handle(self, number: int, message: Message) -> None:
         if isinstance(message, PendingPlan):
             if not self._stopping:
-                self._plan_manager.weigh(message)
+                self._plan_manager.follow_if_better(message)
         elif isinstance(message, Event):
-            self._note(number, message)
+            self._handle_gang_event(number, message)
         elif callable(message):
             message()
         elif message is not None:  # a Future, or a task engine's equivalent
             self._end(number, _outcome(message))
 
-    def _note(self, number: int, event: Event) -> None:
+    def _handle_gang_event(self, number: int, event: Event) -> None:
+        """Acts on an event of a gang. One that cannot be acted on fails its job alone."""
         running = self._plan_progress.running.get(number)
         if running is None or running.segment.job not in self.job_table.entries:
             return
@@ -471,7 +474,7 @@ class Executor:
         refusal = self._event_fault(running, job, event)
         if refusal is None:
             try:
-                self._note_of(running, job, event)
+                self._apply(running, job, event)
             except SQLAlchemyError:
                 raise
             except Exception as error:
@@ -503,7 +506,7 @@ class Executor:
             running.refusal = message
             self._stop_gangs([running])
 
-    def _note_of(self, running: RunningSegment, job: str, event: Event) -> None:
+    def _apply(self, running: RunningSegment, job: str, event: Event) -> None:
         if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
             self._outcome_policy.follow(running, job, event.outcome)
             return
@@ -538,7 +541,7 @@ class Executor:
         is_out_of_memory = outcome.status == OutcomeStatus.OUT_OF_MEMORY
         decision = self._decide(running, outcome)
         if self._plan_manager.drop_unusable():  # its remaining steps were put back into the plan
-            self._plan_manager.want(f"{running.segment.job} has lost its devices")
+            self._plan_manager.request_plan(f"{running.segment.job} has lost its devices")
         self._listeners.notify(
             SegmentEnded(
                 number=number,

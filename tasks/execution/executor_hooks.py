@@ -20,7 +20,7 @@ from ringmaster.techniques.processes.gang_events import Outcome
 class ExecutionState:
     """What hooks see of an executor, and may ask of it.
 
-    want: requests a new plan, with the reason.
+    request_plan: requests a new plan, with the reason.
     stop: stops the gang of a running segment.
     expel: gives a node no work any more, with the reason.
     is_out: returns whether a device must not be used, as its node is expelled, or it is faulty.
@@ -28,7 +28,7 @@ class ExecutionState:
 
     job_table: JobTable
     plan_progress: PlanProgress
-    want: Callable[[str], None]
+    request_plan: Callable[[str], None]
     stop: Callable[[RunningSegment], None]
     expel: Callable[[str, str], None]
     is_out: Callable[[DeviceId], bool]

@@ -225,10 +225,8 @@ class JobTable:
         """Adds a variant of a job of the table, which `renew` then defines."""
         prefix = name[: name.rfind("/") + 1]
         source = self.entries[prefix + variation.job]
-        job_in_batch = replace(source.job_in_batch, name=name.removeprefix(prefix))
-        self.entries[name] = replace(
-            source, job_in_batch=job_in_batch, job=replace(source.job, name=name), group_profiles=()
-        )
+        job, in_batch = replace(source.job, name=name), replace(source.job_in_batch, name=name.removeprefix(prefix))
+        self.entries[name] = replace(source, job_in_batch=in_batch, job=job, group_profiles=())
         self.profiles[name] = list(source.profiles)
         if source.job.name in self.after:
             self.after[name] = self.after[source.job.name]

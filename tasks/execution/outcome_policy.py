@@ -29,7 +29,7 @@ class OutcomePolicy:
     """Decides for one executor.
 
     notify: receives execution events.
-    want: requests a new plan, with the reason.
+    request_plan: requests a new plan, with the reason.
     hold_back: keeps a job from starting for some seconds.
     forget_speed: drops the measured speeds of a job whose options change.
     """
@@ -40,12 +40,17 @@ class OutcomePolicy:
         plan_progress: PlanProgress,
         *,
         notify: Callable[[ExecutionEvent], None],
-        want: Callable[[str], None],
+        request_plan: Callable[[str], None],
         hold_back: Callable[[str, float], None],
         forget_speed: Callable[[str], None],
     ) -> None:
         self._job_table, self._plan_progress = job_table, plan_progress
-        self._notify, self._want, self._hold_back, self._forget_speed = notify, want, hold_back, forget_speed
+        self._notify, self._request_plan, self._hold_back, self._forget_speed = (
+            notify,
+            request_plan,
+            hold_back,
+            forget_speed,
+        )
         self._newest_error: dict[str, str] = {}  # of a job's code, in its newest crash
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str:
@@ -94,7 +99,7 @@ class OutcomePolicy:
     def _goes_on(self, member: str, step: int) -> None:
         self._job_table.write(member, status=JobStatus.WAITING, step=step)
         if self._job_table.groups.lead_of(member) is None:
-            self._want(f"{member} continues alone")
+            self._request_plan(f"{member} continues alone")
 
     def split_group_if_needed(self, lead: str) -> None:
         """Lets the members of a lead job continue without it if it has nothing to train, for good or for now."""
@@ -106,14 +111,14 @@ class OutcomePolicy:
         self._plan_progress.drop(lead)
         for job in (lead, new):
             self._forget_speed(job)  # its options are renumbered
-        self._want(f"{lead} trains no further: {new} leads its group")
+        self._request_plan(f"{lead} trains no further: {new} leads its group")
 
     def split(self, lead: str, *, why: str) -> None:
         """Dissolves a group and requests a plan in which each of its jobs continues alone."""
         self._job_table.groups.split(lead)
         self._plan_progress.drop(lead)
         self._forget_speed(lead)
-        self._want(f"{why}: the other jobs of its group continue alone")
+        self._request_plan(f"{why}: the other jobs of its group continue alone")
 
     def fail(self, job: str, message: str) -> str:
         """Fails a job, and the jobs that adapt its model; the others continue."""
@@ -164,7 +169,7 @@ class OutcomePolicy:
             if step < running.segment.last_step:  # its end was moved, but it ended before the command arrived
                 self._plan_progress.put_back(running)
             if not self._plan_progress.has_more(job):  # its goal was raised meanwhile
-                self._want(f"{job} may train on")
+                self._request_plan(f"{job} may train on")
             return "continues with its next segment"
         # An earlier segment may have found a checkpoint of the last step: drop the segments planned after it.
         self._plan_progress.drop(job)
@@ -197,7 +202,7 @@ class OutcomePolicy:
         job = running.segment.job
         self._job_table.write(job, status=JobStatus.WAITING)
         self._plan_progress.drop(job)  # its node is lost: the new plan decides where it continues
-        self._want(f"{job} has lost its devices")
+        self._request_plan(f"{job} has lost its devices")
         return "again from the last checkpoint, elsewhere"
 
     def _on_crashed(self, running: RunningSegment, outcome: Outcome) -> str:
@@ -236,7 +241,7 @@ class OutcomePolicy:
             return self._dismissed(job, self._job_table.records[job].step)
         if not may_go_on:
             return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
-        self._want(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
+        self._request_plan(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
         return "planned again without that option"
 
     def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:

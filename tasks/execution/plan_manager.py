@@ -48,7 +48,8 @@ class PlanManager:
     replanner: makes the plans, in the background.
     command: sends commands that change where gangs end.
     notify: receives an event for each plan that is followed.
-    post: passes a pending plan whose plan is made to the executor, from any thread; the executor then calls `weigh`.
+    post: passes a pending plan whose plan is made to the executor, from any thread; the executor then calls
+        `follow_if_better`.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PlanManager:
         """Whether a new plan was requested that is not followed yet."""
         return bool(self._wanted)
 
-    def want(self, why: str) -> None:
+    def request_plan(self, why: str) -> None:
         """Requests a new plan of what is left.
 
         A plan that is being made for an earlier request is still followed: otherwise changes that arrive faster than
@@ -140,10 +141,10 @@ class PlanManager:
             planned[number] = replace(planned[number], option=best)
 
     def seconds_to_look(self) -> float:
-        """Returns the seconds until `poll` may have something to do."""
+        """Returns the seconds until `start_planning_if_due` may have something to do."""
         return self.replanner.seconds_to_look(is_running=bool(self._plan_progress.running), is_wanted=self.is_wanted)
 
-    def poll(self) -> bool:
+    def start_planning_if_due(self) -> bool:
         """Starts re-planning in the background if it is due; the result arrives through `post`.
 
         Returns False if a plan was requested but nothing is left that can be planned.
@@ -162,7 +163,7 @@ class PlanManager:
         pending_plan.plan.add_done_callback(lambda _: self._post(pending_plan))
         return True
 
-    def weigh(self, pending_plan: PendingPlan) -> None:
+    def follow_if_better(self, pending_plan: PendingPlan) -> None:
         """Follows a pending plan if that pays off. Gangs that it leaves in place continue; the others are commanded to
         stop.
         """

@@ -61,7 +61,7 @@ Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
 
 @dataclass(frozen=True, kw_only=True)
 class RemainingWork:
-    """The current state of a batch.
+    """The work that is left of a batch, with the segments that run and are planned of it.
 
     cluster: the devices.
     jobs: the jobs that are left.
@@ -82,7 +82,7 @@ class RemainingWork:
     member_steps: Mapping[str, int] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> RemainingWork:
-        """Returns the state of some of the jobs."""
+        """Returns the work of some of the jobs."""
         return replace(
             self,
             jobs=[job for job in self.jobs if job.name in names],

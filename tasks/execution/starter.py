@@ -176,7 +176,7 @@ class Starter:
         """Returns the devices of the segments that may start."""
         return {device for segment in self._segments_to_start() for device in segment.devices}
 
-    def watch(
+    def add_running(
         self,
         number: int,
         segment: PlannedSegment,
@@ -250,7 +250,7 @@ class Starter:
         profile = self._job_table.profiles[job][segment.option]
         first_step = self._job_table.records[job].step
         first_steps = {name: self._job_table.records[name].step for name in members}
-        self.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
+        self.add_running(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
         self._notify(
             SegmentStarted(
                 number=number,

@@ -21,9 +21,9 @@ MAX_STEPS = 2**53  # JSON's whole numbers; a job has fewer
 MAX_IN_REFUSED = 200  # characters of a refused event that a message quotes
 
 
-ENDED_EARLY = "reached_target"
+ENDED_EARLY = "reached_target"  # the stored name, kept for earlier releases
 """The key of a result with whether the target is reached, of a job that has ended and has one."""
-MEMBERS = "fellows"
+MEMBERS = "fellows"  # the stored name, kept for earlier releases
 """Key of a gang's result, and of a segment in the journal: what belongs to the other jobs that the gang trains."""
 NUM_ROWS = "num_evaluated_rows"
 """The key of a result, and of jobs' records, with the number of held-out rows that the metrics were computed of."""
@@ -262,7 +262,8 @@ class Steps(JobEvent):
     losses, seconds: of each step; the losses are empty where only the progress is stored.
     rewards: the mean reward of each step's completions; empty for losses that generate none.
     wall_s: the time of the report in seconds since the epoch.
-    measurements: what features have measured in some of the steps, as plain values.
+    measurements: what features have measured in some of the steps, as plain values; their stored key is kept for
+        earlier releases.
     num_samples, num_tokens: of these steps on all ranks; tokens without padding, 0 where the samples have none.
     peak_bytes: the most memory that the device of rank 0 (its process, on CPU slots) has held so far; 0 if unknown.
     load: how many times as long as on cores of its own rank 0 has computed (`core_load`); None if unknown.
@@ -278,7 +279,9 @@ class Steps(JobEvent):
     num_tokens: int = field(default=0, metadata=SINCE_LATER)
     peak_bytes: int = field(default=0, metadata=SINCE_LATER)
     load: float | None = field(default=None, metadata=SINCE_LATER)
-    measurements: tuple[Mapping[str, Any], ...] = field(default=(), metadata={"key": "noise", **SINCE_LATER})
+    measurements: tuple[Mapping[str, Any], ...] = field(
+        default=(), metadata={"key": "noise", **SINCE_LATER}
+    )  # as `stored_as`
 
     def __post_init__(self) -> None:
         super().__post_init__()

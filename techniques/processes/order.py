@@ -74,7 +74,7 @@ class GangOrder:
     model_dir: str | None = None
     model_url: str | None = None
     weights_from: str | None = None
-    starts_from: str | None = field(default=None, metadata={"key": "warm_start_from"})
+    starts_from: str | None = stored_as("warm_start_from", default=None)
     parents: Mapping[str, str] = field(default_factory=dict)
     model_urls: Mapping[str, str] = field(default_factory=dict)
     last_step: int = 0

@@ -74,7 +74,7 @@ class StepProgress:
         if self._steps:
             self._reporter.send(
                 Steps(
-                    first_step=self._steps[0].step,
+                    first_step=self._steps[0].index,
                     losses=tuple(report.loss for report in self._steps),
                     rewards=tuple(report.reward for report in self._steps if report.reward is not None),
                     seconds=tuple(report.seconds for report in self._steps),

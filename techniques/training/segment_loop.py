@@ -189,7 +189,7 @@ class SegmentLoop:
 
     def _lose(self, session: JobSession, report: StepReport) -> None:
         """Ends a job whose loss is not finite."""
-        message = lost_loss(report.loss, step=report.step) if report.count else NOTHING.format(step=report.step)
+        message = lost_loss(report.loss, step=report.index) if report.count else NOTHING.format(step=report.index)
         if self._stepper.isolates:
             self._end(session, OutcomeStatus.INVALID, message=message)
         else:

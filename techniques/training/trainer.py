@@ -68,13 +68,14 @@ Beat = Callable[[], None]
 class StepReport:
     """One global step: the mean loss over its batch, its seconds, and the sums of the values that the ranks passed.
 
+    index: of the step, from 0.
     reward: the mean reward of the completions, of losses that generate them.
     num_samples, num_tokens: of the global batch; tokens by `num_tokens_of`.
     measurements: what callbacks have read from the gradients.
     count: of labels, or rows, over which the loss is a mean.
     """
 
-    step: int
+    index: int
     loss: float
     seconds: float
     requests: tuple[float, ...] = ()
@@ -234,7 +235,7 @@ class Trainer(JobTrainingState):
         self.next_step += 1
         self.rule.after_update(self.next_step)
         report = StepReport(
-            step=self.next_step - 1,
+            index=self.next_step - 1,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
             requests=tuple(sums),

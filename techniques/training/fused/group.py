@@ -94,7 +94,7 @@ class FusedGroup:
         seconds = time.perf_counter() - started_s
         return {
             member.name: StepReport(
-                step=step,
+                index=step,
                 loss=loss_sum / count if count else math.nan,
                 seconds=seconds,
                 num_samples=member.job.global_batch_size,
@@ -250,7 +250,7 @@ class GroupTrial:
         seconds = time.perf_counter() - started_s
         self._num_steps += 1
         self._reporter.beat()
-        return StepReport(step=self._num_steps - 1, loss=first.loss, seconds=seconds, requests=requested)
+        return StepReport(index=self._num_steps - 1, loss=first.loss, seconds=seconds, requests=requested)
 
     def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
         """The checkpoint pieces of all jobs."""

@@ -83,7 +83,7 @@ class StoreBuilder(JobTrainingState):
             if len(rows):
                 self._place(rows, values.reshape(len(rows), -1).float().numpy())
         report = StepReport(
-            step=self.next_step,
+            index=self.next_step,
             loss=0.0,
             seconds=time.perf_counter() - started_s,
             requests=tuple(self.ranks.sum(list(votes))),

@@ -311,7 +311,7 @@ class SegmentReferee(ExecutorHook):
             trusted_only=known.trusted_only or verdict.result == VerificationResult.NO_FIXED_BITS,
         )
         self._job_table.renew(job)
-        self._execution.want(f"steps {segment.first_step} to {segment.last_step} of {job} were verified")
+        self._execution.request_plan(f"steps {segment.first_step} to {segment.last_step} of {job} were verified")
         if verdict.result == VerificationResult.EQUAL:
             return None
         why = _sentence(job, segment, repetitions, verdict)
@@ -362,7 +362,7 @@ class SegmentReferee(ExecutorHook):
         self._job_table.write(job, status=status, step=left, features=(changed,))
         self._job_table.renew(job)
         self._plan_progress.drop(job)
-        self._execution.want(why)
+        self._execution.request_plan(why)
         return f"again from step {left}: {why}"
 
     def _verification(self, job: str) -> Verification:

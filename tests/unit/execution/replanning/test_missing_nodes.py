@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.execution.replanner import Replanner, State
+from ringmaster.tasks.execution.replanner import RemainingWork, Replanner
 from tests.unit.execution.fakes import at_once, cluster, in_a_row, job, profile
 
 SMALL, WIDE = profile(), profile("ddp", 4)
@@ -11,7 +11,7 @@ SMALL, WIDE = profile(), profile("ddp", 4)
 def planned(profiles):
     """Plans the jobs on two devices. Returns the option and the devices of each planned job."""
     replanner = Replanner(name="x", make_plan=in_a_row, background=at_once)
-    state = State(
+    state = RemainingWork(
         jobs=[job(name) for name in profiles],
         profiles=profiles,
         steps=dict.fromkeys(profiles, 0),

@@ -64,7 +64,7 @@ def test_every_text_that_the_executor_writes_has_a_kind():
     """Finds the literal reasons in the sources, with an example in place of each value."""
     of_features = (ROOT / "src" / "ringmaster" / "features").glob("*/execute.py")
     sources = [*(ROOT / "tasks" / "execution").rglob("*.py"), *(ROOT / "tasks" / "pool").glob("*.py"), *of_features]
-    literal = r'(?:want\(|_want\(|why=)\s*f?"([^"]+)"'
+    literal = r'(?:request_plan\(|why=)\s*f?"([^"]+)"'
     found = {text for file in sources for text in re.findall(literal, file.read_text())}
     assert len(found) > 10
     examples = {re.sub(r"\{[^}]*\}", "7", text) for text in found if re.search("[a-z]", text)}
