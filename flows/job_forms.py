@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.flows.batch.batch_input import FormSection
 from ringmaster.flows.pool.batch_requests import ControllerAnswer, ask_about
 from ringmaster.tasks.control.requests import MAX_PRIORITY, RequestKind
@@ -98,4 +98,4 @@ def job_forms() -> tuple[type[JobForm], ...]:
 
     A form that is opened with values shows the section that has most of them, and of equal ones the first.
     """
-    return (*(form for module in modules("forms") for form in module.JOB_FORMS), SetAction, StateAction)
+    return (*listed("forms", "JOB_FORMS"), SetAction, StateAction)

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from ringmaster.codec import feature_items, from_json
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.findings import Finding, Location, Raw, as_mapping
 
 MAX_WHOLE = 2**31 - 1
@@ -278,16 +278,15 @@ def is_exact(job: Raw) -> bool:
 @cache
 def file_keys(kind: str) -> tuple[type[FileKeys], ...]:
     """Returns keys that exist only in batch files: those of a job by "ENTRY_KEYS", of the batch by "BATCH_KEYS"."""
-    return tuple(keys for module in modules("job") for keys in getattr(module, kind, ()))
+    return tuple(listed("job", kind))
 
 
 @cache
 def feature_kinds(*, only_builtin: bool = False) -> Mapping[str, type[JobFeature]]:
     """Returns the classes of all features by their keys in the JSON form of a job, built-in ones first."""
     kinds: dict[str, type[JobFeature]] = {}
-    for module in modules("job", only_builtin=only_builtin):
-        for kind in getattr(module, "JOB_FEATURES", ()):
-            kinds |= {key: kind for key in kind.job_keys() if key not in kinds}
+    for kind in listed("job", "JOB_FEATURES", only_builtin=only_builtin):
+        kinds |= {key: kind for key in kind.job_keys() if key not in kinds}
     return kinds
 
 

@@ -498,7 +498,7 @@ def _print_address(home: Path, as_json: bool) -> None:
     urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
     if address.metrics_url:  # release 0.2 has none
         urls |= {"metrics": address.metrics_url}
-        pages = {name: path for module in modules("routes") for name, path in module.PAGES.items()}
+        pages = {name: path for module in modules("routes") for name, path in getattr(module, "PAGES", {}).items()}
         urls |= {name: urljoin(address.metrics_url, path) for name, path in pages.items()}
     kept = password_file(home / "pool")
     result = {**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)}

@@ -237,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report_faults(error.faults)
         return INPUT_FAULT
     monitor = PoolMonitor(lambda: Database(pool.database, timeout_s=0.0))
-    routes = [route for module in modules("routes") for route in module.ROUTES(pool, lambda: server.should_exit)]
+    makers = [module.ROUTES for module in modules("routes") if hasattr(module, "ROUTES")]
+    routes = [route for routes_of in makers for route in routes_of(pool, lambda: server.should_exit)]
     app = metrics_app(monitor.measurement, username=pool.username, password=pool.password, routes=routes)
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     server: uvicorn.Server = server_of(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ringmaster.codec import from_json
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.findings import Finding, Location, Raw
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
@@ -57,9 +57,8 @@ class BatchFileHook:
 
 
 def file_hooks() -> Iterator[BatchFileHook]:
-    """Yields the hooks of all features, in the order in which they are called."""
-    for module in modules("batch"):
-        yield from module.BATCH_FILE_HOOKS
+    """Returns the hooks of all features, in the order in which they are called."""
+    return listed("batch", "BATCH_FILE_HOOKS")
 
 
 def job_of(fields: dict[str, Any]) -> Job:

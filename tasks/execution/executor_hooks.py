@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
@@ -51,5 +51,4 @@ class ExecutorHook:
 
 def executor_hooks(execution: ExecutionState) -> tuple[ExecutorHook, ...]:
     """Returns the hooks of all features for an executor, in the order in which they are called."""
-    hooks = (hook for module in modules("execute") for hook in getattr(module, "EXECUTOR_HOOKS", ()))
-    return tuple(hook(execution) for hook in hooks)
+    return tuple(hook(execution) for hook in listed("execute", "EXECUTOR_HOOKS"))

@@ -6,7 +6,7 @@ that it holds in each process that reads the record.
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.order import GangOrder
@@ -48,6 +48,5 @@ def usable_options(job: Job, profiles: Sequence[Profile]) -> tuple[Profile, ...]
 
 
 def job_rules() -> Iterator[JobRule]:
-    """Yields the rules of all features, in the order in which they are applied."""
-    for module in modules("execute"):
-        yield from getattr(module, "JOB_RULES", ())
+    """Returns the rules of all features, in the order in which they are applied."""
+    return listed("execute", "JOB_RULES")

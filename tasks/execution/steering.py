@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.tasks.execution.execution_events import ExecutionEvent
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import JobRecord, Journal
@@ -145,8 +145,7 @@ def first_goals(jobs: Sequence[Job], *, known: Mapping[str, JobRecord]) -> dict[
 
 
 def _policies() -> Iterator[type[FeaturePolicy]]:
-    for module in modules("execute"):
-        yield from getattr(module, "STEERING", ())
+    return listed("execute", "STEERING")
 
 
 def _names(names: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ The module `pages` of a feature lists its hooks in `RECORD_HOOKS`.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import Steps
@@ -37,6 +37,5 @@ class RecordHook:
 
 
 def record_hooks() -> Iterator[RecordHook]:
-    """Yields the hooks of all features."""
-    for module in modules("pages"):
-        yield from module.RECORD_HOOKS
+    """Returns the hooks of all features."""
+    return listed("pages", "RECORD_HOOKS")

@@ -7,7 +7,7 @@ the epoch by the clock of the process that runs the batch or leads the pool, whi
 import json
 import sqlite3
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Select, bindparam, case, delete, insert, sele
 from ringmaster.clock import SteadyClock, clock_of_record
 from ringmaster.codec import from_json, stored_as, stored_features, stored_flat, to_json
 from ringmaster.errors import DatabaseFileError
-from ringmaster.features import modules
+from ringmaster.features import listed
 from ringmaster.model_lineage.sqlite_files import fault_of, read_only
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
@@ -81,7 +81,7 @@ FeatureT = TypeVar("FeatureT", bound=RecordFeature)
 
 def _feature_with(key: str) -> type[RecordFeature] | None:
     """Returns the feature of records that has a field of a name."""
-    kinds = (kind for module in modules("execute") for kind in getattr(module, "RECORD_FEATURES", ()))
+    kinds: Iterator[type[RecordFeature]] = listed("execute", "RECORD_FEATURES")
     return next((kind for kind in kinds if key in {each.name for each in fields(kind)}), None)
 
 

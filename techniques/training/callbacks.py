@@ -241,9 +241,8 @@ class UpdateRule:
 
 
 def callback_classes() -> Iterator[type[TrainerCallback]]:
-    """Yields the callbacks of all features, in the order in which they are called."""
-    for module in features.modules("trainer"):
-        yield from getattr(module, "TRAINER_CALLBACKS", ())
+    """Returns the callbacks of all features, in the order in which they are called."""
+    return features.listed("trainer", "TRAINER_CALLBACKS")
 
 
 def further_configs(job: Job, technique: Technique, *, device_kind: str) -> list[tuple[Config, str]]:
@@ -269,5 +268,4 @@ def rule_of(trainer: TrainedModel) -> UpdateRule:
 
 
 def _rules() -> Iterator[type[UpdateRule]]:
-    for module in features.modules("trainer"):
-        yield from getattr(module, "UPDATE_RULES", ())
+    return features.listed("trainer", "UPDATE_RULES")

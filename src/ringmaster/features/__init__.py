@@ -25,8 +25,10 @@ feature imports another one.
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 from ringmaster.registry import installed
 
@@ -72,3 +74,12 @@ def modules(kind: str, *, only_builtin: bool = False) -> tuple[ModuleType, ...]:
     """Returns the modules of a kind, such as "trainer", of all features that have one, in the order of `packages`."""
     names = (f"{package}.{kind}" for package in packages(only_builtin=only_builtin))
     return tuple(importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
+
+
+def listed(kind: str, name: str, *, only_builtin: bool = False) -> Iterator[Any]:
+    """Yields what the modules of a kind list under a name, such as "JOB_RULES", in the order of `packages`.
+
+    A module that has no such list adds nothing.
+    """
+    for module in modules(kind, only_builtin=only_builtin):
+        yield from getattr(module, name, ())

@@ -76,7 +76,7 @@ class Feature:
 def trainer_with(bench, tmp_path, monkeypatch):
     def make(*classes, **changes):
         monkeypatch.setattr(Feature, "TRAINER_CALLBACKS", classes)
-        monkeypatch.setattr(callbacks.features, "modules", lambda kind: (Feature,) if kind == "trainer" else ())
+        monkeypatch.setattr(callbacks.features, "modules", lambda kind, **_: (Feature,) if kind == "trainer" else ())
         order = bench.order(bench.job(**changes), SINGLE, tmp_path)
         return Trainer(order, registry.load(SINGLE.path), alone(torch.device("cpu")), beat=lambda: None)
 
