@@ -19,8 +19,7 @@ from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, Journal
 from ringmaster.techniques.job_features import NAME_PATTERN
 from ringmaster.text import printable
 

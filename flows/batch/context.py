@@ -112,7 +112,7 @@ def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
 def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path, notice: Notice) -> PreflightAhead | None:
     """Starts to inspect the jobs of a batch in the fork server that was started ahead of its flow.
 
-    Jobs that adapt models which are not in the batch are inspected later, once these have been looked up in the
+    Jobs that adapt models which are not in the batch have their preflight later, once these have been looked up in the
     records: None is returned. Raises InputError if the requested devices do not exist.
     """
     cluster, names = _cluster(batch, home), {job.name for job in batch.jobs}

@@ -13,8 +13,7 @@ from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups,
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.recording.mlflow_writer import FUSION
-from ringmaster.tasks.storage.journal import ENDED, JobRecord, Journal
+from ringmaster.tasks.storage.journal import ENDED, FUSION, JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 
 

@@ -40,12 +40,13 @@ from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
 from ringmaster.tasks.control.request_handler import RequestHandler
-from ringmaster.tasks.execution.engine import Engine, EngineContext, watching
+from ringmaster.tasks.execution.engine import Engine, EngineContext
 from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry, added_jobs, variant_options
 from ringmaster.tasks.execution.known_nodes import watch_nodes
+from ringmaster.tasks.execution.local_engine import watching
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
@@ -59,8 +60,16 @@ from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, IS_MEASURED
-from ringmaster.tasks.storage.journal import CLOCK, ENDED, JobRecord, JobStatus, Journal, begin_jobs
+from ringmaster.tasks.storage.journal import (
+    CLOCK,
+    ENDED,
+    FLOW_RUN_PAGE,
+    IS_MEASURED,
+    JobRecord,
+    JobStatus,
+    Journal,
+    begin_jobs,
+)
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.prefect_artifacts import GanttArtifact, ProgressArtifact

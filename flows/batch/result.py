@@ -30,8 +30,7 @@ from ringmaster.tasks.profiling.preflight_runs import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
-from ringmaster.tasks.recording.mlflow_writer import FUSION, IS_MEASURED
-from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, FUSION, IS_MEASURED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.techniques.profiles import PREDICTED

@@ -262,7 +262,7 @@ class Executor:
         self.job_table.redefine(name, job)
         self._plan_progress.drop(name)
         self._replanner.forget(name)
-        self._dismiss([name], why=why)
+        self._detach_and_replan([name], why=why)
 
     def forget(self, batch: str) -> None:
         """Removes a batch's jobs from the table, which have ended or are given up. Nothing follows from their gangs."""
@@ -275,21 +275,21 @@ class Executor:
         """Cancels jobs for good. Running ones write a checkpoint first."""
         left = [job for is_paused in (False, True) for job in self.job_table.unended(jobs, paused=is_paused)]
         self._outcome_policy.cancel(*left, message=message)
-        self._dismiss(jobs, why="jobs were cancelled")
+        self._detach_and_replan(jobs, why="jobs were cancelled")
 
     def fail(self, jobs: Sequence[str], *, message: str) -> None:
         """Fails the jobs that have not ended. Running ones are stopped."""
         for job in jobs:
             if self.job_table.records[job].status not in ENDED:
                 self._outcome_policy.fail(job, message)
-        self._dismiss(jobs, why="jobs have failed")
+        self._detach_and_replan(jobs, why="jobs have failed")
 
     def pause(self, jobs: Sequence[str]) -> None:
         """Pauses jobs until they are resumed. Running ones write a checkpoint first."""
         for job in self.job_table.unended(jobs, paused=False):
             self.job_table.write(job, status=JobStatus.PAUSED)
             self._plan_progress.drop(job)
-        self._dismiss(jobs, why="jobs were paused")
+        self._detach_and_replan(jobs, why="jobs were paused")
 
     def resume(self, jobs: Sequence[str]) -> None:
         """Resumes paused jobs."""
@@ -411,7 +411,7 @@ class Executor:
         self.move_to(cluster, why=why, out=out | {device for device in cluster.lease_names() if device[0] == node})
         self.on_expelled(node, why)
 
-    def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
+    def _detach_and_replan(self, jobs: Sequence[str], *, why: str) -> None:
         self._detach(jobs)
         self._plan_manager.request_plan(why)
 
@@ -508,7 +508,7 @@ class Executor:
 
     def _apply(self, running: RunningSegment, job: str, event: Event) -> None:
         if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
-            self._outcome_policy.follow(running, job, event.outcome)
+            self._outcome_policy.end_member(running, job, event.outcome)
             return
         if job == running.segment.job:
             running.handle_event(event)

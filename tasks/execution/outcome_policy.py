@@ -64,22 +64,23 @@ class OutcomePolicy:
             OutcomeStatus.OUT_OF_MEMORY: self._on_out_of_memory,
             OutcomeStatus.INVALID: self._on_invalid,
         }[status]
-        if status in (OutcomeStatus.PREEMPTED, OutcomeStatus.LOST, OutcomeStatus.CRASHED) and self._is_dismissed(job):
+        is_early = status in (OutcomeStatus.PREEMPTED, OutcomeStatus.LOST, OutcomeStatus.CRASHED)
+        if is_early and self._trains_no_further(job):
             is_in_order = status == OutcomeStatus.PREEMPTED
-            decision = self._dismissed(
+            decision = self._keep_status(
                 job, outcome.result["step"] if is_in_order else self._job_table.records[job].step
             )
         else:
             decision = act(running, outcome)
         for name, its in dict(outcome.result.get(MEMBERS, {})).items():
-            self.follow(running, self._job_table.name_of(name, like=job), its)
+            self.end_member(running, self._job_table.name_of(name, like=job), its)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)
         self.split_group_if_needed(job)
         return decision
 
-    def follow(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
+    def end_member(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
         """Acts on a member's end in a gang. A repeated report changes nothing."""
         running.lose(member)
         record = self._job_table.records[member]
@@ -158,8 +159,8 @@ class OutcomePolicy:
         job, step = running.segment.job, outcome.result["step"]
         self._job_table.attempts.pop(job, None)
         is_end = self._job_table.is_whole(job, step) or bool(outcome.result.get(ENDED_EARLY))
-        if self._is_dismissed(job) and not (is_end and self._job_table.records[job].status == JobStatus.PAUSED):
-            return self._dismissed(job, step)
+        if self._trains_no_further(job) and not (is_end and self._job_table.records[job].status == JobStatus.PAUSED):
+            return self._keep_status(job, step)
         if not is_end and step >= self._job_table.totals[job]:
             self._plan_progress.drop(job)
             self._job_table.rest(job, step)
@@ -231,14 +232,14 @@ class OutcomePolicy:
         self._plan_progress.drop(job)
         is_last = not self._job_table.strike_out(job, profile)
         self._forget_speed(job)  # its options are renumbered
-        parts, is_dismissed = is_last and self._job_table.groups.leads(job), self._is_dismissed(job)
+        parts, trains_no_further = is_last and self._job_table.groups.leads(job), self._trains_no_further(job)
         may_go_on = parts or not is_last
-        if may_go_on and not is_dismissed:  # first: after a failover no group is found where it has parted
+        if may_go_on and not trains_no_further:  # first: after a failover no group is found where it has parted
             self._job_table.write(job, status=JobStatus.WAITING)
         if parts:
             self.split(job, why=f"the gang of {job} ran out of memory")
-        if self._is_over(job) or (may_go_on and is_dismissed):
-            return self._dismissed(job, self._job_table.records[job].step)
+        if self._is_over(job) or (may_go_on and trains_no_further):
+            return self._keep_status(job, self._job_table.records[job].step)
         if not may_go_on:
             return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
         self._request_plan(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
@@ -247,10 +248,10 @@ class OutcomePolicy:
     def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job
         if self._is_over(job):
-            return self._dismissed(job, self._job_table.records[job].step)
+            return self._keep_status(job, self._job_table.records[job].step)
         return self.fail(job, outcome.message)
 
-    def _is_dismissed(self, job: str) -> bool:
+    def _trains_no_further(self, job: str) -> bool:
         """Whether the job was paused, or has ended without its gang, while it ran."""
         return self._job_table.records[job].status == JobStatus.PAUSED or self._is_over(job)
 
@@ -258,6 +259,7 @@ class OutcomePolicy:
         """Whether the job was cancelled, failed or stopped early while it ran. Its end has been reported and stays."""
         return self._job_table.records[job].status in (JobStatus.CANCELLED, JobStatus.FAILED, JobStatus.STOPPED)
 
-    def _dismissed(self, job: str, step: int) -> str:
+    def _keep_status(self, job: str, step: int) -> str:
+        """Writes the step that a job has reached. Its status stays."""
         record = self._job_table.write(job, step=step)
         return f"the job is {record.status}"

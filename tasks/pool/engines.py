@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOCAL, WORKERS = "local", "workers"
 BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.engine:local_engine",
+    LOCAL: "ringmaster.tasks.execution.local_engine:LocalEngine",
     WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
     "slurm": "ringmaster.tasks.pool.slurm:SlurmOptions",

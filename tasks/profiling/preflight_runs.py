@@ -150,7 +150,7 @@ def run_preflight(
     for each in order.jobs:
         key = preflight_key(each, weights=order.weights), each.name in order.evaluated
         alike.setdefault(key, []).append(each.name)
-    names_of = {names[0]: names for names in alike.values()}  # by the job that is inspected for all of them
+    names_of = {names[0]: names for names in alike.values()}  # by the job whose preflight is that of all of them
 
     def fail(job: str, why: str) -> None:
         faults[job] = why
@@ -260,7 +260,7 @@ def _preflight(
                     notice(f"inspecting {_few(names_of[job])} (inspected: {num_done} of {num_jobs} jobs)")
                 case gang_events.DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
-                case gang_events.PreflightDone(survey=preflight):
+                case gang_events.PreflightDone(preflight=preflight):
                     preflights[preflight.job] = preflight
                 case gang_events.PreflightFailed(job=str(job), message=message):
                     fail(job, message)

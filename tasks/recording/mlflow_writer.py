@@ -42,7 +42,7 @@ from ringmaster.tasks.recording.rows import (
     profile_row,
     rows_text,
 )
-from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
+from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, FUSION, IS_MEASURED, JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model
@@ -60,12 +60,6 @@ from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
-FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Prefect's UI
-FUSION = "fusion"
-"""The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
-"lower_bound_s", "practice_s"}."""
-IS_MEASURED = "is_measured"
-"""The fact: whether all runtimes of the first plan were measured."""
 TRAINING, CHAIN = "training/job.json", "training/chain.json"
 """The artifacts of a job's run with its `TrainingInputs`, and with the chain of its states (`checkpoints.chain`)."""
 NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}

@@ -29,6 +29,12 @@ from ringmaster.techniques.processes.gang_events import MEMBERS
 
 CLOCK = "clock"
 """The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
+FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Prefect's UI
+FUSION = "fusion"
+"""The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
+"lower_bound_s", "practice_s"}."""
+IS_MEASURED = "is_measured"
+"""The fact: whether all runtimes of the first plan were measured."""
 
 
 class JobStatus(StrEnum):

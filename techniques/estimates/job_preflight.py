@@ -70,7 +70,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
             message = f"{type(error).__name__}: {message_of(error)}"
             channel.send(gang_events.event_to_json(gang_events.PreflightFailed(job=job.name, message=message)))
         else:
-            channel.send(gang_events.event_to_json(gang_events.PreflightDone(survey=preflight)))
+            channel.send(gang_events.event_to_json(gang_events.PreflightDone(preflight=preflight)))
     return 0
 
 

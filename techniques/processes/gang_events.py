@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from ringmaster.codec import SINCE_LATER, from_json, to_json
+from ringmaster.codec import SINCE_LATER, from_json, stored_as, to_json
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.text import printable_lines, storable_values
@@ -197,10 +197,10 @@ class DataProgress(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightDone(Event):
-    """The preflight of a job is done. survey: its result, under the name that stored and sent events have."""
+    """The preflight of a job is done, with its result."""
 
     NAME = "survey"
-    survey: Preflight
+    preflight: Preflight = stored_as("survey")  # noqa: RUF009 - it makes a field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +279,7 @@ class Steps(JobEvent):
     num_tokens: int = field(default=0, metadata=SINCE_LATER)
     peak_bytes: int = field(default=0, metadata=SINCE_LATER)
     load: float | None = field(default=None, metadata=SINCE_LATER)
-    measurements: tuple[Mapping[str, Any], ...] = field(
-        default=(), metadata={"key": "noise", **SINCE_LATER}
-    )  # as `stored_as`
+    measurements: tuple[Mapping[str, Any], ...] = field(default=(), metadata={"key": "noise", **SINCE_LATER})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -93,14 +93,14 @@ class JobSession:
     """One job's segment. `last_step` may grow.
 
     state: after its newest checkpoint was restored. is_exported: whether its finished model is written.
-    reporter: of the gang, which has the commands. sender: of the job's events.
+    reporter: of the gang, which has the commands. sender: of the job's events. progress: its steps.
     """
 
     def __init__(self, state: SessionState, *, reporter: Reporter, sender: Reporter) -> None:
         self.state, self.first_step, self.last_step = state, state.next_step, state.order.last_step
         assert state.order.checkpoint_dir is not None
         self._reporter, self._sender, self._root = reporter, sender, state.order.checkpoint_dir
-        self._progress = StepProgress(sender, state.ranks)
+        self.progress = StepProgress(sender, state.ranks)
         self._saver = Saver(state, state.store(self._root), sender, ranks=state.ranks)
         self._saved_s, self._saved_step = time.monotonic(), state.next_step
         self._result: dict[str, Any] = {}
@@ -147,16 +147,12 @@ class JobSession:
         for event in self.state.first_events():
             self._sender.send(event)
 
-    def add(self, report: StepReport) -> None:
-        """Reports a step."""
-        self._progress.add(report)
-
     def measured(self, metrics: Mapping[str, float], *, seconds: float) -> None:
         """Reports metrics, or keeps those with which the job ends. seconds: its share of the evaluation."""
         if self.is_at_its_end:
             self._metrics, self._result["evaluate_s"] = metrics, seconds
             return
-        self._progress.flush()
+        self.progress.flush()
         step, num_rows = self.state.next_step, self.state.num_evaluated_rows()
         self._sender.send(EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows))
         if any(callback.ends_job(metrics) for callback in self.state.callbacks):
@@ -170,7 +166,7 @@ class JobSession:
         is_due = every_s is not None and time.monotonic() - self._saved_s >= every_s
         return (float(is_due),) if self._saver.is_idle else (float(is_due), *self._saver.votes())
 
-    def follow(self, sums: Sequence[float]) -> bool:
+    def advance_save(self, sums: Sequence[float]) -> bool:
         """Advances a save under way by the ranks' summed requests; returns whether another save is to begin."""
         is_due, *votes = sums
         if votes:
@@ -195,7 +191,7 @@ class JobSession:
     def begin_last_save(self) -> None:
         """Starts writing the unsaved state without a copy. The job must not train before `save`, which waits."""
         if self.has_unsaved_steps:
-            self._progress.flush()
+            self.progress.flush()
             self._saved_s, self._saved_step = time.monotonic(), self.state.next_step
             self._saver.begin_last()
 
@@ -205,7 +201,7 @@ class JobSession:
         A command to stop or to leave ends the wait. Raises CheckpointError where it is full for too long.
         """
         self.begin_last_save()
-        self._saver.finish_last(gives_up=self._is_dismissed)
+        self._saver.finish_last(gives_up=self._has_stop_command)
         if self._saved_step > self.first_step:
             self._result.setdefault("save_s", time.monotonic() - self._saved_s)
 
@@ -215,7 +211,7 @@ class JobSession:
         A command to stop or to leave ends the wait. The state of the last step is in a checkpoint.
         """
         order, ranks, started_s = self.state.order, self.state.ranks, time.perf_counter()
-        retries = WriteRetries(ranks, self._sender, gives_up=self._is_dismissed)
+        retries = WriteRetries(ranks, self._sender, gives_up=self._has_stop_command)
         while True:
             fault: OSError | None = None
             try:
@@ -238,7 +234,7 @@ class JobSession:
     def end(self, status: OutcomeStatus, *, message: str = "") -> dict[str, Any]:
         """Ends the session: finishes its save, sends its remaining steps and returns its outcome."""
         self._saver.finish()
-        self._progress.flush()
+        self.progress.flush()
         step = self._saver.saved_step if self._saver.has_failed else self.state.next_step
         outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": step, **self._result}
         if status == OutcomeStatus.DONE and self._metrics is not None:
@@ -247,5 +243,5 @@ class JobSession:
                 outcome |= callback.final_values(self._metrics)
         return {**outcome, "message": message} if message else outcome
 
-    def _is_dismissed(self) -> bool:
+    def _has_stop_command(self) -> bool:
         return self._reporter.has_command(STOP) or self.name in self._reporter.commanded_to_leave()

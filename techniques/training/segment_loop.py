@@ -178,14 +178,14 @@ class SegmentLoop:
         seconds = time.perf_counter() - started_s
         for name, report in reports.items():
             if math.isfinite(report.loss):
-                self._sessions[name].add(report)
+                self._sessions[name].progress.add(report)
             else:
                 self._lose(self._sessions[name], report)
         self._reporter.beat()
         if requests is None:  # a job that failed has no votes any more
             requests = self._requests()
-            return seconds, self._follow(requests, self._ranks.sum([*requests.values]))
-        return seconds, self._follow(requests, reports[self._order.job.name].requests)
+            return seconds, self._act_on(requests, self._ranks.sum([*requests.values]))
+        return seconds, self._act_on(requests, reports[self._order.job.name].requests)
 
     def _lose(self, session: JobSession, report: StepReport) -> None:
         """Ends a job whose loss is not finite."""
@@ -225,7 +225,7 @@ class SegmentLoop:
         values = (float(is_over), until, *never_begun.values(), *chain.from_iterable(votes))
         return _Requests(values=values, waiting=[*never_begun], asked=[*zip(sessions, map(len, votes), strict=True)])
 
-    def _follow(self, requests: _Requests, sums: Sequence[float]) -> bool:
+    def _act_on(self, requests: _Requests, sums: Sequence[float]) -> bool:
         """Saves, evaluates and ends jobs after a step, as due or commanded; returns whether it did any of these.
 
         sums: of all ranks' requests.
@@ -237,14 +237,14 @@ class SegmentLoop:
             leaves, *saves = islice(left, num_values)
             if leaves:
                 leaving.add(session.name)
-            if session.follow(saves):
+            if session.advance_save(saves):
                 due.add(session.name)
         self._prolong(self._sessions.values())
         is_over = is_over or self._is_dissolved
         if is_over:
-            self._dismiss(self._in_line, OutcomeStatus.PREEMPTED)
+            self._end_waiting(self._in_line, OutcomeStatus.PREEMPTED)
         else:
-            self._dismiss(leaving, OutcomeStatus.LEFT)
+            self._end_waiting(leaving, OutcomeStatus.LEFT)
         under_way = [session for session in self._sessions.values() if not session.is_done]
         ending = [session for session in under_way if is_over or session.name in leaving]
         unsaved = [session for session in under_way if session not in ending and session.is_unsaved]
@@ -322,7 +322,7 @@ class SegmentLoop:
             self._settle([session for session in new if session.may_end_now])
             has_any, since_s = True, time.monotonic()
         if self._is_dissolved:
-            self._dismiss(self._in_line, OutcomeStatus.PREEMPTED)
+            self._end_waiting(self._in_line, OutcomeStatus.PREEMPTED)
         return has_any
 
     def _admitted(self) -> list[JobSession]:
@@ -333,7 +333,7 @@ class SegmentLoop:
             self._reporter.beat()
         return [session for name, session in self._sessions.items() if name not in known]
 
-    def _dismiss(self, jobs: Collection[str], status: OutcomeStatus) -> None:
+    def _end_waiting(self, jobs: Collection[str], status: OutcomeStatus) -> None:
         """Ends those of `jobs` that are waiting, with `status`."""
         gone = [order for order in self._waiting if order.job.name in jobs]
         self._waiting = [order for order in self._waiting if order.job.name not in jobs]

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import LocalEngine, SegmentCall
+from ringmaster.tasks.execution.engine import EngineContext, SegmentCall
+from ringmaster.tasks.execution.local_engine import LocalEngine
 from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.techniques.processes.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
@@ -28,7 +28,7 @@ def segment(number, order, layout, on_event=lambda event: None):
 
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
 def test_a_gang_that_is_stopped_before_it_starts_checkpoints_its_first_step(bench, tmp_path, layout):
-    engine, job = LocalEngine(bench.server, cluster=Cluster(nodes=())), bench.job(num_steps=ENDLESS)
+    engine, job = LocalEngine(EngineContext(folder=tmp_path, launcher=bench.server)), bench.job(num_steps=ENDLESS)
     engine.send(1, STOP)
     outcome = engine.start(segment(1, bench.order(job, layout, tmp_path / "gang"), layout)).result()
     assert (outcome.status, outcome.result["step"]) == ("preempted", 1)
@@ -36,7 +36,7 @@ def test_a_gang_that_is_stopped_before_it_starts_checkpoints_its_first_step(benc
 
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
 def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tmp_path, layout):
-    engine, job = LocalEngine(bench.server, cluster=Cluster(nodes=())), bench.job(num_steps=ENDLESS)
+    engine, job = LocalEngine(EngineContext(folder=tmp_path, launcher=bench.server)), bench.job(num_steps=ENDLESS)
     order = bench.order(job, layout, tmp_path / "gang", last_step=5)
     last_steps = []
 
@@ -55,7 +55,7 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
 
 
 def test_closing_ends_gangs_side_by_side(bench, tmp_path):
-    engine, job = LocalEngine(bench.server, cluster=Cluster(nodes=())), bench.job(num_steps=ENDLESS)
+    engine, job = LocalEngine(EngineContext(folder=tmp_path, launcher=bench.server)), bench.job(num_steps=ENDLESS)
     trains = threading.Event()
 
     def on_event(event):
@@ -73,7 +73,7 @@ def test_closing_ends_gangs_side_by_side(bench, tmp_path):
 
 
 def test_what_cannot_be_started_is_reported_to_the_caller(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.tasks.execution.engine.Gang", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("ringmaster.tasks.execution.local_engine.Gang", lambda *_, **__: 1 / 0)
     order = bench.order(bench.job(num_steps=1), SINGLE, tmp_path / "gang")
     with pytest.raises(ZeroDivisionError):
-        LocalEngine(bench.server, cluster=Cluster(nodes=())).start(segment(1, order, SINGLE)).result()
+        LocalEngine(EngineContext(folder=tmp_path, launcher=bench.server)).start(segment(1, order, SINGLE)).result()

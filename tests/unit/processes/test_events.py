@@ -51,7 +51,7 @@ FORMS = [
     (RankExited(status=-9, fenced=True), {"event": "exit", "status": -9, "fenced": True}),
     (PreflightStarted(job="a"), {"event": "surveying", "job": "a"}),
     (DataProgress(job="a", progress="3 MB"), {"event": "preparing", "job": "a", "progress": "3 MB"}),
-    (PreflightDone(survey=PREFLIGHT), {"event": "survey", "survey": to_json(PREFLIGHT)}),
+    (PreflightDone(preflight=PREFLIGHT), {"event": "survey", "survey": to_json(PREFLIGHT)}),
     (PreflightFailed(job="a", message="m"), {"event": "fault", "job": "a", "message": "m"}),
     (TrialMeasured(profile={"step_s": 0.1}), {"event": "measured", "profile": {"step_s": 0.1}}),
     (ReferenceTimed(kind="cpu x1", mean_s=2.0, fastest_s=1.0, spread=0.1), {"event": "reference", **REFERENCE}),

@@ -21,7 +21,7 @@ from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.control.requests import ANSWERED, RequestKind
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, Journal
 from ringmaster.tasks.storage.schema import JOBS, REQUESTS, json_field
 from ringmaster.tasks.timeline.reader import TimelineReader
 
@@ -30,7 +30,6 @@ MAX_REQUESTS = 100  # of persons, that a page shows
 OF_PROCESSES = (RequestKind.LEND, RequestKind.NODE, RequestKind.TRAIN)
 TIMEOUT_S = 5.0  # for a database; a page shows that it does not answer, and tries again
 MODEL_URI = re.compile(r"models:/([^/@]+)/(\d+)")
-PAGE_OF_FLOW_RUN = "flow_run_page"  # the fact with the page of a batch's flow run in Prefect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +175,7 @@ def _details(journal: Journal, *, name: str, server: str = "") -> Mapping[str, A
     server: address of MLflow's pages; empty where there are none.
     """
     price = (journal.get("batch") or {}).get("price_per_device_hour", 1.0)
-    pages = {"Prefect": journal.get(PAGE_OF_FLOW_RUN), "MLflow": _page(server, f"#/runs/{journal.get('run')}")}
+    pages = {"Prefect": journal.get(FLOW_RUN_PAGE), "MLflow": _page(server, f"#/runs/{journal.get('run')}")}
     models, results = {}, {}
     for job, record in journal.jobs().items():
         results[job] = dict(record.metrics)
