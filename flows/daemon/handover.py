@@ -15,7 +15,7 @@ from ringmaster.flows.daemon.connection import daemon_of, stay_seconds
 from ringmaster.flows.daemon.environment import environment_digest, is_known
 from ringmaster.flows.services.first_processes import ServerProcess
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.processes.order import IMPORT_ROOT
+from ringmaster.techniques.processes.launcher import IMPORT_ROOT
 
 MODULE = "ringmaster.flows.daemon.daemon"
 

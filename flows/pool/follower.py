@@ -37,8 +37,8 @@ from ringmaster.tasks.execution.execution_events import (
     PredictionUpdate,
     predictions_in,
 )
+from ringmaster.tasks.execution.forecaster import EVERY_S
 from ringmaster.tasks.execution.job_table import added_jobs
-from ringmaster.tasks.execution.plan_manager import EVERY_S
 from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, SteeringRequest, steering_policy
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry

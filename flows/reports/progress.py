@@ -16,7 +16,7 @@ from rich.table import Table
 from ringmaster.flows.output import fitting_columns, print_lines, styled
 from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.execution import execution_events
-from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
+from ringmaster.tasks.execution.job_progress import TRAINING, JobProgress, range_text, whole_seconds
 from ringmaster.tasks.execution.starter import label_of
 from ringmaster.tasks.planning.durations import counted
 from ringmaster.tasks.storage.journal import JobStatus

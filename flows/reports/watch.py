@@ -26,7 +26,7 @@ from ringmaster.flows.output import error_console, fitting_columns, output_conso
 from ringmaster.flows.pool.batch_requests import open_database
 from ringmaster.model_lineage.sqlite_files import is_disk_full
 from ringmaster.tasks.execution.execution_events import PredictedEnd
-from ringmaster.tasks.execution.progress import JobFigures
+from ringmaster.tasks.execution.job_progress import JobFigures
 from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, pending

@@ -19,7 +19,8 @@ from ringmaster.techniques.processes.gang_events import (
     Event,
     Outcome,
 )
-from ringmaster.techniques.processes.order import GangOrder, Launcher
+from ringmaster.techniques.processes.launcher import Launcher
+from ringmaster.techniques.processes.order import GangOrder
 
 OnEvent = Callable[[Event], None]
 

@@ -22,10 +22,11 @@ from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.execution_events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor_hooks import ExecutionState, executor_hooks
+from ringmaster.tasks.execution.forecaster import Forecaster
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
-from ringmaster.tasks.execution.plan_manager import Forecaster, PlanManager
+from ringmaster.tasks.execution.plan_manager import PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of

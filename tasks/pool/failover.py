@@ -22,7 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device, Node
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.progress import RunningSegment, is_about
+from ringmaster.tasks.execution.job_progress import is_about
+from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.starter import OptionKey, is_known, option_key_of, segment_of
 from ringmaster.tasks.pool.event_log import BatchEvents
 from ringmaster.tasks.pool.nodes import SilenceClock

@@ -29,7 +29,7 @@ from ringmaster.techniques.processes.forkserver import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.gang_events import Beat, Event, Outcome, OutcomeStatus
-from ringmaster.techniques.processes.order import Launcher
+from ringmaster.techniques.processes.launcher import Launcher
 from ringmaster.techniques.processes.reporter import STOP
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import device_of
 from ringmaster.tasks.execution.execution_events import PredictedEnd
-from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
+from ringmaster.tasks.execution.job_progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.pool.nodes import NodeRegistry

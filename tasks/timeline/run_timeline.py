@@ -12,7 +12,7 @@ from typing import Any
 from ringmaster.codec import stored_as, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.execution_events import PredictedEnd
-from ringmaster.tasks.execution.progress import JobFigures
+from ringmaster.tasks.execution.job_progress import JobFigures
 from ringmaster.tasks.planning.durations import compared_with_plan, seconds_text
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.processes.gang_events import OutcomeStatus

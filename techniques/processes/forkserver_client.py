@@ -22,7 +22,8 @@ from typing import Any, Self
 from ringmaster.errors import ChannelClosed, ForkServerError
 from ringmaster.techniques.processes.channel import Channel, address_of
 from ringmaster.techniques.processes.forkserver import TICK, seconds_since_boot
-from ringmaster.techniques.processes.order import GangOrder, rank_argument, rank_environment
+from ringmaster.techniques.processes.launcher import rank_argument, rank_environment
+from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 from ringmaster.text import shortened
 

@@ -24,7 +24,8 @@ from ringmaster.techniques.processes.gang_events import (
     RefusedEvent,
     event_or_refusal,
 )
-from ringmaster.techniques.processes.order import GangOrder, Launcher, rendezvous
+from ringmaster.techniques.processes.launcher import Launcher
+from ringmaster.techniques.processes.order import GangOrder, rendezvous
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.

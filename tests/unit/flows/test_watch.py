@@ -13,7 +13,7 @@ from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch import LineBudget, picture
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.execution_events import PredictedEnd
-from ringmaster.tasks.execution.progress import JobFigures
+from ringmaster.tasks.execution.job_progress import JobFigures
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal

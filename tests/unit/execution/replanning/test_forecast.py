@@ -42,7 +42,7 @@ from ringmaster.tasks.execution.forecast import (
     spread_of,
     t_quantile,
 )
-from ringmaster.tasks.execution.plan_manager import EVERY_S, MAX_SHARE
+from ringmaster.tasks.execution.forecaster import EVERY_S, MAX_SHARE
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound

@@ -1,0 +1,68 @@
+"""How ranks are started: the interface of what starts them, and their environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from ringmaster.codec import to_json
+from ringmaster.techniques.processes.caches import own_caches
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.order import GangOrder
+
+IMPORT_ROOT = Path(__file__).absolute().parents[3]
+"""The folder from which our packages are imported."""
+
+
+class Launcher(Protocol):
+    """Starts ranks.
+
+    A rank reports {"event": "started", "pid": N} first, and then the events of `worker`. After its end, its launcher
+    adds {"event": "exit", "status": N, "fenced": false} and closes the channel. N is negative for a signal, as in
+    `subprocess`; "fenced": whether a fence (`forkserver.Fence`) ended the rank.
+
+    A rank and the processes that it has started are killed when the other end of its channel is closed or hung up.
+    They therefore end with the process that started the rank, however that ends.
+    """
+
+    def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
+        """Starts one rank of an order; returns the channel to it. The rank's output is appended to the file `log`.
+
+        Raises OSError or RuntimeError where no process can be started.
+        """
+
+
+def rank_argument(order: GangOrder, *, rank: int) -> dict[str, Any]:
+    """Returns the JSON form of one rank's order, which `worker.main` reads."""
+    return {**to_json(order), "rank": rank}
+
+
+def rank_environment() -> dict[str, str]:
+    """Returns this process's environment with changes for ranks.
+
+    Our packages come first on the import path, ranks start with one thread until they know their cores, telemetry is
+    off, and libraries compile code where no other user can place any.
+    """
+    paths = [str(IMPORT_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        **own_caches(),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "OMP_NUM_THREADS": "1",
+        # How often a thread of OpenMP looks for work before it sleeps. By default it spins for milliseconds: where
+        # other processes need the cores too, two threads then take up to 25 times as long; with this limit twice as
+        # long as one. On cores of their own both limits are equally fast.
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "5000"),
+        # Code that checks whether there is a GPU, such as transformers at its import, would open a context on one,
+        # after which children of this process could use none. By NVML nothing is opened.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # Otherwise MKL's order of summation on AMD CPUs depends on the memory address of a result, and a job that is
+        # resumed, or trained in a group, would not end with the same bits.
+        "MKL_CBWR": os.environ.get("MKL_CBWR", "AUTO"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "true",
+        # A gang on one machine communicates over loopback.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
