@@ -7,7 +7,7 @@ the epoch by the clock of the process that runs the batch or leads the pool, whi
 import json
 import sqlite3
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -87,8 +87,9 @@ FeatureT = TypeVar("FeatureT", bound=RecordFeature)
 
 def _feature_with(key: str) -> type[RecordFeature] | None:
     """Returns the feature of records that has a field of a name."""
-    kinds: Iterator[type[RecordFeature]] = listed("execute", "RECORD_FEATURES")
-    return next((kind for kind in kinds if key in {each.name for each in fields(kind)}), None)
+    kinds = (kind for kind in listed("execute", "RECORD_FEATURES") if key in {each.name for each in fields(kind)})
+    found: type[RecordFeature] | None = next(kinds, None)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
