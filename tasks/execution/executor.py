@@ -475,7 +475,7 @@ class Executor:
         refusal = self._event_fault(running, job, event)
         if refusal is None:
             try:
-                self._apply(running, job, event)
+                self._act_on_event(running, job, event)
             except SQLAlchemyError:
                 raise
             except Exception as error:
@@ -507,7 +507,7 @@ class Executor:
             running.refusal = message
             self._stop_gangs([running])
 
-    def _apply(self, running: RunningSegment, job: str, event: Event) -> None:
+    def _act_on_event(self, running: RunningSegment, job: str, event: Event) -> None:
         if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
             self._outcome_policy.end_member(running, job, event.outcome)
             return
