@@ -289,7 +289,7 @@ def test_no_module_of_the_packages_names_a_feature():
 def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported_and_their_lists():
     of_packages = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     texts = [file.read_text() for file in (*of_packages, *(ROOT / FEATURES).glob("*/*.py"))]
-    kinds = set(re.findall(r"""\bmodules\("(\w+)\"""", "\n".join(texts)))
+    kinds = set(re.findall(r"""\b(?:modules|listed)\("(\w+)\"""", "\n".join(texts)))
     assert len(kinds) > 5
     overview = (ROOT / FEATURES / "__init__.py").read_text()
     assert set(re.findall(r"^    (\w+)  +\w", overview.split('"""')[1], re.MULTILINE)) == kinds

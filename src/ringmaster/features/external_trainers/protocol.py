@@ -192,7 +192,8 @@ def _checked(name: str, value: Any, types: tuple[type, ...], cls: type[CommandEv
     """Returns a field's value as an event of that class has it."""
     if not isinstance(value, types) or isinstance(value, bool):
         expected = " or ".join(each.__name__ for each in types)
-        raise ValueError(f"{name!r} is no {expected}. To fix: make it one")
+        article = "an" if expected.startswith("int") else "a"
+        raise ValueError(f"{name!r} is not {article} {expected}. To fix: make it one")
     if isinstance(value, dict):
         return checked_values(value, may_be_undefined=False)
     if isinstance(value, str):
