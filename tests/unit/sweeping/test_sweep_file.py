@@ -97,7 +97,7 @@ def test_a_dry_run_plans_all_trials_and_trains_none(monkeypatch):
 
     planned = []
     monkeypatch.setattr(running, "_plan_only", lambda batch, **options: planned.append((batch, options)) or 0)
-    monkeypatch.setattr(running, "training", None)  # which would be called to train
+    monkeypatch.setattr(running, "prepared_caller", None)  # which would be called to train
     done = CliRunner().invoke(cli.app, ["sweep", str(EXAMPLE), "--dry-run"])
     assert done.exit_code == 0, done.output
     ((batch, options),) = planned
