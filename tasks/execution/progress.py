@@ -117,12 +117,15 @@ class RunningSegment:
 
     @property
     def switch_s(self) -> float | None:
-        """The seconds that its start and a checkpoint took, without load; None before its start was reported."""
-        if "startup_s" not in self._learnt:
+        """The seconds that its start and a checkpoint took, without load; None before its start was reported.
+
+        Also None where a gang of an earlier release has reported its start without its duration.
+        """
+        startup_s: float | None = self._learnt.get("startup_s")
+        if startup_s is None:
             return None
-        startup_s: float = self._learnt["startup_s"]
-        save_s: float = self._learnt.get("save_s", self.profile.save_s)
-        return (startup_s + save_s) / self.load
+        save_s: float | None = self._learnt.get("save_s")
+        return (startup_s + (self.profile.save_s if save_s is None else save_s)) / self.load
 
     @property
     def jobs(self) -> set[str]:
