@@ -98,7 +98,7 @@ def test_a_signal_reaches_the_command_which_ends_in_order(waiting, number):
     _, faults = client.communicate(timeout=TIMEOUT_S)
     assert client.returncode == 128 + number
     assert "stopping: writing checkpoints" in faults
-    assert "to go on: ringmaster run batch.yaml --resume" in faults
+    assert "to continue: ringmaster run batch.yaml --resume" in faults
 
 
 def test_the_command_ends_with_the_process_that_forwards_it(waiting):
