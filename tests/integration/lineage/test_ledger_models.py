@@ -234,7 +234,7 @@ def known(tmp_path_factory):
 
 def test_wrong_arguments_are_refused_before_anything_is_recorded(ledger, folder, job, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(LedgerError, match="no kind of adaptation: use one of pretrained"):
+    with pytest.raises(LedgerError, match="is not a kind of adaptation: use one of pretrained"):
         ledger.record_model("wrong", run_id=job, folder=folder, kind="tuned")
     with pytest.raises(LedgerError, match="holds no model"):
         ledger.record_model("wrong", run_id=job, folder=tmp_path / "empty", kind="pretrained")
