@@ -17,7 +17,7 @@ from ringmaster.techniques.job_specs import DataSpec
 
 def rows_in_parts(path):
     known = known_files(DataFile(str(path), False), format=None)
-    return [row for file, _ in known for row in rows_and_errors(str(path), part=file.part)]
+    return [row for file, _ in known for row in rows_and_errors(str(path), lines=file.lines)]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_an_empty_file_has_no_rows(tmp_path):
 def test_text_that_was_added_to_a_file_is_encoded_alone(jsonl, text, tmp_path, monkeypatch):
     found, original = [], encoded_rows.rows_of_file
     monkeypatch.setattr(
-        encoded_rows, "rows_of_file", lambda file, *said: found.append(file.part.first_line) or original(file, *said)
+        encoded_rows, "rows_of_file", lambda file, *said: found.append(file.lines.first_line) or original(file, *said)
     )
     trained = DataSpec(path=str(jsonl("other.txt", 40)), format="jsonl", seq_len=16, vocab_size=300)
     tokenizer = prepare(trained, cache_dir=tmp_path / "trained").tokenizer_dir

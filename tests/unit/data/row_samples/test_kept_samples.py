@@ -115,7 +115,7 @@ def read(monkeypatch):
     original = encoded_rows.rows_of_file
 
     def rows_of_file(file, spec, reading):
-        found.append((Path(file.path).name, file.part.first_line if file.part else 1))
+        found.append((Path(file.path).name, file.lines.first_line if file.lines else 1))
         return original(file, spec, reading)
 
     monkeypatch.setattr(encoded_rows, "rows_of_file", rows_of_file)
