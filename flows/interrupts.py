@@ -199,6 +199,8 @@ class Interrupts:
 
     def _answer(self, pipe: socket.socket) -> None:
         """Reads signals until the pipe is closed; acknowledges the first, and kills at the second."""
+        # Only in the main thread does a signal end what waits there. One for a stopped process goes to any thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         num_signals = 0
         while numbers := pipe.recv(64):
             for number in numbers:

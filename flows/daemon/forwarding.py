@@ -87,8 +87,11 @@ def relay_signals(process: int, *, but: Sequence[int]) -> None:
 
     def stop(_: int, __: FrameType | None) -> None:
         relay(signal.SIGSTOP, None)
+        # Signals wait until the process has continued: any thread of one that is stopped may take them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         os.kill(os.getpid(), signal.SIGSTOP)
         relay(signal.SIGCONT, None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     for number in SIGNALS:
         if number not in but:
