@@ -26,8 +26,8 @@ def test_a_forked_process_ends_like_an_interpreter():
 import atexit, os, threading
 from ringmaster.compat.python import call_before_threads_end, run_exit_functions
 atexit.register(print, "atexit", flush=True)
-call_before_threads_end(lambda: print("before threads end", flush=True))
-threading.Thread(target=lambda: print("thread", flush=True)).start()
+call_before_threads_end(lambda: os.write(1, b"before threads end\\n"))  # one write: threads print at the same time
+threading.Thread(target=lambda: os.write(1, b"thread\\n")).start()
 run_exit_functions()
 os._exit(3)
 """
