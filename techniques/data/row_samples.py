@@ -525,7 +525,7 @@ def _other_form(field: Any, type: Any, first: tuple[str, int]) -> str:
     place, is_list = f"{first[0]}, row {first[1]}", field.type.num_fields > 0
     if field.name == arrow_files.LABELS and is_list != (type.num_fields > 0):
         return (
-            f"its label is {'a' if is_list else 'no'} list, and that of {place} is {'none' if is_list else 'one'}. "
+            f"its label is {'a' if is_list else 'not a'} list, and that of {place} is {'none' if is_list else 'one'}. "
             'To fix: write all labels as lists, such as ["drama"], or none'
         )
     return f"its {field.name} is {field.type}, and that of {place} is {type}. To fix: give all rows one shape"

@@ -123,7 +123,7 @@ def test_logs_are_read_from_jsonl_and_parquet(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert list(Log(tmp_path / "a.jsonl")) == list(Log(tmp_path / "a.parquet")) == rows
-    for text, told in (("{", "line 1 is not JSON"), ("3", "no JSON object")):
+    for text, told in (("{", "line 1 is not JSON"), ("3", "not a JSON object")):
         (tmp_path / "b.jsonl").write_text(text)
         with pytest.raises(ValueError, match=told):
             list(Log(tmp_path / "b.jsonl"))
