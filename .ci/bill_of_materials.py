@@ -17,6 +17,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))  # the build backend runs this file by its path
+sys.path.insert(0, str(Path(__file__).parent))  # where PYTHONSAFEPATH is set, too
 from lock_file import LockedPackage, package_names, read_lock, read_project, with_dependencies
 
 NAME = "ringmaster.cdx.json"

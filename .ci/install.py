@@ -22,6 +22,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # where PYTHONSAFEPATH is set, too
 from lock_file import LOCK, LockedPackage, package_names, read_lock, read_project, with_dependencies
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")

@@ -18,6 +18,7 @@ import sys
 import urllib.parse
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # where PYTHONSAFEPATH is set, too
 from lock_file import CUDA_HEADING, LOCK, ROOT, LockedPackage, read_lock
 
 HEAD = """\
