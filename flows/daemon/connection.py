@@ -91,7 +91,7 @@ def daemon_of(home: Path) -> DaemonRecord | None:
     return record if ProcessId(record.pid, record.born).lives() else None
 
 
-class Kept:
+class DaemonUse:
     """The use of a daemon's processes by this command, which lasts until `close`, or until the command ends."""
 
     def __init__(self, processes: KeptProcesses, connection: socket.socket) -> None:
@@ -102,7 +102,7 @@ class Kept:
         self._connection.close()
 
 
-def take(home: Path) -> Kept | None:
+def take(home: Path) -> DaemonUse | None:
     """Returns the processes that the daemon of a home keeps; None without one, and where they do not fit this command.
 
     A daemon whose processes do not fit ends, once no other command uses them.
@@ -117,7 +117,7 @@ def take(home: Path) -> Kept | None:
         if connection is not None:
             connection.close()
         return None
-    return Kept(from_json(KeptProcesses, answer["kept"]), connection)
+    return DaemonUse(from_json(KeptProcesses, answer["kept"]), connection)
 
 
 def request_end(home: Path) -> str:

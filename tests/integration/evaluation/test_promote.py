@@ -236,7 +236,7 @@ def test_a_policy_examines_the_model_and_its_champion(ledger, tmp_path):
     assert last(ledger, 2).outcome == "kept"
     assert ledger.read_text(last_run(ledger, 2), "evaluation/metrics.svg").startswith("<svg")
     champion = ledger.get_alias(NAME, "champion")
-    assert ">serves<" in ledger.read_text(champion.run_id, family_path(champion)), "its picture marks who serves"
+    assert ">champion<" in ledger.read_text(champion.run_id, family_path(champion)), "its picture marks who serves"
 
 
 def last_run(ledger, version):
