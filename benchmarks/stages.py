@@ -30,11 +30,11 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.parallel.pipe import parts_of
 from ringmaster.techniques.preflight_result import Candidate, Preflight
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join
+from ringmaster.techniques.sharding.pipe import parts_of
 from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -88,7 +88,10 @@ def leave(status: int) -> NoReturn:
 
 
 def main() -> None:
-    """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
+    """Runs the command line in a process that the daemon has forked for it, or that does other things afterwards.
+
+    Faults in the user's input are shown without a traceback, with exit status 2.
+    """
     open_missing_streams()
     check_process()
     _run()

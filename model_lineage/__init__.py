@@ -1,4 +1,4 @@
-"""The lineage graph of models, and the MLflow ledger that records it.
+"""The lineage graph of models, and the ledger: all access to MLflow, also for metrics of training.
 
 Importing this package is fast: MLflow is imported when a ledger is first used.
 """

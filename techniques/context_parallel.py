@@ -95,7 +95,7 @@ class ContextParallel(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Replaces attention by attention across the devices, then lays out the weights over them."""
-        from ringmaster.techniques.parallel.sequences import attend_across
+        from ringmaster.techniques.sharding.sequences import attend_across
 
         assert mesh is not None
         self._mesh, self._exchange = mesh["cp"], config["exchange"]
@@ -113,7 +113,7 @@ class ContextParallel(Technique):
 
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns this rank's tokens, their positions, and the token that follows each of them as its label."""
-        from ringmaster.techniques.parallel.sequences import positions
+        from ringmaster.techniques.sharding.sequences import positions
         from ringmaster.techniques.training.bound_loss import next_tokens
 
         tokens = batch["input_ids"]

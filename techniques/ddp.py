@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import DISTILLED, PRUNED
-from ringmaster.techniques.technique import RUN, Config, DataParallel
+from ringmaster.techniques.technique import CONSECUTIVE, Config, DataParallel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +27,7 @@ class Ddp(DataParallel):
     takes_packed_weights = True
     whole_tensors = True
     generates = True
-    takes_chunks = RUN
+    takes_chunks = CONSECUTIVE
     measures_noise = True
     takes_kernels = True
 

@@ -71,7 +71,7 @@ class ExpertParallel(Fsdp):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Divides the experts, then shards everything else as `fsdp`."""
-        from ringmaster.techniques.parallel.experts import divide_experts, expert_modules, has_router_loss
+        from ringmaster.techniques.sharding.experts import divide_experts, expert_modules, has_router_loss
 
         assert mesh is not None
         self._mesh, self._has_router_loss = mesh, has_router_loss(model)
@@ -83,7 +83,7 @@ class ExpertParallel(Fsdp):
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
         """Computes a loss with the routers' own part over the micro-batches of all ranks."""
-        from ringmaster.techniques.parallel.experts import loss_of_whole_batch
+        from ringmaster.techniques.sharding.experts import loss_of_whole_batch
 
         output = super().forward(model, batch, work)
         if self._has_router_loss and "labels" in work.inputs(batch):

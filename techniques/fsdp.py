@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS
 from ringmaster.techniques.technique import (
+    INTERLEAVED,
     RECOMPUTE,
-    TURN,
     Config,
     DataParallel,
     GangShape,
@@ -53,7 +53,7 @@ class Fsdp(DataParallel):
     reuses_layers = True
     takes_packed_weights = tuple(map(int, version("torch").split(".")[:2])) >= SHARDS_INTEGERS
     whole_tensors = True
-    takes_chunks: ClassVar[str | None] = TURN
+    takes_chunks: ClassVar[str | None] = INTERLEAVED
     measures_noise = True
     saves_memory_of: ClassVar[str | None] = "ddp"
     moves_model = True
@@ -174,7 +174,7 @@ def _add_by_tree(model: nn.Module) -> None:
     """Makes all collectives that reduce gradients sum them along the tree over ranks."""
     from torch.distributed.fsdp import FSDPModule
 
-    from ringmaster.techniques.parallel.buckets import SummingReduceScatter
+    from ringmaster.techniques.sharding.buckets import SummingReduceScatter
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -224,7 +224,7 @@ class FsdpStatic(Fsdp):
         """Shards the model as `fsdp`. All layers share one pool of gather buffers and one pool of reduce buffers."""
         from torch.distributed.fsdp import FSDPModule
 
-        from ringmaster.techniques.parallel.buckets import BufferPool, StaticAllGather, SummingReduceScatter
+        from ringmaster.techniques.sharding.buckets import BufferPool, StaticAllGather, SummingReduceScatter
 
         model = super().parallelize(model, mesh, config)
         gather, reduce = StaticAllGather(BufferPool()), SummingReduceScatter(BufferPool(), exact=self.exact)

@@ -259,6 +259,7 @@ def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Itera
             yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy="correct it")
 
 
+# The losses that a job may name. That of a job which names none is in `training.bound_loss`.
 BUILTIN_LOSSES: dict[str, str] = {
     "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.technique import (
+    CONSECUTIVE,
     GRADIENT_BYTES,
-    RUN,
     WEIGHT_BYTES,
     Config,
     GangShape,
@@ -41,7 +41,7 @@ class Offload(Technique):
     needs = "one GPU; a model with repeated layers; the whole training state in host memory"
     adaptations = frozenset({DISTILLED, PRUNED})
     whole_tensors = True
-    takes_chunks = RUN
+    takes_chunks = CONSECUTIVE
     saves_memory_of = "single"
     moves_model = True
     divides_layers = True
@@ -116,7 +116,7 @@ class Offload(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Cuts the model into slices; its parameters stay in host memory."""
-        from ringmaster.techniques.parallel.spilling import HostOffload
+        from ringmaster.techniques.sharding.spilling import HostOffload
 
         self._spilled = HostOffload(
             model,

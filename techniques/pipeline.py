@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.model_facts import ModelFacts, why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
+    CONSECUTIVE,
     RECOMPUTE,
-    RUN,
     Config,
     GangShape,
     StepWork,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.parallel.pipe import Pipe
+    from ringmaster.techniques.sharding.pipe import Pipe
 
 # Schedules, the presumably quickest first, and how many stages a device has under each.
 QUICKEST = "1f1b"
@@ -45,7 +45,7 @@ class Pipeline(Technique):
     needs = "two devices or more, a layer for each; 1/n of the training state in each device's memory; loosely linked"
     adaptations = frozenset({DISTILLED, PRUNED})
     whole_tensors = True
-    takes_chunks = RUN
+    takes_chunks = CONSECUTIVE
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires a decoder of a known architecture, and a layer and a micro-batch for each device."""
@@ -130,7 +130,7 @@ class Pipeline(Technique):
         """
         import torch
 
-        from ringmaster.techniques.parallel.pipe import Pipe
+        from ringmaster.techniques.sharding.pipe import Pipe
 
         self._group = mesh.get_group("pp")
         hidden_dtype = torch.bfloat16 if self.precision == "bf16-params" else torch.float32

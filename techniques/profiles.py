@@ -49,7 +49,9 @@ class ProfileKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One measured or predicted (technique, config, gang size) of a job.
+    """One measured or predicted (technique, config, gang size) of a job, which planning calls an option of the job.
+
+    Plans name an option by its index in the profiles of its job.
 
     num_ranks: worker processes of the gang.
     num_nodes: nodes over which its devices are spread evenly.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.technique import (
+    CONSECUTIVE,
     RECOMPUTE,
-    RUN,
     Config,
     GangShape,
     Technique,
@@ -34,7 +34,7 @@ class Single(Technique):
     takes_packed_weights = True
     whole_tensors = True
     generates = True
-    takes_chunks = RUN
+    takes_chunks = CONSECUTIVE
     measures_noise = True
     takes_kernels = True
 

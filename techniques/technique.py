@@ -1,7 +1,8 @@
 """The `Technique` interface: what a parallelism technique defines.
 
-A data-parallel technique is about fifteen lines: a name, its requirements, its configs, and `parallelize`. The trainer
-(`ringmaster.techniques.training`) owns the training loop, data, timing, checkpoints, signals and metrics.
+A data-parallel technique needs a name, its requirements, its configs, and `parallelize`; `ddp.py` is one. Leave all
+other attributes at their defaults first: they promise nothing. The trainer (`ringmaster.techniques.training`) owns the
+training loop, data, timing, checkpoints, signals and metrics.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RECOMPUTE = ("none", "selective", "full")
 KERNELS, ATTENTION = "kernels", "attention"
 
 # How ranks take the chunks of an exact job: see `Technique.takes_chunks`.
-RUN, TURN = "run", "turn"
+CONSECUTIVE, INTERLEAVED = "run", "turn"
 
 # Bytes for each parameter of fp32 weights and gradients, and of the optimizer's state.
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4
@@ -124,8 +125,8 @@ class Technique(ABC):
     # Whether the weights of a linear layer are whole where it computes, and whether they may be packed in bytes.
     whole_layers: ClassVar[bool] = True
     takes_packed_weights: ClassVar[bool] = False
-    # How a rank takes the chunks of an exact job, where sums have the bits of those of `single`: a RUN of consecutive
-    # chunks, or one of each n consecutive ones in TURN. None: the technique adds in an order of its own.
+    # How a rank takes the chunks of an exact job, where sums have the bits of those of `single`: CONSECUTIVE
+    # chunks, or INTERLEAVED ones (each n-th of n ranks). None: the technique adds in an order of its own.
     takes_chunks: ClassVar[str | None] = None
     # Whether the ranks' gradients of one micro-batch can be exchanged by themselves, and are then whole or sharded as
     # the optimizer's state is. If so, the noise scale can be measured.

@@ -91,7 +91,7 @@ class TensorParallel(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Divides the model in place; each rank takes its part of the weights, which all ranks have built alike."""
-        from ringmaster.techniques.parallel.tensor_plan import cut
+        from ringmaster.techniques.sharding.tensor_plan import cut
         from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None

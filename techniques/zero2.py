@@ -1,7 +1,7 @@
 """ZeRO stage 2, overlapped: whole weights on each device; gradients and optimizer state are divided.
 
 Sources: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.2; Megatron-LLaMA's OverlappedDistributedOptimizer.
-`ringmaster.techniques.parallel.sharded` implements the exchanges.
+`ringmaster.techniques.sharding.sharded` implements the exchanges.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
+    INTERLEAVED,
     OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
-    TURN,
     WEIGHT_BYTES,
     Config,
     DataParallel,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ringmaster.techniques.checkpoints.state import Reader
     from ringmaster.techniques.model_facts import ModelFacts
-    from ringmaster.techniques.parallel.sharded import ShardedModel
+    from ringmaster.techniques.sharding.sharded import ShardedModel
 
 MIB = 1 << 20
 # Smaller buckets are sent earlier, larger ones use the link better; only a trial shows which is quicker.
@@ -53,7 +53,7 @@ class Zero2(DataParallel):
     needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
     adaptations = frozenset({DISTILLED})
     reuses_layers = True
-    takes_chunks = TURN
+    takes_chunks = INTERLEAVED
     saves_memory_of = "ddp"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
@@ -85,7 +85,7 @@ class Zero2(DataParallel):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Moves the weights into buckets and hooks the exchanges into forward and backward."""
-        from ringmaster.techniques.parallel.sharded import ShardedModel
+        from ringmaster.techniques.sharding.sharded import ShardedModel
         from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
@@ -134,13 +134,13 @@ class Zero2(DataParallel):
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Returns whole parameters' state, each on one rank; the ranks gather the buckets one after another."""
-        from ringmaster.techniques.parallel.sharded import gathered_state
+        from ringmaster.techniques.sharding.sharded import gathered_state
 
         return gathered_state(_sharded(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Loads this rank's shares of the optimizer state."""
-        from ringmaster.techniques.parallel.sharded import restore_shares
+        from ringmaster.techniques.sharding.sharded import restore_shares
 
         restore_shares(reader, _sharded(model), optimizer)
 
@@ -150,7 +150,7 @@ class Zero2(DataParallel):
 
 
 def _sharded(model: nn.Module) -> ShardedModel:
-    from ringmaster.techniques.parallel.sharded import ShardedModel
+    from ringmaster.techniques.sharding.sharded import ShardedModel
 
     assert isinstance(model, ShardedModel)
     return model

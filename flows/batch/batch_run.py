@@ -76,7 +76,7 @@ class BatchRun(ABC):
     def profile(self) -> ProfilingResult:
         """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
         began_s = time.monotonic()
-        profiles = self._find_options()
+        profiles = self._profile_jobs()
         report_refusals(profiles, view=self.view)
         self.journal.put(PREFLIGHTS, to_json(distinct(profiles.preflights)))
         if self._is_due:
@@ -87,7 +87,7 @@ class BatchRun(ABC):
         return replace(profiles, faults=with_orphans(profiles.jobs, profiles.faults))
 
     @abstractmethod
-    def _find_options(self) -> ProfilingResult:
+    def _profile_jobs(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs that are left."""
 
     @abstractmethod

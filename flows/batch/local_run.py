@@ -192,7 +192,7 @@ class LocalRun(BatchRun):
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
-    def _find_options(self) -> ProfilingResult:
+    def _profile_jobs(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs that are left, at the load of this machine."""
         node_context, records = self._node_context, self.journal.jobs()
         ended = [name for name, record in records.items() if record.status in ENDED]

@@ -197,7 +197,7 @@ def prepared_caller(
     is_alone = settings.checked_pool() is None
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext(announce) as notice:
-            prefect = server = preflight = kept = None
+            prefect = fork_server = preflight = kept = None
             if is_alone:
                 from ringmaster.flows.daemon.connection import take
                 from ringmaster.flows.daemon.handover import hand_over
@@ -209,27 +209,26 @@ def prepared_caller(
             if is_alone and batch is not None:
                 from ringmaster.tasks.background_worker import in_a_thread
 
-                server = fork_server_for(batch.jobs, kept=kept)
-                stack.callback(server.close)
-                in_a_thread(
-                    "fork server", server.start
-                )  # if it fails, its first user starts it again and gets the error
+                fork_server = fork_server_for(batch.jobs, kept=kept)
+                stack.callback(fork_server.close)
+                # If it fails, its first user starts it again and gets the error.
+                in_a_thread("fork server", fork_server.start)
             if is_alone:
                 prefect = start_prefect(kept=kept)
-            if server is not None:
-                stack.callback(lambda: hand_over(settings.home(), fork_server=server, prefect=prefect))
+            if fork_server is not None:
+                stack.callback(lambda: hand_over(settings.home(), fork_server=fork_server, prefect=prefect))
                 from ringmaster.flows.batch import context
 
                 assert batch is not None
                 home = settings.home()
                 if not is_resumed:
-                    preflight = context.start_preflight(batch, server=server, home=home, notice=notice)
+                    preflight = context.start_preflight(batch, server=fork_server, home=home, notice=notice)
                 context.warm_up_ledger(context.ledger_of(home, notice=notice), batch)
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
             from ringmaster.flows.caller import opened_caller
 
-        started = {"prefect": prefect, "fork_server": server, "preflight": preflight}
+        started = {"prefect": prefect, "fork_server": fork_server, "preflight": preflight}
         caller = stack.enter_context(opened_caller(interrupts, is_verbose=is_verbose, **started))
         # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
         heartbeat_s = None if is_alone else HEARTBEAT_S

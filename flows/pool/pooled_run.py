@@ -215,7 +215,7 @@ class PooledRun(BatchRun):
         preflights = known_preflights(self._run, submission)
         return ProfilingResult(jobs=submission.jobs, preflights=preflights, profiles=submission.profiles)
 
-    def _find_options(self) -> ProfilingResult:
+    def _profile_jobs(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs on one node of each kind."""
         batch, journal = self.batch, self.journal
         ledger = Ledger(self._run.ledger.tracking_uri, waiting=OutageRetry(notices(self.view.notice)))

@@ -62,7 +62,7 @@ class Executor:
 
     job_table: the jobs, with their journal.
     cluster: the devices to use.
-    leases, holder: the ledger that leases devices, and the name under which this executor leases them.
+    leases, holder: the register of leases, and the name under which this executor leases them.
     engine: runs the segments.
     plan: the plan to begin with; None where nothing is left to plan.
     replanner: makes the plans.

@@ -45,7 +45,7 @@ def checkpoint_interval_s(stall_s: float, *, num_devices: int, mtbf_s: float = M
 
 
 class Leases(Protocol):
-    """A ledger of devices, named "node:kind:number". Each device has at most one holder at a time."""
+    """The register of leases of devices, named "node:kind:number". Each device has at most one holder at a time."""
 
     def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
         """Leases, for each gang, all of its devices or none. Returns for which it did."""
@@ -60,7 +60,7 @@ class Leases(Protocol):
 class Starter:
     """Starts segments for one executor, on whose thread all methods are called.
 
-    leases, holder: the ledger that leases devices, and the name under which the executor leases them.
+    leases, holder: the register of leases, and the name under which the executor leases them.
     engine: runs the segments.
     post: receives the events of a segment's gang, and at last its outcome, by the segment's number.
     notify: receives execution events.

@@ -30,12 +30,12 @@ from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.parallel.pipe import Stage, StageLayers, owners, partition
 from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
+from ringmaster.techniques.sharding.pipe import Stage, StageLayers, owners, partition
 from ringmaster.techniques.technique import Config
-from ringmaster.techniques.training.bound_loss import Loss, loss_of, with_made_up_reference
+from ringmaster.techniques.training.bound_loss import BoundLoss, loss_of, with_made_up_reference
 
 VERSION = 1
 MAX_SLOTS = 8  # slots that are measured at the same time
@@ -209,7 +209,7 @@ class _MeasuredModule:
         model: nn.Module,
         part: StageLayers,
         *,
-        loss: Loss,
+        loss: BoundLoss,
         job: Job,
         num_rows: int,
         seq_len: int,

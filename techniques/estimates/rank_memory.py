@@ -363,7 +363,7 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
     """
     from torch.nn import parallel
 
-    from ringmaster.techniques.parallel import experts, sequences
+    from ringmaster.techniques.sharding import experts, sequences
     from ringmaster.techniques.training import dropout
 
     prepared = from_json(PreparedData, scene.data)

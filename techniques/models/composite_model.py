@@ -26,7 +26,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.models.build import build_model, skeleton
 from ringmaster.techniques.models.model_folders import few
-from ringmaster.techniques.training.bound_loss import Batch, Loss, SumAndCount, loss_of
+from ringmaster.techniques.training.bound_loss import Batch, BoundLoss, SumAndCount, loss_of
 from ringmaster.techniques.training.dropout import current
 
 NUM_SAMPLES, COUNT = "samples", "count"
@@ -127,20 +127,20 @@ def rows_of_part(batch: Batch, index: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompositeLoss(Loss):
+class CompositeLoss(BoundLoss):
     """The weighted sum of the losses of the jobs, each a mean over its own global batch.
 
     parts, weights, names: of each job its loss, the loss's factor, and the job's name.
     known: totals of the global batch that the rows belong to; None where the rows are the global batch.
     """
 
-    parts: tuple[Loss, ...]
+    parts: tuple[BoundLoss, ...]
     weights: tuple[float, ...]
     names: tuple[str, ...]
     known: Mapping[str, float] | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[Loss], weights: Sequence[float], *, names: Sequence[str]) -> CompositeLoss:
+    def of(cls, parts: Sequence[BoundLoss], weights: Sequence[float], *, names: Sequence[str]) -> CompositeLoss:
         """Returns the loss of jobs."""
         return cls(compute=None, inputs=None, parts=tuple(parts), weights=tuple(weights), names=tuple(names))
 
@@ -185,6 +185,6 @@ class CompositeLoss(Loss):
             result |= {f"{index}.{name}": value for name, value in own.items()}
         return result
 
-    def given(self, totals: Mapping[str, float]) -> Loss:
+    def given(self, totals: Mapping[str, float]) -> BoundLoss:
         """Returns the loss of rows of a global batch with these totals."""
         return replace(self, known=totals) if totals else self

@@ -16,7 +16,7 @@ from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import DROPOUTS, decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.models.quantization import quantize_base
-from ringmaster.techniques.parallel.experts import expert_modules, has_router_loss
+from ringmaster.techniques.sharding.experts import expert_modules, has_router_loss
 from ringmaster.techniques.training.bound_loss import loss_of
 from ringmaster.techniques.training.optimizers import freeze
 

@@ -16,7 +16,7 @@ from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.bound_loss import ADDED, Loss, logits_of
+from ringmaster.techniques.training.bound_loss import ADDED, BoundLoss, logits_of
 from ringmaster.text import message_of
 
 MASKED = "ForMaskedLM"
@@ -37,7 +37,7 @@ def explained(what: str, remedy: str) -> Iterator[None]:
         raise StepError([f"{': '.join(filter(None, (what, kind, text)))}. To fix: {remedy}"]) from error
 
 
-def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:
+def faults_of_samples(job: Job, model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor]) -> Iterator[str]:
     """Yields faults: tensors that the model does not take, and tokens that it has no embedding for."""
     if loss.inputs is not None and (job.loss is None or loss.function is not None):
         ignored = sorted(batch.keys() - loss.inputs - {"labels", *ADDED})
@@ -109,7 +109,7 @@ def why_tokens_are_foreign(job: Job, data: PreparedData) -> str | None:
 
 
 def faults_of_labels(
-    job: Job, output: Any, loss: Loss, batch: Mapping[str, Tensor], *, others: Callable[[], Tensor]
+    job: Job, output: Any, loss: BoundLoss, batch: Mapping[str, Tensor], *, others: Callable[[], Tensor]
 ) -> Iterator[str]:
     """Yields faults: labels of another shape than the predictions, or of classes that the model does not have.
 

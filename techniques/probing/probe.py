@@ -47,7 +47,7 @@ from ringmaster.techniques.probing.rows import check_longest, why_not_causal, wh
 from ringmaster.techniques.probing.tiny import LONGEST, cropped, made_up, ragged, rows_of, tiny_config
 from ringmaster.techniques.training.bound_loss import (
     REFERENCE,
-    Loss,
+    BoundLoss,
     disable_dropout,
     logits_of,
     loss_of,
@@ -133,7 +133,7 @@ def why_never_packed(job: Job) -> str:
     return ""
 
 
-def why_without_positions(job: Job, model: nn.Module, loss: Loss) -> str:
+def why_without_positions(job: Job, model: nn.Module, loss: BoundLoss) -> str:
     """Returns why a model cannot separate packed samples, with a remedy, where it takes no positions; else empty."""
     if not job.data.packing or loss.inputs is None or POSITIONS in loss.inputs:
         return ""
@@ -185,7 +185,7 @@ DIVISIONS = (((0, 1), (2, 3)), ((3,), (0, 2), (1,)))
 LARGEST_DIFFERENCE = 3e-5
 
 
-def why_undivided(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], sites: DrawSites) -> str:
+def why_undivided(model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor], sites: DrawSites) -> str:
     """The reason why a batch of this model and loss must not be divided; empty if it may be.
 
     model: in training mode, on the device of `batch`, with named modules (`name_modules`). Its buffers are restored.
@@ -216,7 +216,7 @@ def why_undivided(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], sit
     return ""
 
 
-def with_reference_near(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_reference_near(model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns a batch whose reference is like the model itself, as after the first steps of a training.
 
     A made-up one may be so far away that a preference has no gradient but rounding.
@@ -229,7 +229,7 @@ def with_reference_near(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor
 
 
 def _gradients(
-    model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], parts: Sequence[Sequence[int]], sites: DrawSites
+    model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor], parts: Sequence[Sequence[int]], sites: DrawSites
 ) -> list[Tensor]:
     """The gradients of the mean loss over all parts. Each part has its own forward and backward."""
     model.zero_grad(set_to_none=True)

@@ -12,7 +12,7 @@ from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.probing.faults import explained
-from ringmaster.techniques.training.bound_loss import Loss, logits_of
+from ringmaster.techniques.training.bound_loss import BoundLoss, logits_of
 
 MAX_WHOLE = 1024
 """The most tokens of a row that all layers compute. Of a longer row only the embeddings, which have the positions."""
@@ -27,7 +27,9 @@ class _EmbeddingsDone(Exception):
 
 
 @torch.no_grad()
-def check_longest(model: PreTrainedModel, loss: Loss, samples: Mapping[str, Tensor], *, seq_len: int | None) -> None:
+def check_longest(
+    model: PreTrainedModel, loss: BoundLoss, samples: Mapping[str, Tensor], *, seq_len: int | None
+) -> None:
     """Raises StepError where the model cannot read a row of `seq_len` tokens, such as for lack of positions.
 
     samples: with their whole width, of which one row is filled up with its own tokens.
@@ -79,7 +81,7 @@ def _up_to_layers(model: PreTrainedModel, num_tokens: int) -> Any:
 
 
 @torch.no_grad()
-def why_not_causal(model: PreTrainedModel, loss: Loss, batch: Mapping[str, Tensor]) -> str:
+def why_not_causal(model: PreTrainedModel, loss: BoundLoss, batch: Mapping[str, Tensor]) -> str:
     """Returns why a model knows the tokens that it learns to predict, with a remedy; empty if it does not.
 
     batch: rows of tokens, of which the second half is exchanged. Models with experts, for which tokens may compete, are
@@ -104,7 +106,12 @@ def why_not_causal(model: PreTrainedModel, loss: Loss, batch: Mapping[str, Tenso
 
 @torch.no_grad()
 def why_reads_padding(
-    model: PreTrainedModel, loss: Loss, samples: Mapping[str, Tensor], *, read: set[str], end_of_text_id: int | None
+    model: PreTrainedModel,
+    loss: BoundLoss,
+    samples: Mapping[str, Tensor],
+    *,
+    read: set[str],
+    end_of_text_id: int | None,
 ) -> str:
     """Returns why a classifier's output for a row is that of its padding, with a remedy; empty if it is not.
 
@@ -167,7 +174,7 @@ def _rolled(rows: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
     return {n: v.roll(number, -1) if v.dim() > 1 and v.shape[-1] == width else v for n, v in rows.items()}
 
 
-def _logits(model: PreTrainedModel, loss: Loss, batches: Any) -> list[Tensor]:
+def _logits(model: PreTrainedModel, loss: BoundLoss, batches: Any) -> list[Tensor]:
     """The logits of each batch without dropout; the model is left in training mode."""
     model.eval()
     try:

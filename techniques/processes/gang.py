@@ -37,7 +37,9 @@ SUPERVISION = (RankStarted, RankFailed, RankExited, RefusedEvent)  # events that
 
 
 class Gang:
-    """The running ranks of one order. `wait` supervises them; other threads may call `send` and `kill`.
+    """The running ranks of one order, which are started at once; `wait` supervises them.
+
+    Other threads may call `send` and `kill`.
 
     launcher: starts the ranks.
     num_ranks: ranks on this machine. In an order over several machines, each machine supervises its own ranks, and only

@@ -28,10 +28,16 @@ from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts, model_facts
 from ringmaster.techniques.models.model_folders import LOSS, REFERENCE
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter, reference_of
-from ringmaster.techniques.parallel.tensor_plan import cut
 from ringmaster.techniques.scoring import scored_rows
+from ringmaster.techniques.sharding.tensor_plan import cut
 from ringmaster.techniques.tensor_parallel import why_not_divisible
-from ringmaster.techniques.training.bound_loss import Loss, classification_loss, logits_of, loss_of, next_token_loss
+from ringmaster.techniques.training.bound_loss import (
+    BoundLoss,
+    classification_loss,
+    logits_of,
+    loss_of,
+    next_token_loss,
+)
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
@@ -76,7 +82,7 @@ class CommonBase:
     Raises NoCommonBase if the model cannot serve several adapters at once.
     """
 
-    def __init__(self, model: nn.Module, *, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, *, loss: BoundLoss) -> None:
         if loss.compute not in (next_token_loss, classification_loss):
             raise NoCommonBase(f"the loss of {type(model).__name__} needs more than logits")
         config: Any = getattr(model, "config", None)
@@ -324,7 +330,7 @@ def _document_scores(
             )
 
 
-def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) -> dict[str, list[Any]]:
+def scores_of_batch(loss: BoundLoss, outputs: Outputs, *, metrics: Sequence[Metric]) -> dict[str, list[Any]]:
     """The scores of a batch's rows, a value (or vector) per row, by name.
 
     metrics: those that do not suit the model or the labels are left out.
@@ -343,14 +349,14 @@ def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) 
     return {key: list(tensor.double().cpu().numpy()) for key, tensor in result.items()}
 
 
-def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], *, rows: scored_rows.ScoredRows) -> Any:
+def _forward(model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor], *, rows: scored_rows.ScoredRows) -> Any:
     kind = next(iter(batch.values())).device.type
     with torch.autocast(kind, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"):
         return model(**loss.forward_inputs(batch))
 
 
 def _losses_one_by_one(
-    model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: scored_rows.ScoredRows
+    model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor], rows: scored_rows.ScoredRows
 ) -> tuple[Tensor, Tensor]:
     """The losses by row of a loss that supports only whole batches, from batches of one row."""
     pairs = []
@@ -363,7 +369,7 @@ def _losses_one_by_one(
 
 def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """The natural log-probability of each row's tokens after the first, given the tokens before them: [rows]."""
-    losses = Loss(compute=next_token_loss, inputs=None, shifted=True).by_row(output, batch)
+    losses = BoundLoss(compute=next_token_loss, inputs=None, shifted=True).by_row(output, batch)
     assert losses is not None
     return -losses[0]
 

@@ -1,7 +1,9 @@
 """The loss of a job with its model: as (sum, count), so that the mean does not depend on how a batch was divided.
 
-`Loss` is what training and scoring call. It is the own loss of the model, a function of the user, or a `LossFunction`
-that the job names (`techniques.loss`), bound to the kind of the model by `FunctionLoss`.
+`BoundLoss` is what training and scoring call. It is the default loss of the model's kind (`next_token_loss`,
+`classification_loss`), the model's own loss, a function of the user, or a `LossFunction` that the job names
+(`techniques.loss`), bound to the kind of the model by `FunctionLoss`. Defaults are summed over a batch at once, as
+transformers does it; `CrossEntropy` gives each row's share of them, in other bits.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ SEQUENCE_TO_SEQUENCE_SUFFIXES = ("ForConditionalGeneration", "MTModel")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class BoundLoss:
     """A loss, and the inputs that the model needs for it.
 
     compute: f(model_output, batch) -> (sum, count): the sum over the averaged elements, and their number. None where a
@@ -139,7 +141,7 @@ class Loss:
         """Returns this batch's summand of each of `total_names`."""
         return {}
 
-    def given(self, totals: Mapping[str, float]) -> Loss:
+    def given(self, totals: Mapping[str, float]) -> BoundLoss:
         """Returns the loss of rows of a global batch with these totals."""
         return self
 
@@ -188,7 +190,7 @@ def labels_of(batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionLoss(Loss):
+class FunctionLoss(BoundLoss):
     """A loss function, for the kind of model that the job trains.
 
     known: totals of the global batch that the rows belong to; None where the rows are the global batch.
@@ -256,7 +258,7 @@ class FunctionLoss(Loss):
             raise ValueError(f"loss {self.function.name}: the samples have no labels. To fix: add them")
         return {name: float(each.sum()) for name, each in self.function.totals(labels).items()}
 
-    def given(self, totals: Mapping[str, float]) -> Loss:
+    def given(self, totals: Mapping[str, float]) -> BoundLoss:
         """Returns the loss of rows of a global batch with these totals."""
         return replace(self, known=totals) if self.function.total_names else self
 
@@ -292,7 +294,7 @@ class FunctionLoss(Loss):
         )
 
 
-def with_made_up_reference(loss: Loss, batch: Batch) -> dict[str, Tensor]:
+def with_made_up_reference(loss: BoundLoss, batch: Batch) -> dict[str, Tensor]:
     """Returns a batch with zeros for what a reference gives, for a step that only tries or times the loss."""
     if loss.is_known(batch):
         return dict(batch)
@@ -302,7 +304,7 @@ def with_made_up_reference(loss: Loss, batch: Batch) -> dict[str, Tensor]:
     return {**batch, REFERENCE: torch.zeros(shape, device=tensor.device)}
 
 
-def disable_dropout(model: nn.Module, loss: Loss) -> None:
+def disable_dropout(model: nn.Module, loss: BoundLoss) -> None:
     """Switches the dropout of `model` off where the loss wants none: that of modules, and rates that modules store."""
     if loss.function is None or loss.function.drops_out:
         return
@@ -316,7 +318,7 @@ def disable_dropout(model: nn.Module, loss: Loss) -> None:
 
 def loss_of(
     job_loss: str | None, model: nn.Module, spec: ModelSpec, *, options: Mapping[str, Any] | None = None
-) -> Loss:
+) -> BoundLoss:
     """Returns the loss of a job: `job_loss` (a name with its `options`, or a dotted name), or the model's own.
 
     Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers: cross
@@ -327,7 +329,7 @@ def loss_of(
     `model` is the result of `build_model`, before any technique wraps it. Raises ValueError where a named loss is
     unknown, has a wrong option or is not for such a model.
     """
-    if isinstance(own := getattr(model, "own_loss", None), Loss):
+    if isinstance(own := getattr(model, "own_loss", None), BoundLoss):
         return own
     arguments = _arguments(model)
     without_labels = None if arguments is None else arguments - {"labels"}
@@ -362,12 +364,12 @@ def loss_of(
         )
     if job_loss is not None:
         compute = partial(_users, resolve(job_loss), job_loss)
-        return Loss(compute=compute, inputs=inputs, shifted=is_causal, base=base)
+        return BoundLoss(compute=compute, inputs=inputs, shifted=is_causal, base=base)
     if is_causal:
-        return Loss(compute=next_token_loss, inputs=inputs, shifted=True, base=base)
+        return BoundLoss(compute=next_token_loss, inputs=inputs, shifted=True, base=base)
     if is_classifier or is_seq2seq:
-        return Loss(compute=classification_loss, inputs=inputs, is_of_classes=True, base=base)
-    return Loss(compute=partial(_models_own, spec.factory or name), inputs=inputs, is_models=True, base=base)
+        return BoundLoss(compute=classification_loss, inputs=inputs, is_of_classes=True, base=base)
+    return BoundLoss(compute=partial(_models_own, spec.factory or name), inputs=inputs, is_models=True, base=base)
 
 
 def next_token_loss(output: Any, batch: Batch) -> SumAndCount:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques.processes.ranks import RankContext
     from ringmaster.techniques.processes.reporter import Reporter
     from ringmaster.techniques.technique import Config, Technique
-    from ringmaster.techniques.training.bound_loss import Loss
+    from ringmaster.techniques.training.bound_loss import BoundLoss
 
 Share = tuple[int, int]
 """A share of a global batch: its number, and how many there are."""
@@ -128,7 +128,7 @@ class TrainerCallback:
     def change_base(cls, order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
         """Changes the model of any order in place, before an adapter is attached."""
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: Loss) -> Loss:
+    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: BoundLoss) -> BoundLoss:
         """Changes the model in place after parameters were frozen, and before its layout; returns the loss to train."""
         return loss
 

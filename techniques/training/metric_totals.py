@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import GatheredMetric, Metric, ModelMetric, Outputs, metrics_named
-from ringmaster.techniques.training.bound_loss import Batch, Loss
+from ringmaster.techniques.training.bound_loss import Batch, BoundLoss
 
 if TYPE_CHECKING:
     from ringmaster.techniques.metric import Values
 
 
 def outputs_of(
-    loss: Loss,
+    loss: BoundLoss,
     output: Any,
     batch: Batch,
     *,
@@ -88,7 +88,7 @@ class MetricTotals:
     """
 
     def __init__(
-        self, names: Sequence[str], *, loss: Loss, data: PreparedData | None = None, exact: bool = False
+        self, names: Sequence[str], *, loss: BoundLoss, data: PreparedData | None = None, exact: bool = False
     ) -> None:
         self._exact = exact
         named = metrics_named(names)

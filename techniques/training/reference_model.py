@@ -29,7 +29,11 @@ class ReferenceModel:
     """
 
     def __init__(
-        self, *, model: nn.Module | None, loss: bound_loss.Loss, autocast: Callable[[], AbstractContextManager[Any]]
+        self,
+        *,
+        model: nn.Module | None,
+        loss: bound_loss.BoundLoss,
+        autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.model, self._loss, self._autocast = model, loss, autocast
 
@@ -95,7 +99,7 @@ def reference_of(
     order: GangOrder,
     *,
     model: nn.Module,
-    loss: bound_loss.Loss,
+    loss: bound_loss.BoundLoss,
     prepared: PreparedData,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]],

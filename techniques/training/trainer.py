@@ -28,7 +28,13 @@ from ringmaster.techniques.models.quantization import check_trainable
 from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
-from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
+from ringmaster.techniques.technique import (
+    INTERLEAVED,
+    Technique,
+    data_parallel_rank,
+    data_parallel_size,
+    why_no_optimizer,
+)
 from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
 from ringmaster.techniques.training.callbacks import Share, ShareSums, TrainerCallback, change_base, rule_of
@@ -195,7 +201,7 @@ class Trainer(JobTrainingState):
             loader=self._loader,
             micro_batch=self.micro_batch,
             width_divisor=technique.width_divisor(ranks.mesh),
-            in_turn=self.job.is_exact and technique.takes_chunks == TURN,
+            in_turn=self.job.is_exact and technique.takes_chunks == INTERLEAVED,
             callbacks=self.callbacks,
         )
         self.rule = rule_of(self)
@@ -213,7 +219,7 @@ class Trainer(JobTrainingState):
             last_step = self.job.total_steps if self.order.purpose == TRAIN else sys.maxsize
             self.batches.begin_step(range(self.next_step, last_step), self.rule.shares)
         num_samples = self.job.phase(self.next_step).global_batch_size
-        share, reward = self.rule.compute(self)
+        share, reward = self.rule.compute(self)  # by default, `compute_share` of `own_share`
         of_callbacks = [callback.summed_values() for callback in self.callbacks]
         sums = iter(self.ranks.sum([*share, *chain.from_iterable(of_callbacks), *votes]))
         loss_sum, count, num_tokens = islice(sums, len(share))

@@ -8,7 +8,7 @@ from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, SharedGpuServer, Workbench
 
 # Imports of techniques and data that many tests use, so that not each of their ranks needs to import them.
-PRELOAD = ("ringmaster.techniques.parallel.pipe:StageLayers", "sklearn.datasets:load_digits")
+PRELOAD = ("ringmaster.techniques.sharding.pipe:StageLayers", "sklearn.datasets:load_digits")
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ A feature's package has any of these modules, and the core imports those of the 
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
 
-Techniques and data sources of features are found by their names, in any module of theirs: `TECHNIQUES` and
-`DATA_SOURCES` below, and entry points for those of installed distributions.
+Techniques and data sources of features are defined in any of their modules. `TECHNIQUES` and `DATA_SOURCES` below list
+them by name; those of installed distributions have entry points.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.

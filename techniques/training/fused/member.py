@@ -25,7 +25,7 @@ from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, alone
 from ringmaster.techniques.training.batch_loader import RowsRequest
-from ringmaster.techniques.training.bound_loss import Loss, loss_of
+from ringmaster.techniques.training.bound_loss import BoundLoss, loss_of
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
@@ -180,7 +180,7 @@ class GroupMember(JobTrainingState):
         assert order.job.adapter is not None
         super().__init__(order, ranks or alone(device))
         self._model = model
-        self.loss: Loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
+        self.loss: BoundLoss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
         self._adapter = resolved(order.job.adapter)
         self.sites: list[AdaptedLinear] = sites(model, self._adapter)
         self.own: list[str] = own_leaves(model, self._adapter)

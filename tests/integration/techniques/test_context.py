@@ -7,7 +7,7 @@ import torch
 
 from ringmaster.techniques import ModelSpec
 from ringmaster.techniques.context_parallel import ContextParallel
-from ringmaster.techniques.parallel.sequences import positions
+from ringmaster.techniques.sharding.sequences import positions
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import ModelSpec
-from ringmaster.techniques.parallel.pipe import owners, partition
 from ringmaster.techniques.pipeline import Pipeline
+from ringmaster.techniques.sharding.pipe import owners, partition
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

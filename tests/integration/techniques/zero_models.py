@@ -6,7 +6,7 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import Dataset
 
 from ringmaster.techniques.fsdp import FsdpStatic
-from ringmaster.techniques.parallel import buckets
+from ringmaster.techniques.sharding import buckets
 from tests.integration.measuring import OneThread
 
 WIDTH = 64

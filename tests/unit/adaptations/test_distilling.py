@@ -9,9 +9,9 @@ from torch.nn import functional
 from ringmaster.features.adaptation.trainer import Teacher, distilled_loss, softened_divergence
 from ringmaster.techniques import AdaptationSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.bound_loss import Loss, classification_loss, next_token_loss
+from ringmaster.techniques.training.bound_loss import BoundLoss, classification_loss, next_token_loss
 
-NEXT_TOKEN = Loss(compute=next_token_loss, inputs=frozenset({"input_ids"}), shifted=True)
+NEXT_TOKEN = BoundLoss(compute=next_token_loss, inputs=frozenset({"input_ids"}), shifted=True)
 ROWS, TOKENS, WORDS = 4, 5, 7
 
 
@@ -37,7 +37,7 @@ def a_batch():
     return {"input_ids": tokens, "labels": labels}, torch.randn(ROWS, TOKENS, WORDS, requires_grad=True)
 
 
-def loss_with(weight: float, temperature: float = 2.0, teacher: Teacher | None = None) -> Loss:
+def loss_with(weight: float, temperature: float = 2.0, teacher: Teacher | None = None) -> BoundLoss:
     said = AdaptationSpec(kind="distilled", teacher="t", weight=weight, temperature=temperature)
     return distilled_loss(NEXT_TOKEN, teacher or a_teacher(), said)
 
@@ -90,10 +90,10 @@ def test_what_cannot_be_compared_is_refused():
     batch, logits = a_batch()
     with pytest.raises(ValueError, match="the same vocabulary"):
         loss_with(0.5, teacher=a_teacher(num_words=WORDS + 1))({"logits": logits}, batch)
-    own = Loss(compute=lambda *_: (torch.zeros(()), 1), inputs=None)
+    own = BoundLoss(compute=lambda *_: (torch.zeros(()), 1), inputs=None)
     with pytest.raises(ValueError, match="not a cross entropy"):
         distilled_loss(own, a_teacher(), AdaptationSpec(kind="distilled", teacher="t"))
-    regression = Loss(compute=classification_loss, inputs=frozenset({"input_ids"}))
+    regression = BoundLoss(compute=classification_loss, inputs=frozenset({"input_ids"}))
     loss = distilled_loss(regression, a_teacher(), AdaptationSpec(kind="distilled", teacher="t"))
     one = {"logits": torch.zeros(ROWS, TOKENS, WORDS)}
     with pytest.raises(ValueError, match="distill a classifier"):

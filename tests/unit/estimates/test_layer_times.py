@@ -14,9 +14,9 @@ from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.parallel.pipe import parts_of
 from ringmaster.techniques.preflight_result import Forecast, PreflightOrder
 from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.sharding.pipe import parts_of
 from ringmaster.techniques.technique import GangShape
 
 TOKENS = PreparedData(

@@ -7,10 +7,10 @@ import torch
 
 from ringmaster.tasks.evaluation.scores import MetricRows, Scores
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.training.bound_loss import Loss
+from ringmaster.techniques.training.bound_loss import BoundLoss
 from ringmaster.techniques.training.metric_totals import MetricTotals, outputs_of, sums_of
 
-LOSS = Loss(compute=lambda output, batch: (torch.zeros(()), 1), inputs=None)
+LOSS = BoundLoss(compute=lambda output, batch: (torch.zeros(()), 1), inputs=None)
 
 
 def measured(names, batch, *, num_parts=1, size=3, replicas=1, loss=LOSS, data=None, **output):

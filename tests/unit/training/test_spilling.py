@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClas
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.offload import Offload
-from ringmaster.techniques.parallel.spilling import MAX_RESIDENT, HostOffload, slices_of
+from ringmaster.techniques.sharding.spilling import MAX_RESIDENT, HostOffload, slices_of
 from ringmaster.techniques.single import Single
 
 NUM_LAYERS = 6

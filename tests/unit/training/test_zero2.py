@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ringmaster.techniques.parallel import sharded as sharded_module
-from ringmaster.techniques.parallel.buckets import divide
-from ringmaster.techniques.parallel.sharded import ShardedModel
+from ringmaster.techniques.sharding import sharded as sharded_module
+from ringmaster.techniques.sharding.buckets import divide
+from ringmaster.techniques.sharding.sharded import ShardedModel
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=6)
 

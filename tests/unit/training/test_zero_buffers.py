@@ -2,7 +2,7 @@
 
 import torch
 
-from ringmaster.techniques.parallel.buckets import BufferPool
+from ringmaster.techniques.sharding.buckets import BufferPool
 
 
 def take(pool, num_elements, *, dtype=torch.float32):

@@ -50,7 +50,7 @@ class AdaptationCallback(TrainerCallback):
         is_trained = state.technique is not None and state.order.purpose in (TRAIN, TRIAL)
         return is_trained and state.job.adaptation is not None
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: bound_loss.Loss) -> bound_loss.Loss:
+    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: bound_loss.BoundLoss) -> bound_loss.BoundLoss:
         """Prunes the model, or returns the loss of a student; evaluation uses the model's own."""
         if self._spec.kind == PRUNED:
             self._whole_masks = prune(model, self._spec)
@@ -109,7 +109,7 @@ class Teacher:
     """
 
     model: nn.Module
-    loss: bound_loss.Loss
+    loss: bound_loss.BoundLoss
     autocast: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ class Teacher:
             return bound_loss.logits_of(self.model(**self.loss.forward_inputs(batch)))
 
 
-def distilled_loss(loss: bound_loss.Loss, teacher: Teacher, adaptation: AdaptationSpec) -> bound_loss.Loss:
+def distilled_loss(loss: bound_loss.BoundLoss, teacher: Teacher, adaptation: AdaptationSpec) -> bound_loss.BoundLoss:
     """Returns the distillation loss of a student whose loss without a teacher is `loss`.
 
     Raises ValueError where `loss` is not a cross entropy, as then the two losses would not cover the same rows.

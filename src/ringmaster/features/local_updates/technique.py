@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Local(Single):
     """Holds one or several of the job's workers on each device, which exchange weights at the ends of rounds only.
 
-    The harness takes the workers' steps: see `ringmaster.features.local_updates`.
+    `ringmaster.features.local_updates.trainer` takes the workers' steps.
     """
 
     name = "local"

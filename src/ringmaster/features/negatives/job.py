@@ -1,4 +1,4 @@
-"""The key `negatives` of a job's entry."""
+"""The key `negatives` of a job's entry, which exists in batch files only: `batch.py` makes jobs and rules of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

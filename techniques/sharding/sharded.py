@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from ringmaster.compat.torch_distributed import all_gather, reduce_scatter
 from ringmaster.techniques.checkpoints.state import Reader
-from ringmaster.techniques.parallel.buckets import Bucket, BucketRange, ParameterShard, divide
+from ringmaster.techniques.sharding.buckets import Bucket, BucketRange, ParameterShard, divide
 from ringmaster.techniques.training.exact_sums import SumTree, sum_of_ranks
 
 

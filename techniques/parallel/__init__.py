@@ -1,1 +1,0 @@
-"""Building blocks of techniques: buckets, shards, pipeline stages, and sequences and tensors divided over devices."""
