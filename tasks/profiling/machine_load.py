@@ -131,7 +131,7 @@ def at_load(profiles: Mapping[str, Sequence[Profile]], load: MachineLoad) -> dic
 
 
 def present_load(devices: Sequence[Device], *, server: ForkServerClient, cache_dir: Path) -> MachineLoad:
-    """Returns the load of a machine's CPU slots now, timed on all of them at once in half a second.
+    """Returns the load of a machine's CPU slots now, timed on all of them at once in a fifth of a second.
 
     GPUs have no load: nothing else may compute on a leased GPU, and another process on it would need its own context.
     """

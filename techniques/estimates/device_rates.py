@@ -146,7 +146,7 @@ def _answer(work: Callable[[], Any], writer: Connection) -> NoReturn:
 WARM_UP = 3  # repetitions
 # By type of device: the side of the matrices, the length of the vectors, and the least total of the measured seconds.
 KERNEL_SIZES = {"cpu": (256, 1 << 19, 0.25), "cuda": (1024, 1 << 20, 0.01)}
-SLOT_S = 0.5  # of a measurement without a trial, which only the forecast of a plan depends on
+SLOT_S = 0.2  # of a measurement without a trial, for which the first step waits: 50 time slices of a busy core
 
 
 def time_reference(device: torch.device, *, least_s: float | None = None) -> ReferenceTimed:
@@ -201,10 +201,11 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     return 0
 
 
-VERSION = 8
+VERSION = 9
 SMALL = 16  # sizes of a tiny decoder
 NUM_LAYERS, NUM_MESSAGES = 4, 8
 REPEATS = 12
+PRODUCT_REPEATS = 50  # of which two rates are compared
 MESSAGE, LINK_TIMEOUT_S = 1 << 15, 30.0  # elements of a message; seconds
 
 
@@ -212,17 +213,19 @@ MESSAGE, LINK_TIMEOUT_S = 1 << 15, 30.0  # elements of a message; seconds
 class Sizes:
     """What is timed on a kind of device: the side of matrices, the length of vectors, the bytes that are sent.
 
-    They take milliseconds: far longer than a launch, and shorter than a time slice of a busy machine.
+    They take milliseconds: far longer than a launch, and shorter than a time slice of a busy machine. Gradients do not
+    stay in the caches of cores, as activations may.
     """
 
     matrix: int
     vector: int
     link_bytes: int
+    gradient_bytes: int
 
 
 SIZES = {
-    "cpu": Sizes(matrix=512, vector=1 << 22, link_bytes=1 << 22),
-    "cuda": Sizes(matrix=4096, vector=1 << 26, link_bytes=1 << 26),
+    "cpu": Sizes(matrix=512, vector=1 << 22, link_bytes=1 << 22, gradient_bytes=1 << 24),
+    "cuda": Sizes(matrix=4096, vector=1 << 26, link_bytes=1 << 26, gradient_bytes=1 << 26),
 }
 
 
@@ -234,6 +237,7 @@ class Rates:
     bytes_per_s: bytes of memory read and written per second.
     operators_per_s: operators per second, of a decoder so small that launching them takes most of the time.
     link_bytes_per_s: bytes per second over the link.
+    gradient_bytes_per_s: bytes per second over the link of gradients, which are copied into a bucket and summed there.
     message_s: seconds that a message takes at the least.
     watched_operators_per_s: like operators_per_s, where selective recomputation decides for each what to store.
     recomputed_operators_per_s: like operators_per_s, where full recomputation launches those of the forward again.
@@ -252,6 +256,7 @@ class Rates:
     recomputed_operators_per_s: float
     wrapped_message_s: float
     parallel: float = 1.0
+    gradient_bytes_per_s: float = math.inf
     host_bytes_per_s: float = math.inf
     copy_bytes_per_s: float = math.inf
 
@@ -283,7 +288,8 @@ _failed: set[Path] = set()  # the files of rates that this process could not mea
 def _measured(slots: Sequence[Slot], dtype: str) -> Rates:
     are_gpus = slots[0].kind == "gpu"
     alone = in_children([partial(_device, (slots[0],), dtype)], use_gpus=are_gpus)[0]
-    link, parallel = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}, 1.0
+    link = {"link_bytes_per_s": 1e9, "gradient_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}
+    parallel = 1.0
     if len(slots) > 1:
         with tempfile.TemporaryDirectory() as folder:
             on_rank = partial(_link, meeting=f"{folder}/meeting", slots=tuple(slots[:2]))
@@ -300,7 +306,7 @@ def _device(slots: tuple[Slot, ...], dtype: str) -> dict[str, float]:
     matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=getattr(torch, dtype))
     vector, home = torch.ones(sizes.vector, device=device), torch.ones(sizes.vector)
     found = {
-        "flops_per_s": 2 * sizes.matrix**3 / _best_s(lambda: matrix @ matrix, device),
+        "flops_per_s": 2 * sizes.matrix**3 / _best_s(lambda: matrix @ matrix, device, repeats=PRODUCT_REPEATS),
         "bytes_per_s": _bytes_per_s(vector, device),
         "operators_per_s": _operators_per_s("none", device),
         "watched_operators_per_s": _operators_per_s("selective", device),
@@ -341,7 +347,7 @@ def _link(rank: int, *, meeting: str, slots: tuple[Slot, ...]) -> dict[str, floa
     device = take_device(slots, rank, num_ranks=2)
     store, timeout, backend = FileStore(meeting, 2), timedelta(seconds=LINK_TIMEOUT_S), BACKENDS[device.type]
     dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timeout)
-    link_bytes = SIZES[device.type].link_bytes
+    link_bytes, gradient_bytes = SIZES[device.type].link_bytes, SIZES[device.type].gradient_bytes
     large = torch.ones(link_bytes // 4, device=device)
     message = large[:MESSAGE]
     message_s = _best_s(lambda: [dist.all_reduce(message * 0.5) for _ in range(NUM_MESSAGES)], device) / NUM_MESSAGES
@@ -349,7 +355,20 @@ def _link(rank: int, *, meeting: str, slots: tuple[Slot, ...]) -> dict[str, floa
     wrapped_message_s = _best_s(lambda: _exchange(tensor, mesh), device) / NUM_MESSAGES
     # An all-reduce over n = 2 ranks moves 2 (n - 1) / n of the tensor.
     link_bytes_per_s = link_bytes / _best_s(lambda: dist.all_reduce(large), device)
-    return {"link_bytes_per_s": link_bytes_per_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
+    gradients, bucket = (torch.ones(gradient_bytes // 4, device=device) for _ in range(2))
+    gradient_bytes_per_s = gradient_bytes / _best_s(lambda: _sum_gradients(gradients, bucket), device)
+    return {
+        "link_bytes_per_s": link_bytes_per_s,
+        "gradient_bytes_per_s": gradient_bytes_per_s,
+        "message_s": message_s,
+        "wrapped_message_s": wrapped_message_s,
+    }
+
+
+def _sum_gradients(gradients: Tensor, bucket: Tensor) -> None:
+    """Sums gradients over the ranks as DistributedDataParallel does, whose gradients are views of buckets."""
+    bucket.copy_(gradients)
+    dist.all_reduce(bucket)
 
 
 def _exchange(tensor: Tensor, mesh: DeviceMesh) -> None:
@@ -378,10 +397,10 @@ def _waited_ns() -> int:
         return 0
 
 
-def _best_s(work: Callable[[], Any], device: torch.device) -> float:
+def _best_s(work: Callable[[], Any], device: torch.device, *, repeats: int = REPEATS) -> float:
     """Seconds of the fastest of several runs: the device's rate when other processes disturb it least."""
     seconds = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         started_s = undisturbed_s()
         work()
         if device.type == "cuda":

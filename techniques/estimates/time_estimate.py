@@ -45,6 +45,12 @@ MEMORY_PREMIUM = 1.1  # for techniques that save memory: their exchanges are lon
 # By mesh axis, how many times as long as counted a step takes on CPU slots: each rank computes what is not divided, and
 # wraps what is, on the core that also computes. Fitted to steps of six options each on two cores.
 CPU_PREMIUMS = {"tp": 1.3, "cp": 1.1}
+# How many times as long CPU slots compute that one process drives: its threads wait for each other after each operator,
+# and the operators of a model are shorter than the products by which the slots are compared. Fitted to 13 options.
+THREADS_PREMIUM = 1.04
+# How many times as long as by themselves CPU slots sum gradients, on the cores that compute backward meanwhile. Fitted
+# to ten options.
+GRADIENTS_PREMIUM = 1.8
 # Exchanges of activations per layer, forward and backward: in tensor-parallel layers, without and with sequence
 # parallelism; and in attention over divided tokens, by the kind of exchange.
 CUT_EXCHANGES, SEQUENCE_EXCHANGES = 8, 12
@@ -116,7 +122,8 @@ def predicted_step_s(
 
     A rank has r rows in k micro-batches and computes the share c of each row. On one device a row takes w seconds, a
     micro-batch l more, and the optimizer u; the host launches a micro-batch in h and loads a row in d. L is the link's
-    bytes per second and m the seconds of a message. For a pipeline of p stages with n-fold sharded weights:
+    bytes per second, those of gradients apart, and m the seconds of a message. For a pipeline of p stages with n-fold
+    sharded weights:
     t = max(r c w + k l / p, k h / p) (1 + recomputed) (1 + (p - 1) / k) + u / n + sent / L + messages * m
     and at least r d, as a thread loads the rows of the next step meanwhile.
 
@@ -131,6 +138,8 @@ def predicted_step_s(
     rows = job.global_batch_size / slices
     num_micro_batches = max(rows / max(int(config.get("micro_batch", rows)), 1), 1.0)
     faster = rates.times_of(shape.num_devices // num_ranks)
+    if shape.kind == "cpu" and shape.num_devices > num_ranks:
+        faster = max(faster / THREADS_PREMIUM, 1.0)
     pipeline, schedule = axes.get("pp", 1), config.get("schedule", "1f1b")
     launches = num_micro_batches * MORE_OPERATORS.get(schedule, 1.0) / pipeline
     computing_s = rows * slices / num_ranks * alone.row_s / faster + launches * alone.launch_s
@@ -157,7 +166,9 @@ def predicted_step_s(
         updating_s = _update_bytes(workload.facts) / sharding(axes) / rates.host_bytes_per_s
         updating_s += num_micro_batches * moved / rates.copy_bytes_per_s
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
+    gradients_s = sent.num_gradient_bytes / rates.gradient_bytes_per_s
     sending_s = sent.num_bytes / rates.link_bytes_per_s
+    sending_s += gradients_s * (GRADIENTS_PREMIUM if shape.kind == "cpu" else 1.0)
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
     step_s = (MEMORY_PREMIUM if technique.saves_memory_of else 1.0) * (computing_s + updating_s + sending_s)
     if shape.kind == "cpu":
@@ -169,10 +180,13 @@ def predicted_step_s(
 class _RankTraffic:
     """What one rank sends in a step.
 
+    num_bytes: of activations, and of weights that are gathered.
+    num_gradient_bytes: of gradients.
     num_wrapped: messages between distributed tensors.
     """
 
     num_bytes: float = 0.0
+    num_gradient_bytes: float = 0.0
     num_messages: float = 0.0
     num_wrapped: float = 0.0
 
@@ -196,11 +210,13 @@ def _sent(
         copies = (num_workers / axes.get("dp_replicate", 1) + 1) / 2
     for size in (axes.get("dp_replicate", 1), axes.get("cp", 1) if not config.get("sharded") else 1):
         if size > 1:
-            sent.num_bytes += 2 * every * copies * (size - 1) / size * updated * own_bytes / axes.get("dp_shard", 1)
+            gradient_bytes = updated * own_bytes / axes.get("dp_shard", 1)
+            sent.num_gradient_bytes += 2 * every * copies * (size - 1) / size * gradient_bytes
             sent.num_messages += every * layers / 4
     if shards > 1:  # gathered for each forward, and again for each backward if resharded; reduced once
         gathers = (2 if config.get("reshard", True) else 1) * k
-        sent.num_bytes += (gathers + updated) * (shards - 1) / shards * own_bytes
+        sent.num_bytes += gathers * (shards - 1) / shards * own_bytes
+        sent.num_gradient_bytes += updated * (shards - 1) / shards * own_bytes
         sent.num_wrapped += (gathers + 1) * layers
     if facts.decoder is None:
         return sent

@@ -16,7 +16,7 @@ GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in range(2))
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """GPUs of these tests are the CPU, with small things to time; returns the devices that were taken."""
-    small = Sizes(matrix=16, vector=64, link_bytes=1 << 17)
+    small = Sizes(matrix=16, vector=64, link_bytes=1 << 17, gradient_bytes=1 << 17)
     monkeypatch.setattr(device_rates, "SIZES", {"cpu": small})
     monkeypatch.setattr(device_rates, "take_device", lambda *_, **__: torch.device("cpu"))
     # Forks of this process, which know what is replaced here.

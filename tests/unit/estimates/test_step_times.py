@@ -13,7 +13,9 @@ from ringmaster.techniques.estimates.layer_times import LayerTimes
 from ringmaster.techniques.estimates.measured_steps import StepTimes
 from ringmaster.techniques.estimates.memory import Workload
 from ringmaster.techniques.estimates.time_estimate import (
+    GRADIENTS_PREMIUM,
     MEMORY_PREMIUM,
+    THREADS_PREMIUM,
     Outline,
     predicted_step_s,
     times_by_operations,
@@ -52,6 +54,7 @@ RATES = Rates(
     link_bytes_per_s=2e9,
     message_s=5e-4,
     wrapped_message_s=1.5e-3,
+    gradient_bytes_per_s=4e9,
 )
 FREE = replace(RATES, operators_per_s=1e15, watched_operators_per_s=1e15, message_s=0.0, wrapped_message_s=0.0)
 
@@ -142,8 +145,8 @@ def test_local_updates_pay_over_slow_links_alone():
         workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, features=(local,)))
         return step_s("local", rates=rates, workload=workload)
 
-    slow = replace(FREE, link_bytes_per_s=2.5e6)  # 20 Mbit/s
-    computing_s = step_s("ddp", rates=replace(FREE, link_bytes_per_s=1e15))
+    slow = replace(FREE, gradient_bytes_per_s=GRADIENTS_PREMIUM * 2.5e6)  # 20 Mbit/s
+    computing_s = step_s("ddp", rates=replace(FREE, gradient_bytes_per_s=1e15))
     assert step_s("ddp", rates=slow) - computing_s == pytest.approx(4e6 / 2.5e6)
     assert local_s(slow) - computing_s == pytest.approx(0.1 * 4e6 / 2.5e6)
     assert local_s(slow, warmup_steps=50) - computing_s == pytest.approx(0.55 * 4e6 / 2.5e6)
@@ -151,9 +154,9 @@ def test_local_updates_pay_over_slow_links_alone():
     assert local_s(slow, workers=4) > local_s(slow)
 
 
-@pytest.mark.parametrize(("link_bytes_per_s", "sync_every"), [(2.5e6, 32), (1e8, 8), (1e10, 1)])
-def test_local_updates_are_chosen_by_the_share_of_exchanges(link_bytes_per_s, sync_every):
-    rates = replace(FREE, link_bytes_per_s=link_bytes_per_s)
+@pytest.mark.parametrize(("bytes_per_s", "sync_every"), [(2.5e6, 32), (1e8, 8), (1e10, 1)])
+def test_local_updates_are_chosen_by_the_share_of_exchanges(bytes_per_s, sync_every):
+    rates = replace(FREE, gradient_bytes_per_s=GRADIENTS_PREMIUM * bytes_per_s)
     variables, target = Variables(sync_every=(1, 8, 32), workers=2), Target(metric="loss", at_most=1.0)
     job = replace(JOB, num_steps=1000, features=(variables, target))
     seconds = {(16, "fp32", 1): step_s("ddp", rates=rates)}
@@ -186,7 +189,8 @@ def test_what_was_measured_on_one_device_is_divided_and_recomputed_as_measured()
     again = step_s("single", num_devices=1, micro_batch=16, recompute="full", **options)
     assert again == pytest.approx(whole + 0.3 * (0.01 + 16 * 0.02))
     threads = step_s("single", num_devices=2, micro_batch=16, **options)
-    assert threads == pytest.approx(0.01 + 16 * 0.02 / 1.8 + 0.1 / 1.8)
+    faster = 1.8 / THREADS_PREMIUM
+    assert threads == pytest.approx(0.01 + 16 * 0.02 / faster + 0.1 / faster)
 
 
 def test_a_gpu_waits_for_the_host_that_launches_small_micro_batches():
@@ -213,3 +217,11 @@ def test_a_teacher_of_the_same_size_adds_a_forward_to_each_row():
     alone = StepTimes(launch_s=0.01, row_s=0.02, update_s=0.1, forward_share=0.4, layers_share=0.3)
     assert alone.with_extra_forward(1.0).row_s == pytest.approx(1.4 * alone.row_s)
     assert alone.with_extra_forward(0.0) == alone
+
+
+def test_sums_of_gradients_and_threads_take_longer_on_cores_than_by_themselves():
+    alone = StepTimes(launch_s=0.0, row_s=0.02, update_s=0.0, forward_share=0.4, layers_share=0.3)
+    options = {"rates": replace(FREE, parallel=2.0, gradient_bytes_per_s=4e8), "alone": alone}
+    assert step_s("single", **options) == pytest.approx(16 * 0.01 * THREADS_PREMIUM)
+    assert step_s("ddp", **options) == pytest.approx(16 * 0.01 + GRADIENTS_PREMIUM * 4e6 / 4e8)
+    assert step_s("ddp", kind="gpu", **options) == pytest.approx(16 * 0.01 + 4e6 / 4e8)
