@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -13,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from ringmaster.files import MAX_BYTES
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
-from ringmaster.tasks.batch.schema import BatchEntry, json_schema
+from ringmaster.tasks.batch.schema import BatchEntry
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.text import MAX_FAULTS, markdown_table
 
@@ -22,9 +21,11 @@ INTRODUCTION = f"""# Batch files
 Begin with [mixed_batch.yaml](../examples/mixed_batch.yaml); `ringmaster run FILE --dry-run` names all faults of a file.
 Editors that know JSON schemas complete the keys:
 
-    .venv/bin/python -m ringmaster.tasks.batch.reference --schema > batch.schema.json
+    ringmaster schema > batch.schema.json
 
-and `# yaml-language-server: $schema=batch.schema.json` as the file's first line.
+and `# yaml-language-server: $schema=batch.schema.json` as the file's first line. `ringmaster schema sweep`,
+`retraining`, `policy` and `tests` print those of the other files. Schemas have the keys, types and limits of single
+values; rules between values are checked by the commands.
 
 Limits: {MAX_JOBS:,} jobs, including those of grids; {MAX_VALUES:,} values in these; {MAX_KEYS} keys of a grid entry;
 {MAX_BYTES // 1_000_000} MB. The first {MAX_FAULTS} faults are printed.
@@ -127,12 +128,5 @@ def _anchor(title: str) -> str:
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
 
 
-def _main(arguments: list[str]) -> None:
-    if arguments == ["--schema"]:
-        print(json.dumps(json_schema(), indent=1))
-    else:
-        print(reference(), end="")
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    print(reference(), end="")

@@ -419,7 +419,11 @@ Command = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
 DataKind = Annotated[
-    str, AfterValidator(data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
+    str,
+    AfterValidator(data_kind),
+    WithJsonSchema(
+        {"anyOf": [{"enum": list(data_source_names())}, {"enum": list(ALIASES), "deprecated": True}], "type": "string"}
+    ),
 ]
 ModuleName = Annotated[str, StringConstraints(pattern=MODULE_PATTERN)]
 Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
@@ -434,7 +438,8 @@ Loss = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string"},
+                {"enum": list(loss_names())},
+                {"type": "string", "pattern": f"^{DOTTED_NAME.pattern}$"},
                 {
                     "type": "object",
                     "properties": {"name": {"enum": list(loss_names()), "type": "string"}},
@@ -445,10 +450,28 @@ Loss = Annotated[
     ),
 ]
 Objective = Annotated[str, AfterValidator(one_of(objective_names))]
-Technique = Annotated[str, AfterValidator(one_of(registry.names))]
+Technique = Annotated[
+    str, AfterValidator(one_of(registry.names)), WithJsonSchema({"enum": list(registry.names()), "type": "string"})
+]
 FileFormat = Annotated[str, OneOf(FORMATS)]
 Devices = Annotated[
     Any,
     AfterValidator(devices),
-    WithJsonSchema({"examples": ["auto", {"cpu": 2}, {"gpu": "all"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "auto"},
+                {
+                    "type": "object",
+                    "properties": {
+                        "cpu": {"type": "integer", "minimum": 1},
+                        "gpu": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "all"}]},
+                    },
+                    "additionalProperties": False,
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                },
+            ]
+        }
+    ),
 ]

@@ -104,6 +104,7 @@ STORE = "store"
 """The `kind` of a job that makes a knowledge store."""
 PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 if not TYPE_CHECKING:
@@ -186,11 +187,18 @@ if not TYPE_CHECKING:
 
 def json_schema() -> dict[str, Any]:
     """Returns the JSON schema of batch files, with which editors complete and check them."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | BatchEntry.model_json_schema()
+    from ringmaster.tasks.batch.file_hooks import file_hooks  # imported here because features import this module
+
+    schema = {"$schema": DIALECT} | BatchEntry.model_json_schema()
     schema["properties"]["objective"] |= {"enum": list(objective_names())}
+    schema["anyOf"] = [{"required": [key], "properties": {key: {"minItems": 1}}} for key in ("jobs", "grid")]
     parts = schema["$defs"]
+    job = parts["JobEntry"]
     # A key that the template lacks may be given under `over`.
-    parts["GridEntry"]["properties"]["template"] = parts["JobEntry"] | {"required": ["name"]}
+    parts["GridEntry"]["properties"]["template"] = job | {"required": ["name"]}
+    # A feature's key that may be a whole file represents the others.
+    whole = [hook.file_key for hook in file_hooks() if hook.file_key]
+    job["anyOf"] = [{"required": job.pop("required")}, *({"required": ["name", key]} for key in whole)]
     return schema
 
 

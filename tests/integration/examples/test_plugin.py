@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys
 from pathlib import Path
+import jsonschema
 import pytest
 from ringmaster.codec import from_json, set_fields, to_json
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.batch import json_schema, load_batch, parse_batch
+from ringmaster.tasks.batch import document, json_schema, load_batch, parse_batch
 from ringmaster.tasks.recording.record_hooks import record_hooks
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.training.callbacks import callback_classes
@@ -30,6 +31,7 @@ stored = to_json(job)
 assert stored["centralize_gradients"] is True and from_json(Job, stored) == job
 assert set_fields(job)["centralize_gradients"] is True  # counts for profiles, as any other field
 assert "centralize_gradients" in json_schema()["$defs"]["JobEntry"]["properties"]
+jsonschema.validate(document.read(file.read_text()).data, json_schema())
 assert feature.why_not(registry.load(registry.BUILTIN["single"])) is None
 assert "whole matrices" in feature.why_not(registry.load(registry.BUILTIN["zero2"]))
 assert [each.__name__ for each in callback_classes()][-1] == "CentralizationCallback"
