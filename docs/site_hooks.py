@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
+import shutil
 import subprocess
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import agent_files
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -29,7 +31,8 @@ log = logging.getLogger("mkdocs.plugins.site_hooks")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replaces each entry of the navigation that has a * by the pages that it matches."""
+    """Writes the files for agents. Replaces each entry of the navigation that has a * by the pages that it matches."""
+    agent_files.write()
     pages = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
     config.nav = _expanded(config.nav, pages)
     return config
@@ -134,3 +137,11 @@ def _shown(path: Path) -> str:
     if path.is_dir():
         return title + "".join(f"- [{each.name}]({path.name}/{each.name}.md)\n" for each in _visible(path))
     return f"{title}````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Copies what llms.txt links to, the sources of the pages, next to the pages; and the skill."""
+    for path in DOCS.rglob("*.md"):
+        copy = Path(config.site_dir, path.relative_to(DOCS))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)

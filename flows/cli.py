@@ -10,7 +10,6 @@ from ringmaster.flows.commands import lineage, models, observing, planning, pool
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Trains batches of models: parallelism, devices and schedule chosen by one certified optimizer.",
 )
@@ -20,7 +19,10 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         *(running.run, running.sweep, running.retrain),
         *(pool.submit, observing.status, observing.watch, observing.logs),
     ),
-    PLAN: (running.profile, planning.plan, planning.check, planning.whatif, observing.techniques),
+    PLAN: (
+        *(running.profile, planning.plan, planning.check, planning.whatif),
+        *(observing.techniques, observing.schema),
+    ),
     POOL: (pool.up, pool.down, pool.diagnose),
     MODELS: (
         *(models.evaluate, models.monitor, models.promote, models.rollback, models.export, models.convert),
@@ -35,8 +37,6 @@ GROUPS = (
 )
 
 # The module `commands` of a feature may define COMMANDS and GROUPS too; its commands may join a group of these by name.
-# A command that trains gives the `Interrupts` of its `typer.Context` to what trains, as `run` does. One of the core
-# joins the lists in `flows.interrupts`; others stop in order while their jobs are trained.
 # OPTIONS are functions by the names of other commands, of which each returns the command with further options.
 
 OWN_GROUPS = {name: group for group, name, _ in GROUPS}

@@ -9,9 +9,7 @@ from typing import NoReturn
 
 from ringmaster.compat.python import run_exit_functions
 from ringmaster.flows import interrupts
-
-INPUT_FAULT = 2
-UNWRITTEN = 120  # Python's own exit status where its last output cannot be written
+from ringmaster.flows.exit_codes import FAILED, INPUT_FAULT, SIGNALLED, UNWRITTEN
 
 
 def open_missing_streams() -> None:
@@ -70,7 +68,7 @@ def status_of(call: Callable[[], object]) -> int:
         sys.stderr.write(f"{end.code}\n")
         return 1
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return SIGNALLED + signal.SIGINT
     except BaseException:  # noqa: BLE001 - the outermost frame of the process, as in an interpreter
         sys.excepthook(*sys.exc_info())
         return 1
@@ -119,12 +117,12 @@ def _run() -> None:
             sys.exit(INPUT_FAULT)
         except (BatchCancelled, RingmasterError) as error:
             report_faults([str(error)])
-            sys.exit(1)
+            sys.exit(FAILED)
         except OSError as error:
             if (fault := storage_fault(error)) is None:
                 raise
             report_faults([fault])
-            sys.exit(1)
+            sys.exit(FAILED)
         finally:
             server_answers.timeout_s.reset(waiting)
 

@@ -1,20 +1,22 @@
-"""Commands that start nothing: the state of batches, the logs of jobs, their timeline, and the list of techniques."""
+"""Commands that start nothing: states of batches, logs of jobs, timelines, the list of techniques, schemas of files."""
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 import typer
 
 from ringmaster.errors import InputError, RingmasterError
 from ringmaster.files import folders_in
 from ringmaster.flows import settings
+from ringmaster.flows.completion import batch_names, batch_or_job_names
 from ringmaster.flows.dated_runs import folder_date
 from ringmaster.flows.output import (
     AsJson,
@@ -64,8 +66,21 @@ def techniques(
     output_console().print(plain_table("technique", "what it does", "what it needs", rows=rows))
 
 
+def schema(
+    kind: Annotated[
+        Literal["batch", "sweep", "retraining", "policy", "tests"], typer.Argument(help="Kind of the files.")
+    ] = "batch",
+) -> None:
+    """Print the JSON schema of batch files, or of files of another kind, by which editors complete and check them."""
+    from ringmaster.flows.file_schemas import schema_of
+
+    write_document(json.dumps(schema_of(kind), indent=1) + "\n")
+
+
 def status(
-    batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
+    batch: Annotated[
+        str | None, typer.Argument(help="Name of a batch; default: all batches.", autocompletion=batch_names)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of the newest run of each batch, and of all runs on a pool; exit 1 where the pool is not up."""
@@ -97,7 +112,11 @@ def status(
 def logs(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="[BATCH] JOB", help="Name of a job, after that of its batch where several have it."),
+        typer.Argument(
+            metavar="[BATCH] JOB",
+            help="Name of a job, after that of its batch where several have it.",
+            autocompletion=batch_or_job_names,
+        ),
     ],
     rank: Annotated[int, typer.Option(help="Rank of the worker process in its gang.")] = 0,
     batch: Annotated[str | None, typer.Option(help="Name of the batch, as an option.")] = None,
@@ -197,7 +216,10 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
 def watch(
     batch: Annotated[
         str | None,
-        typer.Argument(help="Name of a batch, or its id in a pool; default: the pool, or the newest batch here."),
+        typer.Argument(
+            help="Name of a batch, or its id in a pool; default: the pool, or the newest batch here.",
+            autocompletion=batch_names,
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the current state, and exit.")] = False,
     as_json: AsJson = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,6 +25,7 @@ from ringmaster.flows.output import (
     print_json,
     print_lines,
     print_outcome,
+    print_result,
     write_file,
 )
 from ringmaster.flows.settings import resolve_path
@@ -121,23 +123,33 @@ def plan(
 def check(
     problem_file: Annotated[Path, typer.Argument(metavar="PROBLEM.json", help="Planning problem of the plan.")],
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="Plan that `ringmaster plan -o` wrote.")],
+    as_json: AsJson = False,
 ) -> None:
     """Check a plan by arithmetic alone: that it keeps all rules, and that its prices prove its bound.
 
     Exit 0 where all of it holds, else 1 and the faults on stdout. No solver is used, nor code that makes plans.
     """
-    from ringmaster.tasks.planning import certified_bound, verify
+    from ringmaster.tasks.planning import verify
+
+    problem, planned = read_problem(problem_file), read_plan(plan_file)
+    faults = list(verify(planned, problem))
+    lines = faults or list(_proofs(planned, problem))
+    result = {"is_valid": not faults, "faults": faults, "proofs": [] if faults else lines}
+    print_result(result | {"makespan_s": planned.makespan_s}, lines, as_json=as_json)
+    if faults:
+        raise typer.Exit(1)
+
+
+def _proofs(planned: Plan, problem: Problem) -> Iterator[str]:
+    """Yields what holds for a plan that keeps all rules, and what it claims without a proof."""
+    from ringmaster.tasks.planning import certified_bound
     from ringmaster.tasks.planning.bounds.bounds import COUNTING, counted_bound_s
     from ringmaster.tasks.planning.problems import problem_parts
 
-    problem, planned = read_problem(problem_file), read_plan(plan_file)
-    if faults := verify(planned, problem):
-        output_console().print(*faults, sep="\n", soft_wrap=True)
-        raise typer.Exit(1)
-    lines = [
+    yield (
         f"OK: {len(planned.segments)} segments of {len(problem.jobs)} jobs keep every rule and end at "
         f"{planned.makespan_s:.1f} s"
-    ]
+    )
     if planned.certificate is not None:
         bound_s = certified_bound(planned.certificate, problem)
         above = (
@@ -145,20 +157,19 @@ def check(
             if bound_s
             else "which is not information"
         )
-        lines.append(f"OK: by the prices that it carries no plan ends before {bound_s:.1f} s; {above}")
+        yield f"OK: by the prices that it carries no plan ends before {bound_s:.1f} s; {above}"
     elif planned.proof == COUNTING:
         bound_s = counted_bound_s(problem)
-        lines.append(f"OK: by {COUNTING}, no plan that splits none of them ends before {bound_s:.1f} s")
+        yield f"OK: by {COUNTING}, no plan that splits none of them ends before {bound_s:.1f} s"
     elif planned.lower_bound_s is not None:
-        lines.append(f"OK: no plan ends before {planned.lower_bound_s:.1f} s, which needs no prices")
+        yield f"OK: no plan ends before {planned.lower_bound_s:.1f} s, which needs no prices"
     if planned.solver_bound_s is not None:
         claim = f"no plan which splits no job ends before {planned.solver_bound_s:.1f} s"
-        lines.append(f"not checked: that {claim}, as {problem_parts.shown(planned.solver)} claims")
+        yield f"not checked: that {claim}, as {problem_parts.shown(planned.solver)} claims"
     if planned.value is not None and planned.value_bound is not None:
         least = f"no plan has a {planned.objective} below {planned.value_bound:.2f}"
         above = f"; the plan's {planned.value:.2f} is at most {planned.gap:.2%} more" if planned.gap is not None else ""
-        lines.append(f"OK: {least}{above}")
-    output_console().print(*lines, sep="\n", soft_wrap=True)
+        yield f"OK: {least}{above}"
 
 
 def _registered(objective: str) -> str:

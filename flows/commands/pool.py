@@ -19,7 +19,7 @@ from ringmaster.features import modules
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train_and_show
-from ringmaster.flows.interrupts import Interrupts
+from ringmaster.flows.completion import batch_names, job_names
 from ringmaster.flows.output import (
     LOG_FORMAT,
     AsJson,
@@ -48,12 +48,18 @@ NO_DEVICES = "none"
 LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 
 BatchName = Annotated[
-    str, typer.Argument(metavar="BATCH", help="Name of a batch, or the id that `ringmaster status` shows.")
+    str,
+    typer.Argument(
+        metavar="BATCH", help="Name of a batch, or the id that `ringmaster status` shows.", autocompletion=batch_names
+    ),
 ]
 Yes = Annotated[
     bool, typer.Option("--yes", help="Do not ask for confirmation where a change makes the size of a step jump.")
 ]
-Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Names of its jobs; default: all jobs.")]
+Jobs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[JOB]...", help="Names of its jobs; default: all jobs.", autocompletion=job_names),
+]
 
 
 @pool_app.command()
@@ -133,6 +139,7 @@ def worker(
 @pool_app.command()
 def calibrate(
     devices: Annotated[str, typer.Option(help="The devices as `pool worker` serves them.")] = "auto",
+    as_json: AsJson = False,
 ) -> None:
     """Store the bits that this trusted machine computes, without which no untrusted node of its kind may serve."""
     from ringmaster.flows.pool.batch_requests import open_database
@@ -143,7 +150,9 @@ def calibrate(
     bits = calibration_of(cluster)
     with open_database(_wait_for_pool()) as database:
         NodeRegistry(database).set_reference(cluster.device_kind(), bits)
-    notice(f"untrusted nodes with {cluster.device_kind()} may serve if they compute {bits}")
+    kind = cluster.device_kind()
+    line = f"untrusted nodes with {kind} may serve if they compute {bits}"
+    print_outcome({"device_kind": kind, "bits": bits}, [line], as_json=as_json)
 
 
 @pool_app.command()
@@ -199,7 +208,6 @@ def _wait_for_pool() -> settings.PoolAddress:
 
 
 def submit(
-    context: typer.Context,
     jobs_file: Annotated[Path, typer.Argument(metavar="JOBS.yaml", help="Batch file with the jobs to add.")],
     batch: Annotated[str, typer.Option(help="Batch to which the jobs belong, whether it runs already or not.")],
     wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs here until they end, as `run` does.")] = False,
@@ -224,8 +232,9 @@ def submit(
 
         check_jobs(jobs)
     if wait:
-        options, interrupts = RunOptions(checkpoint_every_s=checkpoint_every), context.ensure_object(Interrupts)
-        raise typer.Exit(show_result(train_and_show(jobs, options, interrupts=interrupts), as_json=as_json))
+        raise typer.Exit(
+            show_result(train_and_show(jobs, RunOptions(checkpoint_every_s=checkpoint_every)), as_json=as_json)
+        )
     with open_database(pool) as database:
         run = submit_batch(
             database, jobs, checkpoint_every_s=checkpoint_every, notice=lambda text: error_console().print(text)
@@ -264,6 +273,7 @@ def set_of_jobs(
             metavar="[JOB]... KEY=VALUE...",
             help="Jobs, by default all, and what is set of them: steps, weight, deadline (seconds from the batch's "
             "start) or priority (1 is usual, 2 counts twice).",
+            autocompletion=job_names,
         ),
     ],
     yes: Yes = False,
@@ -461,13 +471,15 @@ def _show_pool(home: Path, quotas: Mapping[str, Mapping[str, float] | None], *, 
         raise typer.Exit(0 if up_and_down.stay(home) else 1)
 
 
-def down() -> None:
+def down(as_json: AsJson = False) -> None:
     """End this machine's pool in order, jobs after checkpoints, and what a command has left for the next one."""
     from ringmaster.flows.daemon.connection import request_end
     from ringmaster.flows.services import up_and_down
 
     print_lines(error_console(), filter(None, [request_end(settings.home())]))
-    raise typer.Exit(0 if up_and_down.stop(settings.home()) else 1)
+    is_down = up_and_down.stop(settings.home())
+    print_outcome({"is_down": is_down}, as_json=as_json)
+    raise typer.Exit(0 if is_down else 1)
 
 
 def _print_ignored(context: typer.Context) -> None:

@@ -29,6 +29,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from ringmaster.distribution import own_release
 from ringmaster.errors import InputError
 from ringmaster.features import modules
+from ringmaster.flows.exit_codes import INPUT_FAULT
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.pool.batch_requests import pool_address
@@ -219,7 +220,6 @@ class PoolCollector(Collector):
 METRICS_PATH, HEALTH_PATH = "/metrics", "/health"
 
 SAMPLE_EVERY_S = 5.0
-INPUT_FAULT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -48,7 +48,6 @@ BUILTIN = (
     "ringmaster.features.external_trainers",
     "ringmaster.features.clones",
     "ringmaster.features.page",
-    "ringmaster.features.deployment",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 TECHNIQUES = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringmaster.flows.commands.pool import BatchName, Yes, consent, values_of
+from ringmaster.flows.completion import job_names
 from ringmaster.flows.output import AsJson, error_console, print_outcome
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 def clone(
     batch: BatchName,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job to clone, in any state.")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Name of the job to clone, in any state.", autocompletion=job_names)
+    ],
     changes: Annotated[
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="What differs, such as optimizer.lr=1e-4; may be repeated."),
