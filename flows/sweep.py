@@ -18,7 +18,16 @@ from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.train_batch import run_stages
 from ringmaster.tasks.batch.references import Metric
-from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
+from ringmaster.tasks.sweeping.results import (
+    best,
+    challenge,
+    figures,
+    leaderboard,
+    record,
+    sections,
+    title_of,
+    why_no_winner,
+)
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.spec import StoppingPolicy
 
@@ -49,6 +58,7 @@ def sweep(
     challenger_of: Annotated[sweep_form.OtherName, titled("Challenger of")] = "",
     num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
     seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
+    ranking: Annotated[dict[str, Any] | None, HIDDEN] = None,
     resume: Resume = False,
     caller: Annotated[Any, HIDDEN] = None,
 ) -> dict[str, Any]:
@@ -72,6 +82,7 @@ def sweep(
             name, which must be that of no other model.
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
+        ranking: Keys of features by which trials are ranked, such as {"constraints": [...]}.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
         caller: The `Caller` of the flow, in Python.
     """
@@ -90,6 +101,7 @@ def sweep(
         challenger_of=challenger_of,
         num_parallel=num_parallel,
         seed=seed,
+        ranking=ranking,
     )
     spec = sweep_form.spec_of(form)
     caller = caller or Caller()
@@ -100,14 +112,20 @@ def sweep(
     added = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
         [*spec.trials, *added],
-        objective=spec.objective,
+        ranking=spec.ranking,
         values=sweep_scheduler.trial_values(),
         reports=sweep_scheduler.reports,
         jobs=result.jobs,
     )
     won = best(rows)
     folder = next((row["model_dir"] for row in result.jobs if won and row["name"] == won["job"]), None)
-    status = sweep_status(result.status, won)
+    without_winner = why_no_winner(sweep_scheduler, rows)
+    status = sweep_status(result.status, has_winner=not without_winner)
+    added_sections = sections(sweep_scheduler, rows)
+    notes = [*filter(None, [without_winner]), *(line for section in added_sections for line in section.lines)]
+    drawn = figures(sweep_scheduler, rows)
+    for section in added_sections:
+        drawn |= section.figures
     results = {
         "name": name,
         "status": status,
@@ -115,20 +133,31 @@ def sweep(
         "best": won,
         "folder": folder,
         "leaderboard": rows,
+        **{section.key: section.value for section in added_sections},
+        "notes": notes,
         **_recorded(
-            sweep_scheduler, rows, folder=folder, challenger_of=challenger_of, faults=result.faults, caller=caller
+            sweep_scheduler,
+            rows,
+            drawn=drawn,
+            notes=notes,
+            folder=folder,
+            challenger_of=challenger_of,
+            faults=result.faults,
+            caller=caller,
         ),
         "batch": result.to_json(),
     }
-    return final_state(results, status=status, message=result.summary(), failure=SweepFailed)
+    message = "; ".join(filter(None, [without_winner, result.summary()]))
+    return final_state(results, status=status, message=message, failure=SweepFailed)
 
 
-def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:
+def sweep_status(batch_status: str, *, has_winner: bool) -> str:
     """Returns the status of a sweep: a failed trial fails its batch, but not the sweep if another trial has won.
 
     It is a regular finding of a sweep that some values train badly or not at all.
     """
-    return "done" if batch_status == "failed" and won is not None else batch_status
+    has_ended = batch_status in ("done", "failed")
+    return batch_status if not has_ended else "done" if has_winner else "failed"
 
 
 def winner_lines(won: Mapping[str, Any], *, folder: str | None, challenger: str | None) -> list[str]:
@@ -149,6 +178,8 @@ def _recorded(
     sweep_scheduler: SweepScheduler,
     rows: Sequence[Mapping[str, Any]],
     *,
+    drawn: Mapping[str, str],
+    notes: Sequence[str],
     folder: str | None,
     challenger_of: str,
     faults: Sequence[str],
@@ -156,14 +187,15 @@ def _recorded(
 ) -> dict[str, Any]:
     """Shows and records the results of a sweep; returns its MLflow run, the challenger, and the recording faults.
 
-    folder: the model of the best trial. faults: what could not be recorded of its trials.
+    drawn: the figures. notes: what is said of the results. folder: the model of the best trial. faults: what could not
+    be recorded of its trials.
     """
-    drawn, won, faults, notice = figures(sweep_scheduler, rows), best(rows), list(faults), caller.view.notice
+    won, faults, notice = best(rows), list(faults), caller.view.notice
     ledger = settings.ledger(settings.home(), waiting=flow_runs.for_mlflow(notice))
     where, challenger = None, None
     try:
         if sweep_scheduler.run_id is not None:
-            record(ledger, sweep_scheduler.run_id, rows, drawn)
+            record(ledger, sweep_scheduler.run_id, rows, drawn, lines=notes)
             where = ledger.ui_links(run_id=sweep_scheduler.run_id)["run"]
         if won is not None and won["model"] is not None:
             challenger = challenge(
@@ -174,9 +206,9 @@ def _recorded(
     uri = ledger.tracking_uri
     link = f"[The sweep in MLflow]({uri}/{where})" if where and uri.startswith("http") else ""
     encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
-    pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
+    pictures = [f"![{title_of(path)}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
     lines = [] if won is None else winner_lines(won, folder=folder, challenger=challenger)
-    page, table = "\n\n".join([*lines, link, *pictures]), [dict(row) for row in rows]
+    page, table = "\n\n".join([*lines, *notes, link, *pictures]), [dict(row) for row in rows]
     about = "The results of the trials"
     flow_runs.for_prefect(lambda: create_markdown_artifact(page, key="sweep", description=about), notice)
     order = "The trials, the best first"

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import Location, as_mapping, got
-from ringmaster.flows.batch.batch_input import FormSection, titled
+from ringmaster.flows.batch.batch_input import HIDDEN, FormSection, titled
 from ringmaster.flows.settings import resolve_path
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Fault, document, load_batch
@@ -20,6 +31,7 @@ from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.references import Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
+from ringmaster.tasks.sweeping.ranking import ranking_of, sections_of_rankings
 from ringmaster.tasks.sweeping.results import name_fault
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
@@ -105,6 +117,9 @@ class Parameter(FormSection, title="Parameter"):
         default=None, gt=0, title="Step", description="The distance between two values of the range. A grid needs it."
     )
     integer: bool = Field(default=False, title="Whole numbers", description="Draws only whole numbers.")
+    when: Annotated[dict[str, Any] | None, HIDDEN] = Field(
+        default=None, description="The values of other keys with which the job has this one, such as {KEY: VALUE}."
+    )
 
     def fault(self) -> str | None:
         """Returns why the parameter is neither values nor a range, or None."""
@@ -117,11 +132,18 @@ class Parameter(FormSection, title="Parameter"):
 
     def parameter(self) -> SpaceParameter:
         """Returns the parameter in the form that samplers use."""
+        when = tuple((key, tuple(_in_list(value))) for key, value in (self.when or {}).items())
         if self.values is not None:
-            return CategoricalRange(key=self.key, values=tuple(self.values))
+            return CategoricalRange(key=self.key, when=when, values=tuple(self.values))
         assert self.low is not None and self.high is not None, "its error is reported first"
         return Range(
-            key=self.key, low=self.low, high=self.high, is_log=self.log, step=self.step, is_integer=self.integer
+            key=self.key,
+            when=when,
+            low=self.low,
+            high=self.high,
+            is_log=self.log,
+            step=self.step,
+            is_integer=self.integer,
         )
 
 
@@ -179,8 +201,34 @@ class DeviceChoice(FormSection, title="Devices"):
         return "auto" if self.kind == "auto" else {self.kind: self.count or "all"}
 
 
+def _in_list(value: Any) -> Any:
+    """Turns one value into a list, so that a file may have one or several."""
+    return value if isinstance(value, list) else [value]
+
+
+@cache
+def _ranking_keys() -> type[BaseModel]:
+    """Returns the model of the keys by which features rank trials; each has a list of sections."""
+    sections = sections_of_rankings().items()
+    fields: dict[str, Any] = {
+        key: (Annotated[list[section], BeforeValidator(_in_list)], [])  # type: ignore[valid-type]
+        for key, section in sections
+    }
+    return create_model("RankingKeys", __base__=FormSection, **fields)
+
+
+class RankingKeys:
+    """The annotation of a field that has the keys of features, for its validation."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(_ranking_keys())
+
+
 class Sweep(FormSection):
-    """A whole sweep; the docstring of `ringmaster.flows.sweep.sweep` describes each field."""
+    """A whole sweep; the docstring of `ringmaster.flows.sweep.sweep` describes each field.
+
+    In a file, the keys of `ranking` are beside the others, and a list of objectives has the key `objective`.
+    """
 
     name: SweepName = "sweep"
     template: JobFromFile | InlineJob
@@ -196,6 +244,21 @@ class Sweep(FormSection):
     challenger_of: OtherName = ""
     num_parallel: NumParallel = 4
     seed: Seed = 0
+    ranking: Annotated[Any, RankingKeys()] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_one_ranking(cls, value: Any) -> Any:
+        """Collects the keys of features."""
+        if not isinstance(value, dict):
+            return value
+        value = _with_objectives(value)
+        keys = sections_of_rankings()
+        if not keys.keys() & value.keys():
+            return {key: each for key, each in value.items() if key != "ranking" or each is not None}
+        plain = {key: each for key, each in value.items() if key not in keys}
+        own = {key: each for key, each in value.items() if key in keys}
+        return {**plain, "ranking": {**as_mapping(value.get("ranking")), **own}}
 
     @model_validator(mode="before")
     @classmethod
@@ -210,6 +273,19 @@ class Sweep(FormSection):
     def parameters(self) -> dict[str, Any]:
         """Returns the parameters of the flow, as plain values."""
         return self.model_dump(mode="json")
+
+    def ranking_sections(self) -> dict[str, list[Any]]:
+        """Returns the sections of the keys of features."""
+        return {} if self.ranking is None else {key: list(each) for key, each in self.ranking}
+
+
+def _with_objectives(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a sweep; several objectives have a key of their own, which a feature knows."""
+    is_list = isinstance(raw.get("objective"), list)
+    return {OBJECTIVES if is_list and key == "objective" else key: value for key, value in raw.items()}
+
+
+OBJECTIVES = "objectives"
 
 
 EXAMPLE_FILE = "examples/sweep.yaml"
@@ -236,7 +312,7 @@ def spec_of(form: Sweep) -> SweepSpec:
         space=tuple(parameter.parameter() for parameter in form.space if parameter.fault() is None),
         sampler=form.sampler,
         stopping=form.early_stopping,
-        objective=form.objective or metric,
+        ranking=ranking_of(form.objective or metric, form.ranking_sections()),
         num_trials=form.num_trials if form.sampler == "grid" else form.num_trials or 8,
         num_parallel=form.num_parallel,
         devices=form.devices.in_batch_file(),
@@ -286,9 +362,9 @@ def load_sweep(path: Path) -> Sweep:
 
 def _what_is_right(raw: Mapping[str, Any], error: ValidationError) -> Sweep | None:
     """Returns the form without its invalid parts, so that the faults of the other parts are reported as well."""
-    wrong = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
+    wrong = {str(_plain_place(details["loc"])[0]) for details in error.errors() if details["loc"]}
     space = raw.get("space", raw.get("over"))
-    left = {key: value for key, value in raw.items() if key not in wrong}
+    left = {key: value for key, value in _with_objectives(raw).items() if key not in wrong}
     if "space" in wrong and isinstance(space, dict):
         bad = {place[1] for d in error.errors() if len(place := d["loc"]) > 1 and place[0] == "space"}
         left["space"] = {key: value for i, (key, value) in enumerate(space.items()) if i not in bad}
@@ -314,10 +390,11 @@ def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -
     meant = JobFromFile if isinstance(template, dict) and "path" in template else InlineJob
     result: dict[tuple[str | int, ...], Fault] = {}
     for details in error.errors(include_url=False):
-        place, kind = details["loc"], details["type"]
+        place, kind = _plain_place(details["loc"]), details["type"]
         if not place:
             continue
-        section: type[BaseModel] = SECTIONS.get(str(place[0]), Sweep) if len(place) > 1 else Sweep
+        sections = {**SECTIONS, **sections_of_rankings()}
+        section: type[BaseModel] = sections.get(str(place[0]), Sweep) if len(place) > 1 else Sweep
         if place[0] == "template" and len(place) > 1:
             if place[1] != meant.__name__:
                 continue
@@ -330,13 +407,22 @@ def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -
         elif kind == "reference":
             message, remedy = details["msg"], details["ctx"]["remedy"]
         elif kind == "extra_forbidden":
-            message, remedy = "is an unknown key", closest(str(place[-1]), section.model_fields, what="The keys are")
+            known = sections_of_rankings() if section is Sweep else {}
+            names = {*section.model_fields, *known} - {"ranking"}
+            message, remedy = "is an unknown key", closest(str(place[-1]), names, what="The keys are")
         result.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))
     return list(result.values())
 
 
+def _plain_place(place: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Returns a place in a sweep without the field that collects the keys of features."""
+    return place[1:] if place[:1] == ("ranking",) and len(place) > 1 else place
+
+
 def _by_key(place: tuple[str | int, ...], raw: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """Returns a place in the space by the parameter's key instead of its index, if the file has a mapping there."""
+    """Returns a place as a file has it: by the parameter's key instead of its index, and by the key `objective`."""
+    if place[0] == OBJECTIVES and OBJECTIVES not in raw:
+        return ("objective", *place[1:])
     name = "over" if "over" in raw else "space"
     space = raw.get(name)
     if place[0] != "space" or not isinstance(space, dict):

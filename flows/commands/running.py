@@ -321,6 +321,7 @@ def sweep(
         metric, num_trials = f"held-out {result['metric']}", len(result["leaderboard"])
         console.print(f"the best of {num_trials} trials: {won['job']}, {metric} {won[metric]:.4g}", soft_wrap=True)
         print_lines(console, winner_lines(won, folder=result["folder"], challenger=result["challenger"]))
+    print_lines(console, result["notes"])
     print_lines(console, [f"not recorded: {fault}" for fault in result["faults"]], style="yellow")
     if result["batch"]["faults"]:
         console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")

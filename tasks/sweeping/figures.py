@@ -13,18 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from ringmaster.tasks.planning.gantt import round_step
+from ringmaster.tasks.sweeping.ranking import Reports, last
 from ringmaster.tasks.sweeping.space import CategoricalRange, Parameter, Values
 from ringmaster.techniques.metric import metric_named
 from ringmaster.text import page_template
-
-Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
-"""The metrics on held-out data, by trial and step."""
-
-
-def last(reports: Mapping[int, Mapping[str, float]]) -> Mapping[str, float]:
-    """Returns the last metrics of a trial."""
-    return reports[max(reports)] if reports else {}
-
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 440, 80, 180, 84, 60
 MAX_NAMED, NAME_HEIGHT = 10, 14
@@ -191,7 +183,7 @@ class SweepFigures:
     """The figures of a sweep as SVG.
 
     reports: by trial and step. done: the trials that were trained completely. ranked: trials with a value of the
-    objective, the best first. best: the best one that is done; None for none.
+    objective, the best first. best: the best one that is done; None for none. metrics: others that have an axis.
     """
 
     name: str
@@ -200,29 +192,43 @@ class SweepFigures:
     done: Sequence[str]
     ranked: Sequence[str] = ()
     best: str | None = None
+    metrics: Sequence[str] = ()
 
     def parallel_coordinates(self, space: Sequence[Parameter], values: Mapping[str, Values]) -> str:
-        """Draws a line for each trial with a measured objective, through its values to its objective."""
-        measured = {name: last(self.reports.get(name, {})).get(self.objective, math.nan) for name in values}
-        measured = {name: value for name, value in measured.items() if math.isfinite(value)}
-        objective = self._axis([*measured.values()])
-        of_keys = [_axis_of(p, [values[name][p.key] for name in measured if p.key in values[name]]) for p in space]
-        at = [round(LEFT + i * (WIDTH - LEFT - RIGHT) / len(space), 1) for i in range(len(space) + 1)]
-        room = int((at[1] - at[0]) / CHARACTER_WIDTH)
-        names = [p.key if len(p.key) <= room else f"…{p.key[1 - room :]}" for p in space]
-        axes = [{"x": x, "name": n, "ticks": a.ticks} for n, a, x in zip(names, of_keys, at, strict=False)]
-        axes.append({"x": at[-1], "name": self.objective, "ticks": objective.ticks})
+        """Draws a line for each trial with a measured objective, through its values and metrics to its objective."""
+        measured = {name: value for name in values if math.isfinite(value := self._final(name, self.objective))}
+        objective = objective_axis([*measured.values()], is_high_good=self._is_high_good)
+        drawn = {name: {p.key: values[name][p.key] for p in space if p.key in values[name]} for name in measured}
+        axes: dict[str, NumberAxis | NameAxis] = {
+            p.key: _axis_of(p, [each[p.key] for each in drawn.values() if p.key in each]) for p in space
+        }
+        for metric in self.metrics:
+            finals = {name: value for name in measured if math.isfinite(value := self._final(name, metric))}
+            axes[f"held-out {metric}"] = _plain_axis([*finals.values()])
+            for name, value in finals.items():
+                drawn[name][f"held-out {metric}"] = value
+        places = {key: round(LEFT + i * (WIDTH - LEFT - RIGHT) / len(axes), 1) for i, key in enumerate(axes)}
+        end = float(WIDTH - RIGHT)
+        room = int((end - LEFT) / len(axes) / CHARACTER_WIDTH)
+        shown = [
+            {"x": places[key], "name": key if len(key) <= room else f"…{key[1 - room :]}", "ticks": axis.ticks}
+            for key, axis in axes.items()
+        ]
+        shown.append({"x": end, "name": self.objective, "ticks": objective.ticks})
         lines = []
         for name, value in measured.items():
-            keys = zip(space, of_keys, at, strict=False)
-            points = [(x, _y(axis.share(values[name][p.key]))) for p, axis, x in keys if p.key in values[name]]
+            points = [(places[key], _y(axes[key].share(drawn[name][key]))) for key in axes if key in drawn[name]]
             chosen = ", ".join(f"{key} {each}" for key, each in values[name].items())
             title = f"{name}: {chosen}: {self.objective} {value:.4g}"
-            lines.append(self._line(name, [*points, (at[-1], _y(objective.share(value)))], [value], objective, title))
+            lines.append(self._line(name, [*points, (end, _y(objective.share(value)))], [value], objective, title))
         return self._drawn(
             "parallel coordinates", lines, measured.values(), objective,
-            num_missing=len(values) - len(measured), axes=axes, rows=[], rungs=[],
+            num_missing=len(values) - len(measured), axes=shown, rows=[], rungs=[],
         )  # fmt: skip
+
+    def _final(self, name: str, metric: str) -> float:
+        """The last value of a metric of a trial, or NaN."""
+        return last(self.reports.get(name, {})).get(metric, math.nan)
 
     def learning_curves(self, rungs: Sequence[int]) -> str:
         """Draws the objective of each trial over its steps."""
@@ -234,7 +240,7 @@ class SweepFigures:
         }
         most = max((step for steps in self.reports.values() for step in steps), default=1)
         values = [value for curve in curves.values() for _, value in curve]
-        axis = self._axis(values)
+        axis = objective_axis(values, is_high_good=self._is_high_good)
 
         def x(step: float) -> float:
             return round(LEFT + step / most * (WIDTH - LEFT - RIGHT), 1)
@@ -310,17 +316,23 @@ class SweepFigures:
     def _is_high_good(self) -> bool:
         return metric_named(self.objective).higher_is_better
 
-    def _axis(self, values: Sequence[float]) -> NumberAxis:
-        """The axis of the objective: for all values, unless the worst ones would hide the differences of all others."""
-        if not values:
-            return NumberAxis(low=0.0, high=1.0)
-        ordered = sorted(values, reverse=self._is_high_good)  # the best first
-        first, usual, worst = ordered[0], ordered[3 * (len(ordered) - 1) // 4], ordered[-1]
-        if abs(worst - first) > CUT_BEYOND * abs(usual - first) > 0:
-            worst = next(value for value in reversed(ordered) if abs(value - first) <= 2 * abs(usual - first))
-        low, high = min(first, worst), max(first, worst)
-        room = (high - low) * 0.04 or abs(high) * 0.05 or 1.0
-        return NumberAxis(low=low - room, high=high + room)
+
+def objective_axis(values: Sequence[float], *, is_high_good: bool) -> NumberAxis:
+    """Returns the axis of an objective: for all values, unless the worst ones would hide the differences of others."""
+    if not values:
+        return NumberAxis(low=0.0, high=1.0)
+    ordered = sorted(values, reverse=is_high_good)  # the best first
+    first, usual, worst = ordered[0], ordered[3 * (len(ordered) - 1) // 4], ordered[-1]
+    if abs(worst - first) > CUT_BEYOND * abs(usual - first) > 0:
+        worst = next(value for value in reversed(ordered) if abs(value - first) <= 2 * abs(usual - first))
+    return _plain_axis([first, worst])
+
+
+def _plain_axis(values: Sequence[float]) -> NumberAxis:
+    """The axis of numbers, with some room at both ends."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = (high - low) * 0.04 or abs(high) * 0.05 or 1.0
+    return NumberAxis(low=low - room, high=high + room)
 
 
 def _axis_of(parameter: Parameter, values: Sequence[Any]) -> NumberAxis | NameAxis:

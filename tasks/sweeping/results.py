@@ -1,25 +1,59 @@
-"""Results of a sweep: its leaderboard, the recording of it and of figures in MLflow, and the challenger."""
+"""Results of a sweep: its leaderboard, the recording of it and of figures in MLflow, and the challenger.
+
+The module `sweep` of a feature lists functions that return a further section of the results, or None, in `SECTIONS`.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from ringmaster.errors import LedgerError
+from ringmaster.features import listed
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.families import CHALLENGER_OF, NOBODY
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import CHALLENGER, ModelRecord
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.sweeping.figures import Reports, SweepFigures, last
+from ringmaster.tasks.sweeping.figures import SweepFigures
+from ringmaster.tasks.sweeping.ranking import Ranking, Reports, Standing, last
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.text import enumerated, markdown
 
 VARIED = {"model": "varied model"}
 """Columns of varied keys of a job that the tables have another column for."""
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultSection:
+    """A part of the results of a sweep, which a feature adds.
+
+    key: the key of `value` in the JSON of the results.
+    lines: Markdown for the terminal and for the pages of MLflow and Prefect.
+    figures: SVG, by the paths of their artifacts.
+    """
+
+    key: str
+    value: Any
+    lines: Sequence[str] = ()
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+def sections(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> list[ResultSection]:
+    """Returns the sections that features add to the results of a sweep. rows: its leaderboard."""
+    made = (section_of(sweep_scheduler, rows) for section_of in listed("sweep", "SECTIONS"))
+    return [section for section in made if section is not None]
+
+
+def why_no_winner(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns why no completed trial of a sweep has a rank; empty where one has. rows: its leaderboard."""
+    done = [row["job"] for row in rows if row["status"] == JobStatus.DONE]
+    finals = {name: last(sweep_scheduler.reports.get(name, {})) for name in done}
+    return "" if first_ranked(rows) else sweep_scheduler.spec.ranking.why_no_winner(finals)
 
 
 def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -32,6 +66,7 @@ def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) 
         done=[row["job"] for row in rows if row["status"] == JobStatus.DONE],
         ranked=[row["job"] for row in rows if row["rank"] is not None],
         best=None if won is None else won["job"],
+        metrics=spec.ranking.metrics[1:],
     )
     rungs = spec.stopping.rungs(max((trial.total for trial in sweep_scheduler.trials()), default=1))
     return {
@@ -40,8 +75,15 @@ def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) 
     }
 
 
-def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn: Mapping[str, str]) -> None:
-    """Writes the leaderboard and the figures into the batch's run and its note. A repeated call changes nothing.
+def record(
+    ledger: Ledger,
+    run_id: str,
+    rows: Sequence[Mapping[str, Any]],
+    drawn: Mapping[str, str],
+    *,
+    lines: Sequence[str] = (),
+) -> None:
+    """Writes the leaderboard, the figures and lines into the batch's run and its note. Repeated, it changes nothing.
 
     Raises LedgerError if MLflow cannot store them.
     """
@@ -49,12 +91,16 @@ def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn
     for path, svg in drawn.items():
         ledger.write_svg(run_id, path, svg)
     note = ledger.note(run_id)
-    mark = model_pages.picture("Parallel coordinates", run_id, PARALLEL)
-    if mark not in note:
-        curves = model_pages.picture("Learning curves", run_id, CURVES)
+    pictures = [model_pages.picture(title_of(path), run_id, path) for path in drawn]
+    if pictures[0] not in note:
         path = model_pages.artifact_path(ledger.experiment_of(run_id), run_id, LEADERBOARD)
         board = f"All of them: {model_pages.link('leaderboard', path)}."
-        ledger.set_note(run_id, f"{_sentence(rows)} {board}\n\n{mark}\n\n{curves}\n\n{note}")
+        ledger.set_note(run_id, "\n\n".join([f"{_sentence(rows)} {board}", *lines, *pictures, note]))
+
+
+def title_of(path: str) -> str:
+    """Returns the title of a figure, by the path of its artifact."""
+    return PurePosixPath(path).stem.replace("_", " ").capitalize()
 
 
 def name_fault(ledger: Ledger, sweep: str) -> str | None:
@@ -91,43 +137,48 @@ def challenge(ledger: Ledger, uri: str, *, sweep: str, challenger_of: str) -> Mo
 
 def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     won, num_done = best(rows), sum(row["status"] == JobStatus.DONE for row in rows)
-    text = "no trial has been trained completely" if won is None else f"the best is **{markdown(won['job'])}**"
-    return f"Of {len(rows)} trials {num_done} were trained completely; {text}."
+    text = f"; the best is **{markdown(won['job'])}**" if won is not None else ""
+    return f"Of {len(rows)} trials {num_done} were trained completely{text}."
 
 
 def leaderboard(
     trials: Sequence[str],
     *,
-    objective: str,
+    ranking: Ranking,
     values: Mapping[str, Values],
     reports: Reports,
     jobs: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Returns a row per trial: completed trials ordered by the objective, then the others by their number of steps.
+    """Returns a row per trial: completed trials as they are ranked, then the others by their number of steps.
 
-    All rows have the same keys; a trial has None where it has no value, such as the metrics of a failed one.
+    All rows have the same keys; a trial has None where it has no value, such as the metrics of a failed one. A trial
+    without a finite value of the objective has no rank.
 
-    values: by trial, as far as proposed. jobs: the rows of a batch's result. A trial without a finite value of the
-    objective has no rank; the first completed one is the best.
+    values: by trial, as far as proposed. jobs: the rows of a batch's result.
     """
     ended = {row["name"]: row for row in jobs}
-    sign = -1.0 if metric_named(objective).higher_is_better else 1.0
+    finals = {name: last(reports.get(name, {})) for name in trials}
+    done = [name for name in trials if ended[name]["status"] == JobStatus.DONE]
+    standings = {
+        **ranking.standings({name: finals[name] for name in done}, are_done=True),
+        **ranking.standings({name: finals[name] for name in trials if name not in done}, are_done=False),
+    }
 
-    def order(name: str) -> tuple[bool, int, float]:
-        value = last(reports.get(name, {})).get(objective, math.nan)
-        is_done = ended[name]["status"] == JobStatus.DONE
-        return not is_done, 0 if is_done else -max(reports.get(name, {}), default=0), sign * value
+    def order(name: str) -> tuple[bool, bool, int, tuple[float, ...]]:
+        is_done, standing = name in done, standings[name]
+        num_steps = 0 if is_done else max(reports.get(name, {}), default=0)
+        return not standing.is_ranked, not is_done, -num_steps, standing.place
 
-    ranked = [name for name in trials if math.isfinite(last(reports.get(name, {})).get(objective, math.nan))]
-    ranked.sort(key=order)
     rows = [
-        _row(name, place if name in ranked else None, values=values, reports=reports, job=ended[name])
-        for place, name in enumerate([*ranked, *(name for name in trials if name not in ranked)], start=1)
+        _row(name, place, standings[name], values=values, reports=reports, job=ended[name])
+        for place, name in enumerate(sorted(trials, key=order), start=1)
     ]
-    metrics, keys = (dict.fromkeys(key for row in rows for key in row[part]) for part in ("metrics", "values"))
+    parts = ("columns", "metrics", "values")
+    columns, metrics, keys = (dict.fromkeys(key for row in rows for key in row[part]) for part in parts)
     return [
         {
             **{key: row[key] for key in ("rank", "job")},
+            **{key: row["columns"].get(key) for key in columns},
             **{f"held-out {key}": row["metrics"].get(key) for key in metrics},
             "held-out rows": row["held-out rows"],
             **{VARIED.get(key, key): row["values"].get(key) for key in keys},
@@ -138,15 +189,29 @@ def leaderboard(
 
 
 def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Returns the row of the best trial, or None if no trial has completed."""
-    return next((dict(row) for row in rows if row["status"] == JobStatus.DONE and row["rank"] is not None), None)
+    """Returns the row of the best trial; None if no trial that was completed has a rank, or several share the first."""
+    first = first_ranked(rows)
+    return first[0] if len(first) == 1 else None
+
+
+def first_ranked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of the completed trials of the first rank."""
+    ranked = [dict(row) for row in rows if row["status"] == JobStatus.DONE and row["rank"] is not None]
+    return [row for row in ranked if row["rank"] == ranked[0]["rank"]]
 
 
 def _row(
-    name: str, rank: int | None, *, values: Mapping[str, Values], reports: Reports, job: Mapping[str, Any]
+    name: str,
+    place: int,
+    standing: Standing,
+    *,
+    values: Mapping[str, Values],
+    reports: Reports,
+    job: Mapping[str, Any],
 ) -> dict[str, Any]:
     return {
-        "rank": rank,
+        "rank": (standing.rank or place) if standing.is_ranked else None,
+        "columns": standing.columns,
         "job": name,
         "metrics": {key: _figure(value) for key, value in last(reports.get(name, {})).items()},
         "values": {

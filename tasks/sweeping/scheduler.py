@@ -5,7 +5,6 @@ decisions are written to the batch's journal before any request. After a kill at
 sweep continues from the journal and repeats the same requests, which changes nothing.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +16,8 @@ from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangRepo
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec, TrialState
+from ringmaster.tasks.sweeping.spec import SweepSpec, TrialState
 from ringmaster.techniques import Job
-from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
 FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
@@ -168,7 +166,18 @@ class SweepScheduler:
 
     def trials(self) -> list[TrialState]:
         """Returns the state of each trainable trial."""
-        return [self._trial(name) for name in self.spec.trials if name in self._jobs]
+        names = [name for name in self.spec.trials if name in self._jobs]
+        scores = self.spec.ranking.scores({name: self.reports.get(name, {}) for name in names})
+        return [
+            TrialState(
+                name=name,
+                total=self._jobs[name].total_steps,
+                goal=self._goals.get(name, 0),
+                scores=scores[name],
+                has_ended=self._statuses.get(name) in ENDED,
+            )
+            for name in names
+        ]
 
     def _steering(self) -> SteeringRequest:
         deadline_s = self.spec.deadline_s
@@ -180,7 +189,9 @@ class SweepScheduler:
         jobs = {name: self._job(name, like=like) for name, like in likes.items()}
         goals = {name: self._first_rung(job) for name, job in jobs.items()}
         self._goals |= goals
-        decisions = self.spec.stopping.judge(self.trials(), num_slots=self._num_slots)
+        decisions = self.spec.stopping.judge(
+            self.trials(), num_slots=self._num_slots, is_absolute=self.spec.ranking.is_absolute
+        )
         stops = {**decisions.stops, **{name: self._why_untrainable(name) for name in unsettled if name not in likes}}
         return SteeringRequest(
             jobs=jobs,
@@ -202,44 +213,24 @@ class SweepScheduler:
         while len(self.values) < len(names):
             number = len(self.values)
             num_known = max(0, number - self.spec.num_parallel + 1)
-            worth = [self._worth(name) for name in names[:num_known]]
-            if None in worth:
+            known = [self._compared_metrics(name) for name in names[:num_known]]
+            if None in known:
                 break
-            scores = [*worth, *[None] * (number - num_known)]
-            earlier = [
-                ProposedTrial(values=self.values[name], score=s) for name, s in zip(names[:number], scores, strict=True)
-            ]
+            results = zip(names[:number], [*known, *[None] * (number - num_known)], strict=True)
+            earlier = [self.spec.proposed_trial(self.values[name], metrics) for name, metrics in results]
             self.values[names[number]] = self.spec.propose(number, earlier)
 
-    def _worth(self, name: str) -> float | None:
-        """Returns the score of a trial for proposals, or None while it is unknown.
+    def _compared_metrics(self, name: str) -> Mapping[str, float] | None:
+        """Returns the metrics of a trial for proposals, or None while they are unknown.
 
-        The score is that at the first rung, where all trials are comparable, or the best one at the trial's end.
+        They are those at the first rung, where all trials are comparable, or the best ones at the trial's end.
         """
-        trial = self._trial(name)
-        first = self.spec.stopping.rungs(trial.total)[0]
-        if first in trial.scores:
-            return trial.scores[first]
-        return trial.best(trial.total) if trial.has_ended else None
-
-    def _trial(self, name: str) -> TrialState:
-        status = self._statuses.get(name)
-        total = self._jobs[name].total_steps if name in self._jobs else 0
-        scores = {step: self.score(metrics) for step, metrics in self.reports.get(name, {}).items()}
-        return TrialState(
-            name=name,
-            total=total,
-            goal=self._goals.get(name, 0),
-            scores=scores,
-            has_ended=status in ENDED,
-        )
-
-    def score(self, metrics: Mapping[str, float]) -> float:
-        """Returns the objective with higher being better; minus infinity for a value that is not finite."""
-        value = metrics.get(self.spec.objective, math.nan)
-        if not math.isfinite(value):
-            return -math.inf
-        return value if metric_named(self.spec.objective).higher_is_better else -value
+        reports, total = self.reports.get(name, {}), self._jobs[name].total_steps if name in self._jobs else 0
+        first = self.spec.stopping.rungs(total)[0]
+        if first in reports:
+            return reports[first]
+        has_ended = self._statuses.get(name) in ENDED
+        return max(reports.values(), key=self.spec.ranking.score, default={}) if has_ended else None
 
     def _job(self, name: str, *, like: str) -> Job:
         job = self.spec.job(name, self.values[name])

@@ -1,6 +1,5 @@
 """The search space of a sweep: values or ranges by dotted keys of a job, with all faults reported at once."""
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 from ringmaster.extras import install_command, missing_packages
 from ringmaster.findings import Finding, findings_where
 from ringmaster.tasks.batch.grid import SAME_SHAPE
+from ringmaster.text import enumerated
 
 MAX_TRIALS = 1000
 MAX_KEYS = 50
@@ -19,10 +19,24 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CategoricalRange:
-    """One of these values."""
+class SpaceKey:
+    """A key of a search space.
+
+    when: the values of other keys, in pairs of key and values, with which it exists; () for always.
+    """
 
     key: str
+    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def exists(self, values: Values) -> bool:
+        """Returns whether a trial with these values has the key. Keys that `when` names come before it."""
+        return all(key in values and values[key] in allowed for key, allowed in self.when)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalRange(SpaceKey):
+    """One of these values."""
+
     values: tuple[Any, ...]
 
     def extremes(self) -> dict[str, Any]:
@@ -40,13 +54,12 @@ class CategoricalRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
+class Range(SpaceKey):
     """Any number from `low` to `high`, both included; in steps of `step` from `low` if that is given.
 
     is_log: sample uniformly on a logarithmic scale. is_integer: integers only.
     """
 
-    key: str
     low: float
     high: float
     is_log: bool = False
@@ -88,16 +101,66 @@ class Range:
 Parameter = CategoricalRange | Range
 
 
+def in_order(space: Sequence[Parameter]) -> list[Parameter]:
+    """Returns the parameters, each after those that its condition names; others keep their order.
+
+    Parameters whose conditions name each other, or no key of the space, are left out.
+    """
+    if not any(parameter.when for parameter in space):
+        return list(space)
+    result: list[Parameter] = []
+    while ready := [
+        p for p in space if p not in result and all(any(key == r.key for r in result) for key, _ in p.when)
+    ]:
+        result.append(ready[0])
+    return result
+
+
+def _controls(space: Sequence[Parameter]) -> list[Parameter]:
+    """Returns the parameters that conditions name."""
+    named = {key for parameter in space for key, _ in parameter.when}
+    return [parameter for parameter in space if parameter.key in named]
+
+
 def num_combinations(space: Sequence[Parameter]) -> int | None:
     """Returns the number of distinct trials, or None if it is infinite."""
-    sizes = [parameter.num_values for parameter in space]
-    return None if None in sizes else math.prod(size for size in sizes if size is not None)
+    controls = _controls(space)
+    others, result = [parameter for parameter in space if parameter not in controls], 0
+    for values in combinations(controls):
+        sizes = [parameter.num_values for parameter in others if parameter.exists(values)]
+        if None in sizes:
+            return None
+        result += math.prod(size for size in sizes if size is not None)
+    return result
 
 
 def combinations(space: Sequence[Parameter]) -> Iterator[Values]:
     """Yields every trial of a finite space, the last parameter changing fastest."""
-    for values in itertools.product(*(parameter.listed() for parameter in space)):
-        yield {parameter.key: value for parameter, value in zip(space, values, strict=True)}
+
+    def completed(values: Values, left: Sequence[Parameter]) -> Iterator[Values]:
+        if not left:
+            yield values
+        elif not left[0].exists(values):
+            yield from completed(values, left[1:])
+        else:
+            for value in left[0].listed():
+                yield from completed({**values, left[0].key: value}, left[1:])
+
+    yield from completed({}, in_order(space))
+
+
+def example(space: Sequence[Parameter], parameter: Parameter, value: Any) -> Values:
+    """Returns a value of a parameter, with values of those that its condition names and of those that depend on it."""
+    by_key, result, left = {each.key: each for each in space}, {parameter.key: value}, [parameter]
+    while left:
+        for key, allowed in left.pop().when:
+            if key in by_key and key not in result and allowed:
+                result[key] = allowed[0]
+                left.append(by_key[key])
+    for each in in_order(space):
+        if each.when and each.exists(result) and (values := [*each.extremes().values()]):
+            result.setdefault(each.key, values[0])
+    return result
 
 
 def changes_shape(parameter: Parameter) -> bool:
@@ -108,14 +171,38 @@ def changes_shape(parameter: Parameter) -> bool:
 
 
 def shapes(space: Sequence[Parameter]) -> list[Values]:
-    """Returns provisional trials, one for each shape in the space; all other parameters have their first value."""
+    """Returns provisional trials, one for each shape in the space; all other parameters have their first value.
+
+    A parameter that a condition names has each of its values, as another one that changes the shape may depend on it.
+    """
+    varied = {parameter.key for parameter in _shaping(space)}
     fixed = [
-        CategoricalRange(key=p.key, values=p.values if changes_shape(p) else p.values[:1])
+        CategoricalRange(key=p.key, when=p.when, values=p.values if p.key in varied else p.values[:1])
         if isinstance(p, CategoricalRange)
-        else CategoricalRange(key=p.key, values=(p.value(p.low),))
+        else CategoricalRange(key=p.key, when=p.when, values=(p.value(p.low),))
         for p in space
     ]
-    return list(combinations(fixed))
+    by_shape: dict[str, Values] = {}
+    for values in combinations(fixed):
+        by_shape.setdefault(repr(shape_of(space, values)), values)
+    return list(by_shape.values())
+
+
+def num_shapes(space: Sequence[Parameter]) -> int:
+    """Returns the number of shapes in a space; where these are very many and some have conditions, a higher number."""
+    most = math.prod(len(p.values) for p in _shaping(space) if isinstance(p, CategoricalRange))
+    return len(shapes(space)) if most <= MAX_TRIALS else most
+
+
+def _shaping(space: Sequence[Parameter]) -> list[Parameter]:
+    """Returns the parameters that change the shape of a trial, or on which others depend."""
+    controls = _controls(space)
+    return [parameter for parameter in space if changes_shape(parameter) or parameter in controls]
+
+
+def shape_of(space: Sequence[Parameter], values: Values) -> Values:
+    """Returns the values of a trial that may affect its speed or size."""
+    return {p.key: values[p.key] for p in space if p.key in values and changes_shape(p)}
 
 
 def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> list[Finding]:
@@ -130,7 +217,34 @@ def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None
             for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i])
         ),
     ]
+    result = result or [*_of_conditions(space)]
     return result or [*_of_sampler(space, sampler=sampler, num_trials=num_trials)]
+
+
+def _of_conditions(space: Sequence[Parameter]) -> Iterator[Finding]:
+    """Yields the faults of the conditions of parameters."""
+    by_key = {parameter.key: parameter for parameter in space}
+    for parameter in space:
+        place = ("space", parameter.key, "when")
+        for key, allowed in parameter.when:
+            control = by_key.get(key)
+            if control is None:
+                problem = f"names {key}, which the space does not have"
+                yield Finding(place, problem, f"name one of {enumerated([k for k in by_key if k != parameter.key])}")
+            elif isinstance(control, Range):
+                yield Finding(place, f"names {key}, which is a range", f"give {key} a list of values")
+            elif strange := [value for value in allowed if value not in control.values]:
+                problem = f"names the value {strange[0]!r}, which {key} does not take"
+                yield Finding(place, problem, f"name one of {enumerated([repr(v) for v in control.values])}")
+            elif not allowed:
+                yield Finding(place, f"names no value of {key}", "give one, or a list")
+        is_known = all(key in by_key for key, _ in parameter.when)
+        if is_known and parameter not in in_order(space):
+            yield Finding(place, "depends on itself, by the conditions of others", "remove one of the conditions")
+    num = math.prod(len(p.values) for p in _controls(space) if isinstance(p, CategoricalRange))
+    if num > MAX_TRIALS:
+        problem = f"has conditions on {num:,} combinations of values, of which no sweep tries more than {MAX_TRIALS:,}"
+        yield Finding(("space",), problem, "list fewer values of the keys that conditions name")
 
 
 def _of_one(parameter: Parameter) -> Iterator[Finding]:
@@ -200,7 +314,6 @@ def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | N
     if sampler != "tpe":
         return
     shaping = [parameter for parameter in space if changes_shape(parameter)]
-    num_shapes = math.prod(len(p.values) for p in shaping if isinstance(p, CategoricalRange))
     late = "cannot be searched by tpe, which proposes trials when it is known what an epoch is"
     unprofiled = "changes a trial's speed or size, and tpe proposes trials while others run, without profiling"
     yield from findings_where(
@@ -211,9 +324,9 @@ def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | N
             if isinstance(p, Range)
         ),
         (
-            num_shapes > MAX_SHAPES,
+            num_shapes(space) > MAX_SHAPES,
             ("space",),
-            f"has {num_shapes} different shapes, each to be profiled before the first trial",
+            f"has {num_shapes(space)} different shapes, each to be profiled before the first trial",
             f"list fewer values, keep to {MAX_SHAPES} shapes, or use random",
         ),
     )

@@ -1,8 +1,6 @@
 """The specification of a sweep: a job, the parameters to vary and how; its trials as jobs of one batch.
 
-A sampler proposes the trials: a grid, random values, or the tree-structured Parzen estimator through Optuna. A proposal
-is a function of only the seed, the trial's number and the results of the trials before it. No state is kept between
-proposals, so a sweep that was killed proposes the same trials again.
+The trials are proposed by `ringmaster.tasks.sweeping.sampling`, and stopped early by a `StoppingPolicy`.
 """
 
 from __future__ import annotations
@@ -18,14 +16,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
-from ringmaster.findings import Finding, findings_where
+from ringmaster.findings import Finding, as_mapping, findings_where
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.document import place_text
 from ringmaster.tasks.batch.grid import in_rows, key_findings, with_values
 from ringmaster.tasks.sweeping import space as spaces
-from ringmaster.tasks.sweeping.space import MAX_TRIALS, CategoricalRange, Parameter, Values, combinations
+from ringmaster.tasks.sweeping.ranking import Ranking
+from ringmaster.tasks.sweeping.sampling import GRID, TPE, ProposedTrial, num_startup, propose
+from ringmaster.tasks.sweeping.space import MAX_TRIALS, Parameter, Values
 from ringmaster.techniques import Job
 
 NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
@@ -182,10 +181,14 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         """Returns the score by which a trial is compared at a rung that it has reached."""
         return trial.mean(rung, NUM_AVERAGED) if self.policy == CUT else trial.scores[rung]
 
-    def judge(self, trials: Sequence[TrialState], *, num_slots: int) -> StoppingDecisions:
-        """Returns the decisions that follow from the trials' states. num_slots: how many trials can run in parallel."""
+    def judge(self, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool = True) -> StoppingDecisions:
+        """Returns the decisions that follow from the trials' states.
+
+        num_slots: how many trials can run in parallel. is_absolute: whether the order of two trials after a step stays
+        when others come there.
+        """
         if self.has_rungs:
-            return _by_rungs(self, trials, num_slots=num_slots)
+            return _by_rungs(self, trials, num_slots=num_slots, is_absolute=is_absolute)
         return _by_median(self, trials) if self.policy == MEDIAN else StoppingDecisions()
 
     def findings(self, job: Mapping[str, Any], *, varied: Sequence[str]) -> Iterator[Finding]:
@@ -214,7 +217,9 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         )
 
 
-def _by_rungs(stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slots: int) -> StoppingDecisions:
+def _by_rungs(
+    stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool
+) -> StoppingDecisions:
     """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), the synchronous version, or
     the cuts.
 
@@ -239,7 +244,8 @@ def _by_rungs(stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slo
         for place, trial in enumerate(there):
             if trial.has_ended or trial.goal != rung:
                 continue
-            if place >= most or math.isinf(scores[trial.name]):
+            is_beaten = place >= most and (is_absolute or is_final)
+            if is_beaten or math.isinf(scores[trial.name]):
                 stops[trial.name] = _why(scores[trial.name], rung, place=place, num=len(there))
             elif place < now and (is_final or num_under_way <= num_slots):
                 goals[trial.name] = following
@@ -279,7 +285,7 @@ class SweepSpec:
     space: the parameters to vary.
     sampler: "random", "grid" or "tpe".
     stopping: the policy of early stopping.
-    objective: the metric by which trials are compared.
+    ranking: how trials are compared.
     num_trials: the most trials; None for all of a grid.
     num_parallel: the number of trials that may lack results when TPE proposes the next one.
     deadline_s: the seconds from the sweep's start after which no trial continues.
@@ -291,12 +297,17 @@ class SweepSpec:
     space: tuple[Parameter, ...]
     sampler: str
     stopping: StoppingPolicy
-    objective: str
+    ranking: Ranking
     num_trials: int | None = None
     num_parallel: int = 4
     devices: Any = "auto"
     deadline_s: float | None = None
     seed: int = 0
+
+    @property
+    def objective(self) -> str:
+        """The metric by which trials are compared, or the first of several."""
+        return self.ranking.metric
 
     @property
     def trials(self) -> list[str]:
@@ -330,10 +341,10 @@ class SweepSpec:
 
     def shape(self, values: Values) -> Values:
         """Returns the values of a trial that may affect its speed or size."""
-        return {p.key: values[p.key] for p in self.space if spaces.changes_shape(p)}
+        return spaces.shape_of(self.space, values)
 
     def propose(self, number: int, earlier: Sequence[ProposedTrial]) -> Values:
-        """Returns the values of a trial; see `ringmaster.tasks.sweeping.spec.propose`."""
+        """Returns the values of a trial; see `ringmaster.tasks.sweeping.sampling.propose`."""
         return propose(
             self.space,
             sampler=self.sampler,
@@ -341,7 +352,15 @@ class SweepSpec:
             earlier=earlier,
             seed=self.seed,
             num_trials=len(self.trials),
+            num_targets=len(self.ranking.objectives),
         )
+
+    def proposed_trial(self, values: Values, metrics: Mapping[str, float] | None) -> ProposedTrial:
+        """Returns a trial with its results for the sampler. metrics: None while there are none."""
+        if metrics is None:
+            return ProposedTrial(values=values)
+        targets, violations = self.ranking.targets(metrics), self.ranking.violations(metrics)
+        return ProposedTrial(values=values, targets=targets, violations=violations)
 
     def job(self, name: str, values: Values) -> Job:
         """Returns a trial as a job."""
@@ -362,8 +381,9 @@ class SweepSpec:
         """Returns all faults of the space, the stopping policy and the resulting jobs."""
         result = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
         result += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
+        result += self.ranking.findings()
         result += key_findings(self.template, (parameter.key for parameter in self.space), at=("space",))
-        result += self._uncovered_shapes()
+        result += [*self._uncovered_shapes(), *self._doubled_keys()]
         placed = {finding.place: finding for finding in reversed(result)}
         faults = [Fault(place_text(f.place), None, f.message, f.remedy) for f in reversed(placed.values())]
         return list({(f.place, f.message): f for f in [*self._faults_of_jobs(), *faults]}.values())
@@ -373,10 +393,20 @@ class SweepSpec:
             return
         if any(isinstance(p, spaces.Range) and spaces.changes_shape(p) for p in self.space):
             return
-        num_shapes, num_late = len(spaces.shapes(self.space)), self.num_trials - num_startup(self.num_trials)
+        num_shapes, num_late = spaces.num_shapes(self.space), self.num_trials - num_startup(self.num_trials)
         if num_late < num_shapes and num_late > 0:
             problem = f"has {num_shapes} shapes, more than the {num_late} trials that are proposed later"
             yield Finding(("space",), problem, "raise num_trials, list fewer values, or use random")
+
+    def _doubled_keys(self) -> Iterator[Finding]:
+        """Yields the keys with conditions that the template has, too, so that all trials would have them."""
+        for parameter in self.space:
+            place: Any = self.template
+            for part in parameter.key.split("."):
+                place = as_mapping(place).get(part)
+            if parameter.when and place is not None:
+                problem = "has a condition, and the template has it for all trials"
+                yield Finding(("space", parameter.key), problem, "remove it from the template")
 
     def _faults_of_jobs(self) -> Iterator[Fault]:
         """Yields the faults of the template, and of the template with each extreme value, one key at a time."""
@@ -387,7 +417,8 @@ class SweepSpec:
             for where, value in parameter.extremes().items():
                 if isinstance(value, float) and not math.isfinite(value):
                     continue
-                for fault in self._faults_of(with_values(self.template, {parameter.key: value}), key=parameter.key):
+                values = spaces.example(self.space, parameter, value)
+                for fault in self._faults_of(with_values(self.template, values), key=parameter.key):
                     if (fault.place, fault.message) in known:
                         continue
                     is_within = fault.place == parameter.key or fault.place.startswith(f"{parameter.key}.")
@@ -410,121 +441,12 @@ class SweepSpec:
         return []
 
     def _raw(self, values: Values) -> dict[str, Any]:
-        """Returns a trial's plain values: the template's, the varied ones, and the objective among its metrics."""
+        """Returns a trial's plain values: the template's, the varied ones, and the metrics of the ranking."""
         raw = in_rows(with_values(self.template, values), template=self.template)
         evaluation = dict(raw.get("evaluation") or {})
-        metrics = [self.objective, *(m for m in evaluation.get("metrics", ()) if m != self.objective)]
-        evaluation["metrics"] = metrics
+        evaluation["metrics"] = list(dict.fromkeys([*self.ranking.metrics, *evaluation.get("metrics", ())]))
         return {**raw, "evaluation": evaluation}
 
     def _parsed(self, jobs: Sequence[Mapping[str, Any]]) -> Batch:
         raw = {"name": self.name, "devices": self.devices, "jobs": jobs}
         return parse_batch(json.dumps(raw), folder=self.folder, name=self.name)
-
-
-RANDOM, GRID, TPE = "random", "grid", "tpe"
-MAX_DRAWS = 100  # of one trial, until it differs from all earlier ones
-NUM_STARTUP = 8  # random trials before TPE has enough data; a third of all trials if that is fewer
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProposedTrial:
-    """A trial that was proposed. score: higher is better; None while there is no result."""
-
-    values: Values
-    score: float | None = None
-
-
-def num_startup(num_trials: int) -> int:
-    """Returns how many trials of a TPE sweep are drawn at random, and thus known at its start."""
-    return min(num_trials, NUM_STARTUP, max(2, num_trials // 3))
-
-
-def propose(
-    space: Sequence[Parameter],
-    *,
-    sampler: str,
-    number: int,
-    earlier: Sequence[ProposedTrial],
-    seed: int,
-    num_trials: int,
-) -> Values:
-    """Returns the values of trial `number`, which counts from 0; `earlier` are those before it, in order.
-
-    No trial is proposed twice, unless a hundred draws find no other.
-    """
-    assert len(earlier) == number, "each trial is proposed after those before it"
-    if sampler == GRID:
-        return next(itertools.islice(combinations(space), number, None))
-    draws = num_startup(num_trials)
-    known = [each.values for each in earlier]
-    values: Values = {}
-    for draw in range(MAX_DRAWS):
-        is_random = sampler == RANDOM or number < draws or draw > MAX_DRAWS // 2
-        values = _draw(space, earlier, is_random=is_random, seed=int(digest([seed, number, draw]), 16) % 2**32)
-        if values not in known:
-            break
-    return values
-
-
-def _draw(space: Sequence[Parameter], earlier: Sequence[ProposedTrial], *, is_random: bool, seed: int) -> Values:
-    """Draws once with Optuna, from a study that exists only during this call."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # Running trials count as bad ones (constant_liar), so that proposals do not cluster.
-    tpe = optuna.samplers.TPESampler(n_startup_trials=1, constant_liar=True, seed=seed)
-    study = optuna.create_study(
-        sampler=optuna.samplers.RandomSampler(seed=seed) if is_random else tpe, direction="maximize"
-    )
-    distributions = {parameter.key: _distribution(parameter) for parameter in space}
-    if not is_random:
-        for each in earlier:
-            study.add_trial(_as_trial(space, each, distributions))
-    params = study.ask(distributions).params
-    return {parameter.key: _value(parameter, params[parameter.key]) for parameter in space}
-
-
-def _distribution(parameter: Parameter) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(parameter, CategoricalRange):  # by index: Optuna supports neither lists nor mappings
-        return CategoricalDistribution(range(len(parameter.values)))
-    if parameter.is_integer:
-        return IntDistribution(
-            round(parameter.low), round(parameter.high), log=parameter.is_log, step=round(parameter.step or 1)
-        )
-    return FloatDistribution(parameter.low, parameter.high, log=parameter.is_log, step=parameter.step)
-
-
-def _value(parameter: Parameter, drawn: Any) -> Any:
-    if isinstance(parameter, CategoricalRange):
-        return parameter.values[drawn]
-    # Six digits are readable, and more than matters; with a step, the value must match the grid to more digits.
-    digits = 6 if parameter.step is None else 12
-    value = drawn if parameter.is_integer else float(f"{drawn:.{digits}g}")
-    return parameter.value(min(max(value, parameter.low), parameter.high))
-
-
-def _as_trial(space: Sequence[Parameter], tried: ProposedTrial, distributions: Any) -> Any:
-    import optuna
-
-    params = {p.key: _optuna_value(p, tried.values[p.key], distributions[p.key]) for p in space}
-    states = optuna.trial.TrialState
-    is_finite = tried.score is not None and math.isfinite(tried.score)
-    return optuna.trial.create_trial(
-        state=states.RUNNING if tried.score is None else states.COMPLETE if is_finite else states.FAIL,
-        value=tried.score if is_finite else None,
-        params=params,
-        distributions=distributions,
-    )
-
-
-def _optuna_value(parameter: Parameter, value: Any, distribution: Any) -> Any:
-    """Returns a value exactly as Optuna draws it: Optuna refuses values that rounding moved off the steps."""
-    if isinstance(parameter, CategoricalRange):
-        return parameter.values.index(value)
-    if parameter.step is None or parameter.is_integer:
-        return value
-    num_steps = round((value - parameter.low) / parameter.step)
-    return min(parameter.low + num_steps * parameter.step, distribution.high)

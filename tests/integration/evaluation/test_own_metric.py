@@ -19,6 +19,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine, figure
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_policy
+from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
@@ -122,7 +123,8 @@ def test_models_are_compared_in_its_direction(site, tmp_path):
     assert ranked({"a": 0.3, "b": 0.1, "c": np.nan}, metric=GAP) == ["b", "a", "c"]
     reports = {"a": {1: {GAP: 0.3}}, "b": {1: {GAP: 0.1}}}
     jobs = [{"name": name, "status": "done", "num_steps": 1, "segments": [], "model_uri": ""} for name in reports]
-    assert best(leaderboard(list(reports), objective=GAP, values={}, reports=reports, jobs=jobs))["job"] == "b"
+    rows = leaderboard(list(reports), ranking=Ranking(metric=GAP), values={}, reports=reports, jobs=jobs)
+    assert best(rows)["job"] == "b"
     (tmp_path / "policy.yaml").write_text(f"name: calibrated\nmetric: {GAP}\n")
     assert load_policy(tmp_path / "policy.yaml").metric == GAP
 

@@ -57,9 +57,9 @@ def test_what_was_interrupted_is_cancelled_in_prefect_and_ends_a_program_that_go
 
 
 def test_a_sweep_fails_only_where_no_trial_has_won():
-    won = {"job": "sweep-1"}
-    assert [sweep_status(status, won) for status in ("done", "failed", "cancelled")] == ["done", "done", "cancelled"]
-    assert sweep_status("failed", None) == "failed"
+    statuses = ("done", "failed", "cancelled")
+    assert [sweep_status(each, has_winner=True) for each in statuses] == ["done", "done", "cancelled"]
+    assert [sweep_status(each, has_winner=False) for each in statuses] == ["failed", "failed", "cancelled"]
 
 
 def test_all_that_is_raised_for_users_has_one_base():

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.tasks.storage.journal import begin_jobs
+from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
@@ -29,7 +30,7 @@ def spec(*, policy="asha", sampler="random", space=(RATES,), num_trials=16, **ch
         space=tuple(space),
         sampler=sampler,
         stopping=stopping,
-        objective="loss",
+        ranking=Ranking(metric=changes.pop("objective", "loss")),
         num_trials=num_trials,
         num_parallel=2,
         devices={"cpu": 2},
@@ -62,16 +63,20 @@ class DyingInbox:
 class Gangs(FakeRunner):
     """Fake gangs that evaluate as a trainer does, also when there is nothing left to train."""
 
+    def measure(self, job, step):
+        """The metrics of a job after a step."""
+        return {"loss": loss(job, step)}
+
     def end_one(self):
         call, future = self.running.pop(self.draw.randrange(len(self.running)))
         job, last = call.order.job, call.order.last_step
         first = self.steps.get(job.name, 0)
         due = [step for step in range(first + 1, last + 1) if job.is_evaluated(step)]
         for step in due or ([first] if first == last and first and first < job.num_steps else []):
-            call.on_event(EvaluationReported(step=step, metrics={"loss": loss(job, step)}))
+            call.on_event(EvaluationReported(step=step, metrics=self.measure(job, step)))
         self.steps[job.name] = last
         self.num_steps = getattr(self, "num_steps", 0) + last - first
-        whole = {"metrics": {"loss": loss(job, last)}} if last == job.num_steps else {}
+        whole = {"metrics": self.measure(job, last)} if last == job.num_steps else {}
         future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **whole}))
 
 

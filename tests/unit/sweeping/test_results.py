@@ -11,6 +11,7 @@ from ringmaster.codec import to_json
 from ringmaster.flows.output import TextConsole, print_rows
 from ringmaster.tasks.storage.journal import JobStatus, Variation
 from ringmaster.tasks.sweeping.figures import CHARACTER_WIDTH, NumberAxis, SweepFigures
+from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.tasks.sweeping.space import CategoricalRange
 from tests.unit.sweeping.sweeps import RATES, SEEDS, Swept, spec
@@ -24,7 +25,7 @@ def row_of(name, status=JobStatus.DONE):
 
 
 def board(reports, values, *, jobs):
-    return leaderboard(list(reports), objective="accuracy", values=values, reports=reports, jobs=jobs)
+    return leaderboard(list(reports), ranking=Ranking(metric="accuracy"), values=values, reports=reports, jobs=jobs)
 
 
 def test_a_failed_trial_keeps_the_columns_of_the_table():
@@ -261,5 +262,5 @@ def test_a_varied_model_does_not_hide_the_model_that_was_trained():
     values = {"trial-0": {"model": {"architecture": "A"}, "seed": 1}}
     job = {**row_of("trial-0"), "model_uri": "models:/s.trial-0/1"}
     reports = {"trial-0": {3: {"accuracy": 0.5}}}
-    (row,) = leaderboard(["trial-0"], objective="accuracy", values=values, reports=reports, jobs=[job])
+    (row,) = board(reports, values, jobs=[job])
     assert (row["model"], row["varied model"]) == ("models:/s.trial-0/1", "{'architecture': 'A'}")

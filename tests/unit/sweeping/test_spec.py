@@ -6,9 +6,10 @@ import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.profiling.search import num_evaluations
+from ringmaster.tasks.sweeping.sampling import ProposedTrial, propose
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, changes_shape, combinations, num_combinations
-from ringmaster.tasks.sweeping.spec import ProposedTrial, StoppingPolicy, propose
+from ringmaster.tasks.sweeping.spec import StoppingPolicy
 from ringmaster.techniques.metric import metric_named, metric_names
 from tests.unit.sweeping.sweeps import RATES, SEEDS, TEMPLATE, spec
 
@@ -58,7 +59,9 @@ def test_trials_with_other_batch_sizes_are_judged_on_the_same_rows(evaluation):
 
 
 def test_proposals_follow_from_what_they_know():
-    earlier = [ProposedTrial(values={"optimizer.lr": 10.0 ** -(1 + i / 4)}, score=-abs(i - 8.0)) for i in range(16)]
+    earlier = [
+        ProposedTrial(values={"optimizer.lr": 10.0 ** -(1 + i / 4)}, targets=(-abs(i - 8.0),)) for i in range(16)
+    ]
     draw = {"sampler": "tpe", "number": 16, "seed": 1, "num_trials": 20}
     rates = [propose([RATES], earlier=earlier, **{**draw, "seed": s})["optimizer.lr"] for s in range(10)]
     assert propose([RATES], earlier=earlier, **draw) == propose([RATES], earlier=earlier, **draw)
@@ -71,7 +74,7 @@ def test_tpe_goes_on_from_what_it_drew_in_steps_of_any_number_of_digits(step):
     earlier = []
     for number in range(3):
         values = propose([parameter], sampler="tpe", number=number, earlier=earlier, seed=0, num_trials=6)
-        earlier.append(ProposedTrial(values=values, score=float(number)))
+        earlier.append(ProposedTrial(values=values, targets=(float(number),)))
     drawn = [each.values["clip_grad_norm"] for each in earlier]
     assert set(drawn) <= set(parameter.listed()), "what a grid would list"
 
@@ -113,10 +116,10 @@ def test_options_of_a_loss_may_be_varied_where_it_is_given_by_name():
 
 @pytest.mark.parametrize("name", metric_names())
 def test_trials_are_compared_in_the_direction_of_any_metric(name):
-    scheduler = SweepScheduler(spec(objective=name), clock=lambda: 0.0)
-    low, high = scheduler.score({name: 0.2}), scheduler.score({name: 0.3})
+    ranking = spec(objective=name).ranking
+    low, high = ranking.score({name: 0.2}), ranking.score({name: 0.3})
     assert (high > low) is metric_named(name).higher_is_better
-    assert scheduler.score({name: float("nan")}) < low
+    assert ranking.score({name: float("nan")}) < low
 
 
 def test_trials_are_evaluated_at_their_rungs():
