@@ -15,6 +15,8 @@ A feature's package has any of these modules, and the core imports those of the 
     pages       what it adds to the records of jobs and models (`ringmaster.tasks.recording.record_hooks`)
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
+    sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), and its sections of their
+                results (`ringmaster.tasks.sweeping.results`)
 
 Techniques and data sources of features are defined in any of their modules. `TECHNIQUES` and `DATA_SOURCES` below list
 them by name; those of installed distributions have entry points.
@@ -47,6 +49,8 @@ BUILTIN = (
     "ringmaster.features.negatives",
     "ringmaster.features.external_trainers",
     "ringmaster.features.clones",
+    "ringmaster.features.objectives",
+    "ringmaster.features.importance",
     "ringmaster.features.page",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""

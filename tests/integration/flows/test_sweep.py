@@ -133,7 +133,9 @@ def test_a_wrong_file_is_told(folder, text, told):
         assert words in str(raised.value)
 
 
-@pytest.mark.parametrize(("file", "num_trials"), [("sweep.yaml", 8), ("sweep_tpe.yaml", 12)])
+@pytest.mark.parametrize(
+    ("file", "num_trials"), [("sweep.yaml", 8), ("sweep_tpe.yaml", 12), ("recipes/sweep_goals.yaml", 12)]
+)
 def test_the_examples_are_right(file, num_trials):
     assert len(spec_of(load_sweep(ROOT / "examples" / file)).batch().jobs) == num_trials
 

@@ -254,6 +254,8 @@ OF_FEATURES = {
     "sources": PACKAGES,
     "actions": PACKAGES,
     "curves": ("techniques", "tasks"),
+    "sweep": ("techniques", "tasks"),
+    "drawing": ("techniques", "tasks"),
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
 
