@@ -44,6 +44,15 @@ def pool_database(tmp_path):
     connection.close()
 
 
+@pytest.fixture
+def empty_home(tmp_path):
+    """A Ringmaster home without models."""
+    from tests.integration.lineage.family import in_home
+
+    with in_home(tmp_path / "empty home"):
+        yield tmp_path / "empty home"
+
+
 @pytest.fixture(scope="module")
 def family_home(tmp_path_factory):
     """A Ringmaster home with a family of models; `tuned` and later models are in the tensor store too."""

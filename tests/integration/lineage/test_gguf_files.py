@@ -101,7 +101,7 @@ def test_it_is_recorded_and_restored_as_any_imported_model(tmp_path, family_home
 
 
 @pytest.mark.parametrize("fault", matrix(["cut", "text", "unknown"], quick=["unknown"]))
-def test_what_cannot_be_read_is_refused_with_a_remedy(tmp_path, family_home, fault):
+def test_what_cannot_be_read_is_refused_with_a_remedy(tmp_path, empty_home, fault):
     file = tmp_path / "tiny.gguf"
     write(file, architecture="no-such-architecture" if fault == "unknown" else "llama")
     if fault != "unknown":

@@ -21,7 +21,7 @@ def test_it_is_recorded_and_restored_as_any_imported_model(tmp_path, family_home
     assert torch.equal(loaded.lm_head.weight, open_model(str(folder)).tensors["lm_head.weight"].load())
 
 
-def test_a_link_to_elsewhere_is_refused(tmp_path, family_home):
+def test_a_link_to_elsewhere_is_refused(tmp_path, empty_home):
     folder, _ = recorded("deepspeed_zero2", tmp_path)
     file = folder / "global_step3" / "mp_rank_00_model_states.pt"
     file.rename(tmp_path / "aside.pt")
@@ -30,7 +30,7 @@ def test_a_link_to_elsewhere_is_refused(tmp_path, family_home):
     assert code == 2 and "lead out of" in message.replace("\n", " ")
 
 
-def test_what_is_missing_is_asked_for(tmp_path, family_home):
+def test_what_is_missing_is_asked_for(tmp_path, empty_home):
     folder, _ = recorded("megatron", tmp_path)
     (folder / "config.json").unlink()
     code, _, message = run("import", folder, "--name", "x")

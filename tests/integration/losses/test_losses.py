@@ -260,6 +260,8 @@ def test_memory_estimates_know_the_frozen_copy(bench, tmp_path):
     assert not copies_reference(jobs[0])
 
 
+# What techniques refuse of these jobs is compared with the reasons below, and for `contrastive` above.
+@pytest.mark.full
 def test_a_batch_of_pairs_is_surveyed(bench, tmp_path):
     jobs = [
         preference_job(bench, "dpo"),

@@ -21,6 +21,7 @@ from ringmaster.techniques.models.rewriting import EvaluationOrder
 from tests.integration.evaluating import evaluate_model
 from tests.integration.losses.test_losses import CALM_ADAMW, LORA, TINY, preference_job
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
+from tests.matrix import matrix
 
 ROOT = Path(__file__).parents[3]
 ANSWERS = DataSpec(factory="tests.integration.losses.pairs:answers")
@@ -54,7 +55,7 @@ def test_dpo_goes_on_from_the_adapter_and_compares_with_it(bench, sft, tmp_path)
 LAYOUTS = [Layout("ddp", 2, {"micro_batch": 2}), Layout("fsdp", 2, {"reshard": True})]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=LAYOUTS[1:]))
 def test_every_technique_goes_on_alike(bench, sft, tmp_path, layout):
     expected = dpo(bench, sft, tmp_path / "single", CONTINUE)
     trained = dpo(bench, sft, tmp_path / "other", CONTINUE, layout=layout)

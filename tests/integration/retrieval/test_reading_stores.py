@@ -78,6 +78,8 @@ def data(home, tmp_path):
     return json.dumps({**rows, "retriever": {"store": "wiki/1", "k": 1}})
 
 
+# A promotion compares in the same way, below.
+@pytest.mark.full
 def test_one_model_is_compared_with_itself_reading_another_version(data, tmp_path):
     asked = ["evaluate", tmp_path / "reader", "--data", data, "--all-rows", "--metric", "loss"]
     one, other = (call(*asked, "--store", f"wiki/{version}")["metrics"][0]["value"] for version in (2, 1))

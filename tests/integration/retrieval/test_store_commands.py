@@ -76,6 +76,8 @@ def test_an_update_is_a_version_that_old_ones_and_readers_do_not_notice(home, tm
     assert labels("berlin") == ["wiki/1", "wiki/2", "reader/1"]
 
 
+# Stores are models of a lineage, which test_bisect.py searches.
+@pytest.mark.full
 def test_bisect_finds_the_version_with_a_wrong_passage(home, tmp_path):
     for number, name in enumerate(["oslo", "wrong", "lima"]):
         (tmp_path / "new.jsonl").write_text(json.dumps({"id": name, "text": f"city1{number}"}) + "\n")

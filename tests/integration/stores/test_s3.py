@@ -20,7 +20,7 @@ from ringmaster.techniques.checkpoints.state import Reader, piece_writer
 from ringmaster.techniques.checkpoints.storage import check_root, place_of
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.file_patterns import matching
-from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import KeptForkServer
 from tests.integration.workbench import ADAMW, SINGLE, Layout, Workbench, is_bit_equal
 from tests.matrix import matrix
 
@@ -67,10 +67,9 @@ def bucket(server):
 
 
 @pytest.fixture(scope="module")
-def gangs(session_server, tmp_path_factory):
-    """A fork server that has the environment of the store."""
-    with ForkServer() as processes:
-        yield Workbench(processes, tmp_path_factory.mktemp("bench"))
+def gangs(bench, session_server, tmp_path_factory):
+    """A workbench whose ranks have the environment of this process, with that of the store."""
+    return Workbench(KeptForkServer(bench.server.socket_path), tmp_path_factory.mktemp("bench"))
 
 
 def keys_below(server, root):
@@ -284,6 +283,7 @@ def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(fault, se
     assert "no-such-bucket" not in [found["Name"] for found in server.client().list_buckets()["Buckets"]]
 
 
+@pytest.mark.parametrize("fault", matrix(FAULTS, quick=["no bucket"]), indirect=True)  # the causes are those above
 def test_data_that_cannot_be_read_is_refused_with_the_cause(fault):
     why, url = fault
     for pattern in (f"{url}/rows.jsonl", f"{url}/*.jsonl"):

@@ -82,7 +82,7 @@ def plain_loop(jobs, cache_dir, *, clip=None):
     return {name: value for name, value in named if not name.startswith("part1.bert.encoder.")}, losses
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
 def test_a_composite_trains_what_a_plain_loop_trains(bench, folder, tmp_path, optimizer):
     jobs = two_jobs(folder, optimizer=optimizer, clip_grad_norm=0.5)
     expected, losses = plain_loop(jobs, bench.cache_dir, clip=0.5)
@@ -111,7 +111,9 @@ def test_every_layout_trains_the_same_composite(bench, folder, tmp_path, layout)
     assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", matrix([SINGLE, LAYOUTS[4]], quick=[SINGLE]))
+# Composites are saved and resumed as all jobs are: see test_conformance.py.
+@pytest.mark.full
+@pytest.mark.parametrize("layout", [SINGLE, LAYOUTS[4]], ids=str)
 def test_a_composite_resumes_bit_equal(bench, folder, tmp_path, layout):
     job = composite_of(two_jobs(folder, optimizer=ADAMW, dropout=0.1))
     whole = bench.train(job, layout, tmp_path / "whole")

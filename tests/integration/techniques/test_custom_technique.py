@@ -16,6 +16,7 @@ from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.gang_events import OutcomeStatus
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from tests.integration.workbench import Workbench
 from tests.matrix import matrix
 
 CUSTOM = Path(__file__).parents[3] / "examples" / "custom"
@@ -32,12 +33,6 @@ def one_message():
         yield registry.dotted_path("one-message")
         del registry.TECHNIQUES.registered["one-message"]
         del sys.modules["my_technique"]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as server:
-        yield server
 
 
 def job() -> Job:
@@ -80,12 +75,12 @@ def trained(server: ForkServer, folder: Path, *, technique: str, num_ranks: int,
 
 @pytest.mark.parametrize("micro_batch", matrix([16, 4], quick=[4]))
 def test_a_technique_of_ones_own_trains_the_model_that_one_process_trains(
-    one_message: str, server: ForkServer, tmp_path: Path, micro_batch: int
+    one_message: str, bench: Workbench, tmp_path: Path, micro_batch: int
 ):
     alone = trained(
-        server, tmp_path / "a", technique="ringmaster.techniques.single:Single", num_ranks=1, micro_batch=32
+        bench.server, tmp_path / "a", technique="ringmaster.techniques.single:Single", num_ranks=1, micro_batch=32
     )
-    together = trained(server, tmp_path / "b", technique=one_message, num_ranks=2, micro_batch=micro_batch)
+    together = trained(bench.server, tmp_path / "b", technique=one_message, num_ranks=2, micro_batch=micro_batch)
     assert together.keys() == alone.keys()
     for name, weights in alone.items():
         torch.testing.assert_close(

@@ -68,7 +68,7 @@ def test_static_buffers_change_no_bit(bench, tmp_path, layout):
     assert is_bit_equal(plain.weights, static.weights)
 
 
-@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("reshard", matrix([False, True], quick=[True]))
 def test_after_the_first_step_no_buffer_is_allocated(bench, tmp_path, reshard):
     config = {"reshard": reshard, "micro_batch": 2, "recompute": "full"}
     layout = Layout("tests.integration.techniques.zero_models:SteadyFsdpStatic", 2, config)

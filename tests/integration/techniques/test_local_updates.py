@@ -84,8 +84,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("spec", matrix([MOMENTUM, AVERAGING], quick=[MOMENTUM], ids=lambda s: f"{s.outer_momentum}"))
-@pytest.mark.parametrize(("model", "optimizer", "other", "num_ranks"), matrix(CASES, quick=CASES[:1]))
+# One rank and two are compared where checkpoints inside of rounds are.
+@pytest.mark.parametrize("spec", [MOMENTUM, AVERAGING], ids=lambda s: f"{s.outer_momentum}")
+@pytest.mark.parametrize(("model", "optimizer", "other", "num_ranks"), matrix(CASES, quick=[]))
 def test_workers_end_alike_on_any_number_of_ranks(bench, tmp_path, spec, model, optimizer, other, num_ranks):
     job = local_job(bench, spec, model=model, optimizer=optimizer, other=other)
     expected = bench.train(job, layout(1, job), tmp_path / "1")

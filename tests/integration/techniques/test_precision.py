@@ -55,7 +55,8 @@ def test_other_architectures_compute_with_bf16_weights(bench, model):
     assert losses == pytest.approx(full, rel=0, abs=0.2)  # batch statistics amplify rounding differences
 
 
-@pytest.mark.parametrize("layout", [SINGLE, Layout("fsdp", 2, {"reshard": True})], ids=str)
+# Half-precision weights under FSDP are compared with `single` above.
+@pytest.mark.parametrize("layout", matrix([SINGLE, Layout("fsdp", 2, {"reshard": True})], quick=[SINGLE]))
 def test_the_optimizer_keeps_what_bf16_would_lose(bench, tmp_path, layout):
     """With a learning rate this small, a weight in bf16 would never change."""
     job = bench.job(optimizer=replace(ADAMW, lr=1e-6), **HALF)

@@ -44,8 +44,8 @@ class Importing:
 
 
 @pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[ADAMW], ids=["sgd", "adamw"]))
-# Three micro-batches on two ranks, and four ranks, hold what the first layout does.
-@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=LAYOUTS[1:]))
+# Three micro-batches on two ranks hold what whole batches do. The other layouts are the built-in techniques' too.
+@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=LAYOUTS[1:2]))
 def test_it_trains_what_single_trains(bench, folder, tmp_path, layout, optimizer):
     job = bench.job(optimizer=optimizer, clip_grad_norm=1.0)
     assert_trains(Importing(bench, folder), job, layout, tmp_path)

@@ -49,7 +49,6 @@ CASES += [
     ("grouped", Layout("pipeline", 2, {"micro_batch": 2, "schedule": "1f1b"})),
 ]
 QUICK = [
-    ("text-classification", Layout("ddp", 2, {"micro_batch": 3})),
     ("seq2seq", Layout("fsdp", 2, {"reshard": True})),
     ("chat", MODEL_PARALLEL[1]),
     ("packed", Layout("ddp", 2, {"micro_batch": 3})),

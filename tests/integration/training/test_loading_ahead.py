@@ -14,6 +14,7 @@ from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training import batch_loader
 from ringmaster.techniques.training.trainer import Trainer
 from tests.integration.workbench import GPT2, GPT2_WITH_DROPOUT, SINGLE, is_bit_equal
+from tests.matrix import matrix
 
 
 class Tokens:
@@ -81,8 +82,11 @@ def weights_of(trainer, *, until=12, evaluated=(5,)):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"draws": True}, {"model": GPT2}, {"micro_batch": 8}],
-    ids=["dropout", "drawn samples", "no dropout", "whole batches"],
+    matrix(
+        [{}, {"draws": True}, {"model": GPT2}, {"micro_batch": 8}],
+        quick=[{}, {"draws": True}],
+        ids=["dropout", "drawn samples", "no dropout", "whole batches"],
+    ),
 )
 def test_weights_have_the_same_bits(trainer, tmp_path, monkeypatch, options):
     monkeypatch.setattr(batch_loader, "SLOW_S", 1e3)

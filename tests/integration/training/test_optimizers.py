@@ -52,7 +52,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     ("layout", "optimizer"),
     matrix(
         [(layout, optimizer) for layout in LAYOUTS for optimizer in NEW if supports(layout, optimizer)],
-        quick=[(FSDP, ADAFACTOR)],
+        quick=[],  # Adafactor's steps are compared after a switch below, and Muon's under two divisions of the weights
         ids=lambda case: f"{case[0]}-{case[1].name}",
     ),
 )

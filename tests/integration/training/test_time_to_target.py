@@ -97,6 +97,8 @@ def test_a_kill_after_the_change_leaves_no_trace(bench, tmp_path):
     assert is_bit_equal(rest.weights, bench.reference(changed).weights)
 
 
+# A round that a kill divides is a case of test_local_updates.py, and a phase of a larger batch is one above.
+@pytest.mark.full
 def test_local_updates_that_follow_a_probe_have_the_same_bits_on_any_number_of_devices(bench, tmp_path):
     """Rounds of two steps from step 4 on: the kill after step 7 falls inside one."""
     job = bench.job(num_steps=12, optimizer=ADAMW, features=(replace(VARYING, sync_every=(1, 2), workers=2),))

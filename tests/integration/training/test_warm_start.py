@@ -19,7 +19,7 @@ def start_of(folder, step):
     return WarmStart(checkpoints=str(folder / "checkpoints"), step=step)
 
 
-@pytest.mark.parametrize("adapter", [None, Adapter(rank=2, dropout=0.1)])
+@pytest.mark.parametrize("adapter", [pytest.param(None, marks=pytest.mark.full), Adapter(rank=2, dropout=0.1)])
 def test_a_job_goes_on_from_another_jobs_checkpoint_with_its_optimizer(bench, tmp_path, adapter):
     changes = {"adapter": adapter} if adapter else {}
     job = bench.job(num_steps=8, optimizer=replace(bench.job().optimizer, options={"momentum": 0.9}), **changes)

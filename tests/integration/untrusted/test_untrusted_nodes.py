@@ -21,9 +21,9 @@ from ringmaster.tasks.pool.pool_engine import PoolEngine
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.launcher import rank_argument
 from ringmaster.techniques.profiles import UNTRUSTED
-from tests.integration.untrusted.lies import VARIABLE
+from tests.integration.untrusted.lies import LIE
 from tests.integration.workbench import ADAMW, SINGLE, VIT, is_bit_equal, weights_in
 
 SLOW = Timeouts(beat_every_s=1.0, fence_after_s=200.0, lost_after_s=400.0)  # no node is lost here, however busy
@@ -42,6 +42,18 @@ class LentServer:
 
     def close(self):
         """Leaves the server to its owner."""
+
+
+class LyingServer:
+    """A fork server whose ranks falsify their training. lie: how they do."""
+
+    def __init__(self, server, lie):
+        self._server, self._lie = server, lie
+
+    def start_rank(self, order, *, rank, log):
+        """Starts one rank, as `ForkServer` does."""
+        argument = {**rank_argument(order, rank=rank), LIE: self._lie}
+        return self._server.spawn(target="tests.integration.untrusted.lies:main", argument=argument, log=log)
 
 
 class LocalPool:
@@ -138,22 +150,6 @@ class LocalPool:
         return [*verification_of(self.executor.job_table.records["b/tiny"]).untrusted_segments]
 
 
-@pytest.fixture(scope="module")
-def lying_servers(tmp_path_factory):
-    """Makes fork servers of machines that lie, one for each lie."""
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        servers = {}
-
-        def make(lie):
-            if lie not in servers:
-                patch.setenv(VARIABLE, lie)
-                servers[lie] = stack.enter_context(ForkServer(preload=["transformers:ViTForImageClassification"]))
-                patch.delenv(VARIABLE)
-            return servers[lie]
-
-        yield make
-
-
 def job_of(bench, **changes):
     loss = "tests.integration.untrusted.lies:loss"
     job = bench.job(
@@ -170,13 +166,13 @@ def stack():
 
 @pytest.mark.parametrize("lie", ["gradient x 1.01", pytest.param("skipped sample", marks=pytest.mark.full)])
 def test_a_liar_is_named_and_all_of_its_work_that_nobody_repeated_is_trained_again(
-    bench, pool_database, tmp_path, stack, lying_servers, lie
+    bench, pool_database, tmp_path, stack, lie
 ):
     job = job_of(bench)
     pool = LocalPool(pool_database, tmp_path, stack, draws=[0.9, 0.9, 0.0])
     kinds = [
         pool.add_node("anna", bench.server, bench.slot(0)),
-        pool.add_node("mallory", lying_servers(lie), bench.slot(1), is_trusted=False),
+        pool.add_node("mallory", LyingServer(bench.server, lie), bench.slot(1), is_trusted=False),
     ]
     pool.add_node("berta", bench.server, bench.slot(1))
     pool.train(job, kinds, bench.cache_dir)

@@ -101,8 +101,8 @@ def test_what_a_dead_writer_left_is_no_hindrance(tmp_path):
 def test_several_processes_may_prepare_at_once(tmp_path):
     (tmp_path / "text.txt").write_text("so many words and so few letters\n" * 300)
     context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(3), context.Queue()
-    workers = [context.Process(target=prepare_here, args=(tmp_path, barrier, results)) for _ in range(3)]
+    barrier, results = context.Barrier(2), context.Queue()
+    workers = [context.Process(target=prepare_here, args=(tmp_path, barrier, results)) for _ in range(2)]
     for worker in workers:
         worker.start()
     found = [results.get(timeout=300) for _ in workers]

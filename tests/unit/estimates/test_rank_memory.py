@@ -14,6 +14,7 @@ from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankScenario, estimate_rank
 from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape
 from tests.integration.workbench import GPT2_WITH_DROPOUT, LLAMA
+from tests.matrix import matrix
 
 TOKENS = PreparedData(
     name="text", digest="", num_samples=64, num_held_out=8, kind="tokens", vocab_size=64, seq_len=16, source=""
@@ -78,7 +79,9 @@ def calls(a_scene):
     return dict(counted)
 
 
-@pytest.mark.parametrize(("model", "technique", "config", "needed"), CASES, ids=[case[1] for case in CASES])
+@pytest.mark.parametrize(
+    ("model", "technique", "config", "needed"), matrix(CASES, quick=CASES[:1], ids=[case[1] for case in CASES])
+)
 def test_what_an_estimate_replaces_is_used(tmp_path, model, technique, config, needed):
     counted = in_child(partial(calls, scene(tmp_path, model, technique, config)))
     assert needed | EVERYWHERE <= counted.keys()

@@ -12,6 +12,7 @@ from ringmaster.techniques.processes.gang_events import JobReady, Steps
 from ringmaster.techniques.profiles import GroupMemberProfile
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.fake_engine import FakeEngine, FakeGang
+from tests.matrix import matrix
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.groups.grouped import GroupBench
@@ -104,7 +105,7 @@ def bench_of(folder, *, others, factor=1.0, make_plan=by_rules, queue=QUEUE, ste
     return clocked_bench(folder, jobs, gangs, profiles={each.name: (profile(),) for each in jobs}, **options)
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("factor", matrix([0.5, 1.0, 3.0], quick=[0.5]))
 def test_a_queue_is_one_gang_until_its_last_job_is_through(tmp_path, factor):
     """The gang also continues after its lead job has finished, while other jobs start and end on the other device."""
     bench = bench_of(tmp_path, others={"x": 60, "y": 50, "z": 40}, factor=factor)

@@ -28,7 +28,8 @@ except InputError as error:
         ),
         pytest.param(".env", "PREFECT_CLIENT_MAX_RETRIES=abc\n", "max_retries", marks=pytest.mark.full),
         pytest.param(".env", "OTHER=abc\n", None, marks=pytest.mark.full),
-        ("pyproject.toml", "[tool.prefect]\nclient.max_retries = 3\n", None),
+        # Settings that are right are read by every test of a flow.
+        pytest.param("pyproject.toml", "[tool.prefect]\nclient.max_retries = 3\n", None, marks=pytest.mark.full),
     ],
 )
 def test_wrong_settings_of_prefect_are_refused_on_one_line(tmp_path, file, text, said):

@@ -9,6 +9,7 @@ from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, P
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
+from tests.matrix import matrix
 
 
 def planned(problem: Problem) -> Plan:
@@ -42,7 +43,7 @@ def stays(plan: Plan, job: PlanningJob) -> bool:
     return job.goes_on(first.option, first.start_s, first.devices)
 
 
-@pytest.mark.parametrize("family", ["paper-txt-12x16", "multi-6x32"])
+@pytest.mark.parametrize("family", matrix(["paper-txt-12x16", "multi-6x32"], quick=["multi-6x32"]))
 def test_a_plan_made_anew_goes_on_with_most_of_what_runs(family):
     problem = draw(family, seed=1)
     plan = planned(problem)

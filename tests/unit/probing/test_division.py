@@ -125,7 +125,7 @@ def test_a_loss_has_the_gradients_of_the_whole_batch_in_all_its_parts(name, opti
     ("name", "same_from"),
     matrix(
         product(["dpo", "orpo", "simpo"], [8, 50, 90]),
-        quick=[("dpo", 8), ("dpo", 50), ("dpo", 90), ("orpo", 90), ("simpo", 90)],
+        quick=[("dpo", 8), ("orpo", 90)],
         ids=lambda case: f"{case[0]}-{case[1]}",
     ),
 )

@@ -1,8 +1,8 @@
 """The log of a rank: whose lines it has, and a full disk, on which a `print` must not end the rank."""
 
 import os
-import subprocess
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -10,31 +10,40 @@ import pytest
 from ringmaster.features.external_trainers.technique import Command
 from ringmaster.techniques.processes import worker
 from ringmaster.techniques.processes.order import TRAIN
-from ringmaster.techniques.processes.worker import _Log
+from ringmaster.techniques.processes.worker import _Log, _tolerate_full_logs
 from ringmaster.techniques.rewrite import Rewrite
 from ringmaster.techniques.shared_base import SharedBase
 
-PRINTS = """
-import os, sys
-from ringmaster.techniques.processes.worker import _tolerate_full_logs
-full = os.open("/dev/full", os.O_WRONLY)
-said = os.dup(1)
-os.dup2(full, 1)
-os.dup2(full, 2)
-_tolerate_full_logs()
-for _ in range(1000):
-    print("a line that is lost" * 10)
-    print("another", file=sys.stderr)
-sys.stdout.flush()
-os.write(said, b"still here")
-"""
+
+@contextmanager
+def full_streams():
+    """Within the context, the standard streams of this process write to a full disk."""
+    streams = {number: os.dup(number) for number in (1, 2)}
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        for number in streams:
+            os.dup2(full, number)
+        yield
+    finally:
+        for number, before in streams.items():
+            os.dup2(before, number)
+            os.close(before)
+        os.close(full)
 
 
-def test_what_a_full_disk_does_not_take_of_a_log_is_lost():
+def test_what_a_full_disk_does_not_take_of_a_log_is_lost(monkeypatch):
     with _Log(os.open("/dev/full", os.O_WRONLY), "w") as log:
         assert log.write(b"four") == 4
-    done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "still here")
+    with full_streams(), monkeypatch.context() as patch:
+        for name in ("stdout", "stderr"):
+            patch.setattr(sys, name, getattr(sys, name))  # which is restored after it was replaced
+        with pytest.raises(OSError, match="No space left"):
+            os.write(1, b"four")
+        _tolerate_full_logs()
+        for _ in range(1000):
+            print("a line that is lost" * 10)
+            print("another", file=sys.stderr)
+        sys.stdout.flush()
 
 
 @pytest.mark.parametrize(("technique", "has_lines"), [(SharedBase, True), (Rewrite, True), (Command, False)])

@@ -13,6 +13,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.pool.engines import Service
+from tests.matrix import matrix
 
 LIVES = "import signal; signal.pause()"
 
@@ -53,7 +54,7 @@ def waiting(home):
     raise AssertionError("it has ended")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", matrix([signal.SIGTERM, signal.SIGINT], quick=[signal.SIGTERM]))
 def test_it_stays_until_a_signal_and_then_ends_the_pool(home, number):
     process = waiting(home)
     process.send_signal(number)

@@ -127,6 +127,8 @@ def test_a_fault_while_training_is_one_jobs_too(groups, jobs, alone, loss, statu
     assert "no such luck" in result_of(trained, broken)["message"]
 
 
+# A job that cannot be made, and one whose loss is lost, end alone above.
+@pytest.mark.full
 def test_a_fault_while_measuring_is_one_jobs_too(groups, jobs, alone):
     """The job's checkpoint is stored: it can be evaluated in a separate run."""
     lead, even, brief = jobs
