@@ -236,11 +236,11 @@ def test_no_plan_is_below_the_bound_of_all_parts(problem):
 
 def test_all_parts_are_planned_for_together(mixed):
     problem = draw("paper-txt-6x4", seed=1)
-    plan = solve(problem, objective="mixed")
+    plan = solve(problem, objective="mixed", work_s=1.0)
     assert verify(plan, problem) == []
     assert plan.value_bound <= plan.value
     for other in ("makespan", "weighted"):
-        assert plan.value <= Mixed().value(solve(problem, objective=other), problem) * (1 + 1e-3)
+        assert plan.value <= Mixed().value(solve(problem, objective=other, work_s=1.0), problem) * (1 + 1e-3)
 
 
 def test_prices_are_those_of_the_batch_where_they_count():
@@ -253,10 +253,10 @@ def test_users_are_done_as_fairly_as_the_bound_allows():
     problem = draw("paper-txt-8x4", seed=1)
     jobs = tuple(replace(job, group="ana" if i < 2 else "ben") for i, job in enumerate(problem.jobs))
     problem = replace(problem, jobs=jobs)
-    plan = solve(problem, objective="fairness")
+    plan = solve(problem, objective="fairness", work_s=1.0)
     assert verify(plan, problem) == []
     assert plan.gap < 0.05
-    shortest = solve(problem)
+    shortest = solve(problem, work_s=1.0)
     assert objective_by_name("fairness").value(shortest, problem) > plan.value
     assert shortest.makespan_s <= plan.makespan_s * (1 + 1e-9)
 
