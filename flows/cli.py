@@ -37,6 +37,8 @@ GROUPS = (
 )
 
 # The module `commands` of a feature may define COMMANDS and GROUPS too; its commands may join a group of these by name.
+# A command that trains gives the `Interrupts` of its `typer.Context` to what trains, as `run` does. One of the core
+# joins the lists in `flows.interrupts`; others stop in order while their jobs are trained.
 # OPTIONS are functions by the names of other commands, of which each returns the command with further options.
 
 OWN_GROUPS = {name: group for group, name, _ in GROUPS}

@@ -1,7 +1,8 @@
-"""Base class of black-box techniques: trainers that are run as they are, and observed only through what they report.
+"""Base class of techniques that have a loop of their own in place of `Trainer`, and are observed by what they report.
 
-Black-box techniques correspond to techniques in Saturn, which have a `search` and an `execute` method (Nagrecha and
-Kumar, arXiv:2309.01226).
+Commands are such, and groups of jobs, rewriting and encoding. (`Job.is_black_box` is true of commands alone.) They
+correspond to techniques in Saturn, which have a `search` and an `execute` method (Nagrecha and Kumar,
+arXiv:2309.01226).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ ENDS = ("done", "preempted", "invalid")
 
 
 class BlackBox(Technique):
-    """Trains a job that no other technique can, with its own trainer, on all devices of a gang.
+    """Trains a job with a loop of its own on all devices of a gang.
 
-    By default, one worker process supervises the trainer.
+    By default, one worker process supervises the loop, or the program that has it.
 
-    rank: rank of this process in the gang, set by the trainer before `profile` and `run`; 0 for a single process.
-    prints_itself: whether the log is the trainer's own output, to which the trainer adds no lines about its events.
+    rank: rank of this process in the gang, set by the worker before `profile` and `run`; 0 for a single process.
+    prints_itself: whether the log is the program's own output, to which the worker adds no lines about its events.
     """
 
     rank: int = 0

@@ -128,8 +128,9 @@ class Metric(ABC):
             model on each device then train a job that names the metric.
         undefined_where: what rows have no value of the metric, which then is NaN, for users; "" where nothing is
             known.
-        default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no
-            metric is named, each with the place of the metric in their order.
+        default_for: the kinds of models ("causal", "classifier", "other") that `ringmaster evaluate` and policies
+            measure by a built-in metric where none is named, each with the place of the metric in their order. A job
+            then measures its loss alone.
     """
 
     name: ClassVar[str]

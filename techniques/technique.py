@@ -168,7 +168,12 @@ class Technique(ABC):
         return gang.num_devices
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
-        """Returns the axes of the device mesh and their sizes: dp_replicate, dp_shard, tp, cp, pp, outermost first."""
+        """Returns the axes of the device mesh and their sizes, outermost first.
+
+        These are pp, those that divide the batch (dp_replicate, dp_shard, dp_expert: all that begin with "dp"), cp and
+        tp. `estimates.memory.sharding` and `estimates.time_estimate` know them by these names; another one is neither
+        counted as sharding nor as communication there.
+        """
         return {"dp_replicate": self.num_ranks(gang)}
 
     def num_stages(self, gang: GangShape, config: Config) -> int:

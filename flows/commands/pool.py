@@ -20,6 +20,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train_and_show
 from ringmaster.flows.completion import batch_names, job_names
+from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     LOG_FORMAT,
     AsJson,
@@ -208,6 +209,7 @@ def _wait_for_pool() -> settings.PoolAddress:
 
 
 def submit(
+    context: typer.Context,
     jobs_file: Annotated[Path, typer.Argument(metavar="JOBS.yaml", help="Batch file with the jobs to add.")],
     batch: Annotated[str, typer.Option(help="Batch to which the jobs belong, whether it runs already or not.")],
     wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs here until they end, as `run` does.")] = False,
@@ -232,9 +234,8 @@ def submit(
 
         check_jobs(jobs)
     if wait:
-        raise typer.Exit(
-            show_result(train_and_show(jobs, RunOptions(checkpoint_every_s=checkpoint_every)), as_json=as_json)
-        )
+        options, interrupts = RunOptions(checkpoint_every_s=checkpoint_every), context.ensure_object(Interrupts)
+        raise typer.Exit(show_result(train_and_show(jobs, options, interrupts=interrupts), as_json=as_json))
     with open_database(pool) as database:
         run = submit_batch(
             database, jobs, checkpoint_every_s=checkpoint_every, notice=lambda text: error_console().print(text)

@@ -17,7 +17,8 @@ expected of the best of those before it, so that each must gain beyond them. c_p
 has the closed form of an option's price. The price of a device-second is that of the plan's bound on the makespan,
 equal for all jobs; r_j is the further price of a second of job j, in devices: the least one under which no option beats
 the planned one. It is 0 for a job that takes the cheapest option, and large for a job that is spread over many devices
-as it decides the end.
+as it decides the end. Where no other job starts after it, devices that it leaves would stay idle, and its seconds count
+alone.
 
 What is measured has an error, on a machine with other work above all. Where the logarithm of c_p / c_b has the spread s
 and its measurement the error e, what a trial may change is what will be believed after it, whose spread is
@@ -93,7 +94,8 @@ def explored(
     terms = _TrialTerms(switch_cost_s=switch_cost_s, most=most, noise=noise, num_runs=num_runs)
     for segment in planned:
         if segment.job in jobs and segment.job not in seen:
-            trials = _trying_segments(segment, jobs[segment.job], terms)
+            others_follow = any(each.job != segment.job and each.start_s > segment.start_s for each in planned)
+            trials = _trying_segments(segment, jobs[segment.job], terms, is_last=not others_follow)
             segments += trials
             segment = replace(segment, reason="continues, now that options are measured") if trials else segment
         seen.add(segment.job)
@@ -111,12 +113,15 @@ class _TrialTerms:
     num_runs: int
 
 
-def _trying_segments(segment: PlannedSegment, job: ExploredJob, terms: _TrialTerms) -> list[PlannedSegment]:
+def _trying_segments(
+    segment: PlannedSegment, job: ExploredJob, terms: _TrialTerms, *, is_last: bool
+) -> list[PlannedSegment]:
+    """Returns the segments that try options. is_last: whether no other job would use the devices that it leaves."""
     segments: list[PlannedSegment] = []
     step, left = job.step, job.total_steps - job.step
     if left <= 0:  # it is evaluated and exported now
         return segments
-    price, saved = _price(job.options, segment.option), 0.0
+    price, saved = PRICES[-1] if is_last else _price(job.options, segment.option), 0.0
     options = {option for option in range(len(job.options)) if _may_try(option, segment, job)}
     while options and len(segments) < terms.most:
         trials = [_OptionTrial.of(k, segment, job, terms, price=price, saved=saved) for k in options]

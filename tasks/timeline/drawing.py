@@ -151,7 +151,7 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
     if left_out:
         value.append(f"the {left_out} shortest segments are left out")
     if first and not has_strip:
-        value.append("no space for what was planned first")
+        value.append("no space for the original plan")
     bottom = 1.0 - STRIP if has_strip else 1.0
     sheet = _SpanDrawing(frame, is_titled=is_titled)
     for span in first if has_strip else ():

@@ -177,7 +177,7 @@ def write_artifact(artifact: UUID | None, data: str, *, create: Callable[[], obj
 
 
 def _write(artifact: UUID | None, text: str) -> UUID:
-    description = "By device: what was planned first, what happened, what runs, what comes"
+    description = "By device: the original plan, what happened, what runs, what comes"
     return write_artifact(
         artifact, text, create=partial(create_markdown_artifact, text, key="gantt", description=description)
     )

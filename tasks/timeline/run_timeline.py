@@ -23,7 +23,7 @@ FAULTS = (
     OutcomeStatus.OUT_OF_MEMORY,
     OutcomeStatus.LOST,
 )  # outcomes of segments that pictures mark
-NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "planned first"
+NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "original plan"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class TimelineSpan:
     """A job on a gang for some time, in seconds from the timeline's beginning.
 
     status: a segment's outcome ("done", "preempted", "crashed", ...), "running" (`end_s` is a forecast), "to come", or
-        "planned first".
+        "original plan".
     number: the segment's number in the journal.
     members: the other jobs that the gang trains.
     """

@@ -188,7 +188,8 @@ def convert(source: str, destination: Path, *, to: str) -> dict[str, Any]:
     Raises ValueError with a remedy if the source holds no convertible model, or if the destination exists.
     """
     if to not in FORMATS:
-        raise ValueError(f"unknown format {to!r}. To fix: use {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+        known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ValueError(f"unknown format {to!r}. To fix: use {known}; ringmaster convert --help names all")
     if destination.exists():
         raise ValueError(f"{destination} is there already. To fix: name a new folder")
     model = open_model(source)

@@ -60,9 +60,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     for folder, url in order.model_urls.items():
         fetch_model(url, Path(folder))
     technique = registry.load(order.technique)
-    reporter.has_stepped = isinstance(
-        technique, BlackBox
-    )  # a program of its own, which does not report what it has done
+    reporter.has_stepped = isinstance(technique, BlackBox)  # its loop may have done what it has not reported
     if rank == 0 and order.purpose == TRAIN and not (isinstance(technique, BlackBox) and technique.prints_itself):
         reporter.log = RankLog()
     if isinstance(technique, BlackBox):

@@ -52,6 +52,7 @@ BUILTIN = (
     "ringmaster.features.objectives",
     "ringmaster.features.importance",
     "ringmaster.features.page",
+    "ringmaster.features.deployment",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 TECHNIQUES = {

@@ -31,7 +31,7 @@ def test_what_is_left_of_a_plan_begins_where_devices_are_free(story):
     assert spans(run_timeline.past) == [("a", 0, 4, "crashed"), ("a", 4, 16, "done")]
     assert spans(run_timeline.running) == [("b", 1, 31, "running")]
     assert spans(run_timeline.coming) == [("c", 18, 28, "to come"), ("d", 31, 51, "to come")]
-    assert {span.status for span in run_timeline.first} == {"planned first"}
+    assert {span.status for span in run_timeline.first} == {"original plan"}
     assert (run_timeline.planned_end_s, run_timeline.ends_s, run_timeline.is_over) == (50.0, 51.0, False)
     assert run_timeline.rows == (("n0", 2),)
     lines = {line.name: line for line in run_timeline.jobs}
@@ -74,7 +74,7 @@ def test_a_new_plan_goes_on_with_what_runs_and_leaves_out_what_it_does_not_know(
     run_timeline = story.timeline_reader().read()
     assert spans(run_timeline.running) == [("a", 0, 20, "running"), ("c", 7, 20, "running")]
     assert spans(run_timeline.coming) == [("b", 20, 23, "to come")]
-    assert spans(run_timeline.first)[-1] == ("c", 30, 40, "planned first")
+    assert spans(run_timeline.first)[-1] == ("c", 30, 40, "original plan")
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_a_pool_begins_with_its_oldest_standing_batch_and_each_batch_with_itself
     story.now_s = offset_s + 5
     whole = story.timeline_reader(is_pool=True).read()
     assert [line.name for line in whole.jobs] == ["old/a", "new/a"]
-    assert spans(whole.first) == [("old/a", 1, 11, "planned first"), ("new/a", 2, 22, "planned first")]
+    assert spans(whole.first) == [("old/a", 1, 11, "original plan"), ("new/a", 2, 22, "original plan")]
     assert [line.num_steps for line in whole.jobs] == [10, 10]
     one = story.timeline_reader(is_pool=True).read("new")
-    assert spans(one.first) == [("a", 0, 20, "planned first")]
+    assert spans(one.first) == [("a", 0, 20, "original plan")]
     assert spans(one.running) == [("a", 1, 21, "running")]
     everything.write_job("old/a", status="done")
     submissions.end("old")

@@ -10,10 +10,12 @@ import typer
 
 from ringmaster.errors import input_errors
 from ringmaster.flows.commands.running import show_result, train_and_show
+from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import AsJson, Verbose, announce, write_file
 
 
 def adopt(
+    context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Script with Hugging Face's Trainer, TRL, Accelerate, or a loop.")],
     arguments: Annotated[list[str], typer.Argument(metavar="-- ARGUMENT...", help="Arguments of the script.")] = [],  # noqa: B006
     name: Annotated[str, typer.Option(help="Name of the job; default: that of the script.")] = "",
@@ -58,7 +60,9 @@ def adopt(
         write_file(output, text)
         return
     batch = parse_batch(text, folder=Path.cwd(), name=str(script))
-    raise typer.Exit(show_result(train_and_show(batch, is_verbose=verbose), as_json=as_json))
+    interrupts = context.ensure_object(Interrupts)
+    result = train_and_show(batch, is_verbose=verbose, interrupts=interrupts)
+    raise typer.Exit(show_result(result, as_json=as_json))
 
 
 COMMANDS = {"Train": (adopt,)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import secrets
 import socket
@@ -20,6 +18,7 @@ import typer
 
 from ringmaster.files import write_atomically
 from ringmaster.flows import settings
+from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.file_permissions import keep_to_owner
 from ringmaster.flows.output import error_console, styled
 
@@ -37,22 +36,17 @@ def page() -> None:
 
 
 def with_page(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the option `--page` to a command, of which Typer reads the signature."""
+    """Adds the option `--page` to a command."""
 
-    @functools.wraps(command)
-    def served(*args: Any, page: bool, **options: Any) -> None:
+    def served(*, page: bool, **options: Any) -> None:
         url = _page_of_pool() if page else None
         if url is not None:
             _show(url)
         with _served(since_s=time.time()) if page and url is None else nullcontext():
-            command(*args, **options)
+            command(**options)
 
     option = typer.Option("--page", help="Serve a live page of it: plan, curves, jobs, decisions.")
-    added = inspect.Parameter("page", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option])
-    signature = inspect.signature(command, eval_str=True)
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]
-    served.__signature__ = signature.replace(parameters=[*parameters, added])  # type: ignore[attr-defined]
-    return served
+    return with_parameters(command, served, page=(Annotated[bool, option], False))
 
 
 def _page_of_pool() -> str | None:

@@ -74,6 +74,13 @@ def test_the_most_promising_options_are_tried_if_not_all_may_be():
     assert tried(job_of(*options), most=2) == [2, 4, 0]
 
 
+def test_an_option_that_leaves_devices_is_tried_only_where_another_job_would_use_them():
+    frugal = replace(DDP, num_devices=1, runtime_s=1.9 * DDP.runtime_s)
+    job, planned = job_of(DDP, frugal, total_steps=100), replace(PLANNED, last_step=100)
+    assert tried(job, planned=[planned]) == [0]
+    assert tried(job, planned=[planned, replace(planned, job="b", start_s=planned.end_s)]) == [1, 0, 0]
+
+
 def test_jobs_that_may_not_change_their_options_are_left_alone():
     assert explored([PLANNED], {}, switch_cost_s=1.0, most=8) == [PLANNED]
 
