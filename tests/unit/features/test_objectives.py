@@ -115,7 +115,7 @@ def test_the_sampler_has_the_violations_as_optuna_keeps_them():
     ranking = ConstrainedRanking(metric="loss", constraints=(FAST, Constraint(metric="accuracy", at_least=0.5)))
     metrics = {"loss": 2.0, LATENCY: 0.1, "accuracy": 0.75}
     tried = spec(ranking=ranking).proposed_trial({"optimizer.lr": 1e-3}, metrics)
-    assert (tried.targets, tried.violations) == ((-2.0,), {"latency/p99_s <= 0.05": 1.0, "0.5 <= accuracy": -0.5})
+    assert (tried.targets, tried.violations) == ((-2.0,), {"latency/p99_s <= 0.05": 1.0, "accuracy >= 0.5": -0.5})
     (trial,) = study_of([RATES], [tried]).trials
     assert trial.constraints == tried.violations
     assert trial.state == optuna.trial.TrialState.COMPLETE
@@ -345,3 +345,8 @@ def test_a_file_with_several_objectives(tmp_path):
     assert spec_of(Sweep.model_validate(json.loads(json.dumps(form.parameters())))).ranking == found.ranking
     file.write_text(FILE + "objective: [loss]\n")
     assert spec_of(load_sweep(file)).objective == "loss"
+
+
+def test_a_constraint_is_written_as_a_comparison():
+    bounds = [{"at_most": 2.0}, {"at_least": 1.0}, {"at_least": 1.0, "at_most": 2.0}]
+    assert [str(Constraint(metric="loss", **each)) for each in bounds] == ["loss <= 2", "loss >= 1", "1 <= loss <= 2"]

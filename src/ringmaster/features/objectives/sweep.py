@@ -77,8 +77,9 @@ class Constraint(BaseModel, extra="forbid", frozen=True, title="Constraint"):
         return ""
 
     def __str__(self) -> str:
-        lowest = "" if self.at_least is None else f"{self.at_least:g} <= "
-        return f"{lowest}{self.metric}" + ("" if self.at_most is None else f" <= {self.at_most:g}")
+        if self.at_most is None:
+            return f"{self.metric} >= {self.at_least:g}"
+        return f"{'' if self.at_least is None else f'{self.at_least:g} <= '}{self.metric} <= {self.at_most:g}"
 
 
 class Objective(BaseModel, extra="forbid", frozen=True, title="Objective"):
