@@ -209,10 +209,11 @@ class SweepFigures:
                 drawn[name][f"held-out {metric}"] = value
         places = {key: round(LEFT + i * (WIDTH - LEFT - RIGHT) / len(axes), 1) for i, key in enumerate(axes)}
         end = float(WIDTH - RIGHT)
-        room = int((end - LEFT) / len(axes) / CHARACTER_WIDTH)
+        room = int((end - LEFT) / len(axes) / CHARACTER_WIDTH) - 1
+        names = {key: key.removeprefix("held-out ") for key in axes}
         shown = [
-            {"x": places[key], "name": key if len(key) <= room else f"…{key[1 - room :]}", "ticks": axis.ticks}
-            for key, axis in axes.items()
+            {"x": places[key], "name": name if len(name) <= room else f"…{name[1 - room :]}", "ticks": axes[key].ticks}
+            for key, name in names.items()
         ]
         shown.append({"x": end, "name": self.objective, "ticks": objective.ticks})
         lines = []

@@ -264,3 +264,14 @@ def test_a_varied_model_does_not_hide_the_model_that_was_trained():
     reports = {"trial-0": {3: {"accuracy": 0.5}}}
     (row,) = board(reports, values, jobs=[job])
     assert (row["model"], row["varied model"]) == ("models:/s.trial-0/1", "{'architecture': 'A'}")
+
+
+def test_a_metric_of_a_constraint_has_an_axis_before_the_objective():
+    reports = {"a": {4: {"loss": 1.0, "mae": 0.5}}, "b": {4: {"loss": 2.0, "mae": 0.1}}, "c": {4: {"loss": 3.0}}}
+    figures = SweepFigures(name="s", objective="loss", reports=reports, done=["a", "b", "c"], metrics=["mae"])
+    svg = figures.parallel_coordinates([RATES], {name: {"optimizer.lr": 1e-3} for name in reports})
+    names = [e.text for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("class") == "name"]
+    assert names == ["optimizer.lr", "mae", "loss"]
+    drawn = lines_in(svg)
+    assert [len(drawn[name]) for name in "abc"] == [3, 3, 2]
+    assert drawn["a"][1][0] == drawn["b"][1][0] and drawn["a"][1][1] < drawn["b"][1][1]
