@@ -11,7 +11,7 @@ its parents, the subject highlighted.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -45,6 +45,7 @@ recorded as `{{ record.model_id }}`.
 {% endfor %}
 {% endfor %}
 """
+LICENSE_KEYS = ("license", "license_name", "license_link")
 MAX_CARD_BYTES = 5_000_000  # cards of models with results on many benchmarks have two
 RELATIONS = {
     "fine-tuned": "finetune",
@@ -62,20 +63,29 @@ RELATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CardMetadata:
-    """A model's origin according to its card. base_models: hub names or folders. relation: a relation of the hub."""
+    """A model's origin according to its card.
+
+    base_models: hub names or folders. relation: a relation of the hub.
+    license: the keys that state its licence: `license`, `license_name` and `license_link`.
+    """
 
     base_models: tuple[str, ...] = ()
     relation: str | None = None
+    license: Mapping[str, str] = field(default_factory=dict)
 
 
 def hub_card(
     record: ModelRecord,
     *,
     base_models: Sequence[str],
-    metrics: Mapping[str, float] | None = None,
+    metrics: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """Returns the card of a model. base_models: the names of its parents on the hub or in this registry."""
+    """Returns the card of a model.
+
+    base_models: the names of its parents on the hub or in this registry. sections: further ones, which come first.
+    """
     relation = record.origin.relation or RELATIONS.get(record.kind)
     head: dict[str, Any] = {"library_name": "transformers", "tags": ["ringmaster", record.kind]}
     if base_models:
@@ -90,7 +100,7 @@ def hub_card(
         title=title,
         record=record,
         bases=base_models,
-        sections={"Held-out metrics": metrics, "Hyperparameters": params},
+        sections={**(sections or {}), "Held-out metrics": metrics, "Hyperparameters": params},
     )
 
 
@@ -111,6 +121,7 @@ def read_card(folder: Path) -> CardMetadata:
     return CardMetadata(
         base_models=_texts(head.get("base_model")),
         relation=relation if isinstance(relation, str) else None,
+        license={key: texts[0] for key in LICENSE_KEYS if (texts := _texts(head.get(key)))},
     )
 
 

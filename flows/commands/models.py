@@ -21,6 +21,7 @@ from ringmaster.flows.commands.running import train_or_resume
 from ringmaster.flows.lineage.home import LineageHome, lineage_home
 
 if TYPE_CHECKING:
+    from ringmaster.flows.retraining.examine import EvaluatedModel
     from ringmaster.tasks.alarms import Alarm
     from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.promotion import MoveLog
@@ -306,34 +307,42 @@ def export(
 ) -> None:
     """Write a model into one folder that `from_pretrained` reads."""
     from ringmaster.flows.retraining.examine import find
+
+    with lineage_home() as home, input_errors():
+        found = find(model, home)
+        is_adapter = write_folder(found, folder, merge=merge)
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    lines = [f"{found.label} is in {folder}: {num_bytes / 1e6:.1f} MB"]
+    if is_adapter:
+        lines.append("it is an adapter, which needs its base too; with --merge one folder holds both")
+    result = {"model": found.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": merge}
+    output.print_outcome(result, lines, as_json=as_json)
+
+
+def write_folder(model: EvaluatedModel, folder: Path, *, merge: bool) -> bool:
+    """Writes a model into a new folder, an adapter merged into its base if asked; returns whether it is an adapter.
+
+    Raises InputError where the folder exists, or there is nothing to merge, and ValueError where weights are damaged.
+    """
     from ringmaster.techniques.models.peft_format import is_adapter
 
     if folder.exists():
         raise InputError([f"{folder} is there already. To fix: name a new folder"])
-    with lineage_home() as home, input_errors():
-        found = find(model, home)
-        is_merged = merge and is_adapter(found.folder)
-        if merge and not is_merged:
-            problem = "is not an adapter, and there is nothing to merge. To fix: leave out --merge"
-            raise InputError([f"{found.label} {problem}"])
-        if is_merged:
-            from ringmaster.techniques.models.export import export_merged
-            from ringmaster.techniques.scoring import model_spec
+    if merge and not is_adapter(model.folder):
+        raise InputError([f"{model.label} is not an adapter, and there is nothing to merge. To fix: leave out --merge"])
+    if merge:
+        from ringmaster.techniques.models.export import export_merged
+        from ringmaster.techniques.scoring import model_spec
 
-            export_merged(found.folder, folder, spec=model_spec(found.folder))
-        else:
-            from ringmaster.techniques.checkpoints.checkpoint import publish
-            from ringmaster.techniques.models.model_folders import tensor_shapes
+        export_merged(model.folder, folder, spec=model_spec(model.folder))
+    else:
+        from ringmaster.techniques.checkpoints.checkpoint import publish
+        from ringmaster.techniques.models.model_folders import tensor_shapes
 
-            tensor_shapes(found.folder)  # that the weights are there, and whole
-            with publish(folder) as aside:
-                shutil.copytree(found.folder, aside, dirs_exist_ok=True)
-    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    lines = [f"{found.label} is in {folder}: {num_bytes / 1e6:.1f} MB"]
-    if is_adapter(folder):
-        lines.append("it is an adapter, which needs its base too; with --merge one folder holds both")
-    result = {"model": found.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": is_merged}
-    output.print_outcome(result, lines, as_json=as_json)
+        tensor_shapes(model.folder)  # that the weights are there, and whole
+        with publish(folder) as aside:
+            shutil.copytree(model.folder, aside, dirs_exist_ok=True)
+    return is_adapter(folder)
 
 
 datasets_app = typer.Typer(

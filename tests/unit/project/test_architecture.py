@@ -256,6 +256,8 @@ OF_FEATURES = {
     "curves": ("techniques", "tasks"),
     "sweep": ("techniques", "tasks"),
     "drawing": ("techniques", "tasks"),
+    "model_card": ("techniques", "model_lineage"),
+    "hub_folder": PACKAGES,
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
 

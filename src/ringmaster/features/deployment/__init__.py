@@ -1,4 +1,4 @@
-"""What leaves Ringmaster for other programs: GGUF files."""
+"""What leaves Ringmaster for other programs: GGUF files, and repositories of a hub."""
 
 from enum import StrEnum
 
