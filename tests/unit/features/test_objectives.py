@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from xml.etree import ElementTree
 
 import optuna
@@ -15,7 +16,7 @@ from ringmaster.flows.sweep_form import Sweep, load_sweep, spec_of
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.results import best, leaderboard, sections, why_no_winner
 from ringmaster.tasks.sweeping.sampling import ProposedTrial, propose, study_of
-from tests.unit.sweeping.sweeps import RATES, Gangs, Swept, loss, spec
+from tests.unit.sweeping.sweeps import RATES, Gangs, Killed, Swept, loss, spec
 
 LATENCY = "latency/p99_s"
 FAST = Constraint(metric=LATENCY, at_most=0.05)
@@ -350,3 +351,16 @@ def test_a_file_with_several_objectives(tmp_path):
 def test_a_constraint_is_written_as_a_comparison():
     bounds = [{"at_most": 2.0}, {"at_least": 1.0}, {"at_least": 1.0, "at_most": 2.0}]
     assert [str(Constraint(metric="loss", **each)) for each in bounds] == ["loss <= 2", "loss >= 1", "1 <= loss <= 2"]
+
+
+@pytest.mark.parametrize("policy", ["cut", "halving", "asha"])
+def test_a_sweep_with_a_front_that_is_killed_goes_on(tmp_path, policy):
+    asked, gangs = by_front(FAST, policy=policy, sampler="tpe", num_trials=8), Timed()
+    for num_messages in (7, 20):
+        with suppress(Killed):
+            Swept(tmp_path, asked, runner=gangs, dies_after=num_messages).run()
+        gangs.running.clear()
+    swept = Swept(tmp_path, asked, runner=gangs).run()
+    assert swept.names(JobStatus.DONE) and set(swept.statuses.values()) <= {JobStatus.DONE, JobStatus.STOPPED}
+    whole = Swept(tmp_path / "whole", asked, runner=Timed()).run()
+    assert swept.sweep_scheduler.values == whole.sweep_scheduler.values
