@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, model_pages
-from ringmaster.model_lineage.records import CHALLENGER
+from ringmaster.model_lineage.records import CHALLENGER, Origin
 from ringmaster.model_lineage.snapshot import Snapshot
 from ringmaster.tasks.sweeping.results import challenge
 
@@ -166,18 +166,20 @@ def test_whatever_moment_it_died_at_recording_again_completes_it_once(ledger, fo
 
 @pytest.mark.full
 def test_whatever_moment_it_died_at_a_repeated_challenge_makes_one_version(ledger, folder, job):
-    trial = ledger.record_model("trial", run_id=job, folder=folder, kind="pretrained")
     num_crashes, crashed = 0, True
     while crashed:
-        name = f"best-{num_crashes}"
+        name = f"best-{num_crashes}"  # of a sweep; another one's would be refused
+        best = {"run_id": job, "folder": folder, "kind": "pretrained", "origin": Origin(job="trial-1")}
+        trial = ledger.record_model(f"{name}.trial-1", **best)
         dying = Ledger(ledger.tracking_uri, experiment=ledger.experiment)
         dying._opened = Crashing(ledger.client, num_crashes)
         try:
-            challenge(dying, trial.uri, name)
+            challenge(dying, trial.uri, sweep=name, challenger_of="")
             crashed = False
         except Crash:
             num_crashes += 1
-        assert challenge(ledger, trial.uri, name) == ledger.get_alias(name, CHALLENGER)
+        again = challenge(ledger, trial.uri, sweep=name, challenger_of="")
+        assert again == ledger.get_alias(name, CHALLENGER)
         assert [version.version for version in ledger.client.search_model_versions(f"name = '{name}'")] == [1]
     assert num_crashes > 5
 
