@@ -342,16 +342,18 @@ def planned_devices(bench):
 
 
 def test_a_future_of_any_kind_will_do(tmp_path):
-    """The executor needs only `add_done_callback` and `result`. The callback may run before `submit` has returned."""
-    bench = Bench(tmp_path, [job("a"), job("b")])
+    """The executor needs only `add_done_callback` and `result`. The callback may run before `start` has returned."""
+    bench, started = Bench(tmp_path, [job("a"), job("b")]), []
 
     def at_once(call):
+        started.append(call.order.job.name)
         future = Future()
         future.set_result(done(call, bench.runner))
         return future
 
-    bench.executor._submit = at_once
+    bench.runner.start = at_once
     assert bench.run()
+    assert started == ["a", "b"]
     assert set(bench.statuses.values()) == {JobStatus.DONE}
 
 
