@@ -10,16 +10,19 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from sqlalchemy import Engine, event
 
 from ringmaster.flows import settings
 from ringmaster.flows.pool import controller as pool_controller
+from ringmaster.tasks.background_worker import keep_calling
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.pool.controller import TICK_S
+from ringmaster.tasks.pool import controller as ticks
 
 WRITE_EVERY_S = 1.0
 
@@ -60,18 +63,22 @@ class Measured(pool_controller.PoolController):
         COUNTERS.num_plans += 1
         return super().make_plan(problem)
 
-    def keep_ticking(self, until: threading.Event) -> None:
-        """Requests ticks as `PoolController.keep_ticking` does, and measures how long the executor lets them wait."""
-        while not until.wait(TICK_S):
-            if self._is_due.is_set():
-                self._is_due.clear()
-                asked_s = time.monotonic()
 
-                def tick(asked_s: float = asked_s) -> None:
-                    COUNTERS.late_s = max(COUNTERS.late_s, time.monotonic() - asked_s)
-                    self.tick()
+def measured_calls(
+    action: Callable[[], None], until: threading.Event, *, call: Callable[[Callable[[], None]], None], **options: Any
+) -> None:
+    """Has another thread call an action, as `keep_calling` does, and measures how long that thread lets it wait."""
 
-                self._executor.call(tick)
+    def timed(act: Callable[[], None]) -> None:
+        asked_s = time.monotonic()
+
+        def begin() -> None:
+            COUNTERS.late_s = max(COUNTERS.late_s, time.monotonic() - asked_s)
+            act()
+
+        call(begin)
+
+    keep_calling(action, until, call=timed, **options)
 
 
 def write(file: Path, until: threading.Event) -> None:
@@ -99,7 +106,7 @@ def main(file: str) -> None:
     def count(*_: object) -> None:
         COUNTERS.num_statements += 1
 
-    pool_controller.PoolController = Measured
+    pool_controller.PoolController, ticks.keep_calling = Measured, measured_calls
     over = threading.Event()
     threading.Thread(target=write, args=(Path(file), over), name="counters", daemon=True).start()
     address = settings.checked_pool()
