@@ -119,9 +119,9 @@ def test_ctrl_c_before_anything_trains_is_heard_and_resume_starts_it(place):
     batch = place.folder / "alone.yaml"
     batch.write_text(BATCH[: BATCH.index("  - {<<: *good, name: bad")].replace("mixed", "alone"))
     with place.run(batch=batch) as run:
-        run.handle_event("inspecting good")
+        run.read_until("inspecting good")
         run.process.send_signal(signal.SIGINT)
-        run.handle_event(STOPPING)
+        run.read_until(STOPPING)
         _, rest = run.process.communicate(timeout=TIMEOUT_S)
     assert run.process.returncode == 130, rest.decode()
     assert rest.decode().splitlines()[-1] == f"to continue: ringmaster run {batch} --json --resume"

@@ -113,7 +113,7 @@ class Run:
         self.process, self._stdout = process, stdout
         self.said = b""
 
-    def handle_event(self, text):
+    def read_until(self, text):
         """Reads stderr until `text` appears, or fails at its end."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while text not in self.said.decode(errors="replace"):
@@ -230,7 +230,7 @@ def test_all_that_is_written_is_its_owners_alone(place, first):
 @pytest.mark.full
 def test_a_rank_that_is_killed_costs_one_interval(place, first):
     with place.run(*FAST_CHECKPOINTS) as run:
-        run.handle_event("long starts at step 0")
+        run.read_until("long starts at step 0")
         rank = run.rank("long")  # found before it is needed: the job trains for a few seconds only
         run.until_checkpointed(place.newest)
         os.kill(rank, signal.SIGKILL)
@@ -245,12 +245,12 @@ def test_a_rank_that_is_killed_costs_one_interval(place, first):
 @pytest.mark.full
 def test_interrupted_then_killed_it_is_resumed_and_ends_in_the_same_weights(place, first):
     with place.run(*FAST_CHECKPOINTS) as run:
-        run.handle_event("long starts at step 0")
+        run.read_until("long starts at step 0")
         assert run.rank("long")
         started = run.tree()
         run.until_checkpointed(place.newest)
         run.process.send_signal(signal.SIGINT)
-        run.handle_event(STOPPING)
+        run.read_until(STOPPING)
         result = run.result(exit_code=130)
     command = f"ringmaster run {place.batch} --json {' '.join(FAST_CHECKPOINTS)} --resume"
     assert f"to continue: {command}" in run.said.decode()
@@ -262,7 +262,7 @@ def test_interrupted_then_killed_it_is_resumed_and_ends_in_the_same_weights(plac
     folder = place.newest
 
     with place.run("--resume", *FAST_CHECKPOINTS) as run:
-        run.handle_event(f"long starts at step {reached}")
+        run.read_until(f"long starts at step {reached}")
         assert run.rank("long")
         helpers = run.tree()
         assert any("forkserver" in command_of(process) for process in helpers)

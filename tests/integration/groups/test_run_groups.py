@@ -94,7 +94,7 @@ def test_adapters_that_are_trained_together_end_as_each_does_alone(place, alone)
 
 def test_a_group_whose_rank_is_killed_goes_on_from_each_jobs_checkpoint(place, alone):
     with place.run(*FAST_CHECKPOINTS) as run:
-        run.handle_event("more start at step 0")
+        run.read_until("more start at step 0")
         lead = lead_in(run)
         rank = run.rank(lead)
         run.until_checkpointed(place.newest, job=lead)
@@ -111,7 +111,7 @@ def test_a_group_whose_rank_is_killed_goes_on_from_each_jobs_checkpoint(place, a
 
 def test_an_interrupted_group_is_resumed_to_the_same_bits(place, alone):
     with place.run(*FAST_CHECKPOINTS) as run:
-        run.handle_event("more start at step 0")
+        run.read_until("more start at step 0")
         lead = lead_in(run)
         started = run.tree()
         run.until_checkpointed(place.newest, job=lead)

@@ -40,7 +40,7 @@ def alone(place):
 
 def test_a_group_over_two_devices_is_interrupted_and_resumed_to_nearly_the_same_weights(place, alone):
     with place.run(*FAST_CHECKPOINTS) as run:
-        run.handle_event("more start at step 0")
+        run.read_until("more start at step 0")
         lead = next(name for name in NAMES if f"{name} and " in run.said.decode())
         run.until_checkpointed(place.newest, job=lead)
         run.process.send_signal(signal.SIGINT)

@@ -37,7 +37,7 @@ def test_an_interrupted_call_goes_on_where_it_was(tmp_path):
             return Run(subprocess.Popen(arguments, **given, stdout=file, stderr=subprocess.PIPE), tmp_path / name)
 
     first = call("first")
-    first.handle_event("small-v1 starts at step 0")
+    first.read_until("small-v1 starts at step 0")
     (folder,) = (place.home / "batches").glob("undo-*/*")
     first.until_checkpointed(folder, job="nightly.small-v1")
     first.process.send_signal(signal.SIGINT)
