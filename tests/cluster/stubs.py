@@ -118,11 +118,11 @@ class Waits(BlackBox):
         reporter.phase("waiting", timeout_s=60.0 + 20 * step_s)
         reporter.send(JobReady(step=step, startup_s=startup_s))
         told, said_s = step, time.monotonic()
-        while step < max(order.last_step, reporter.commanded_until()) and not reporter.told(STOP):
+        while step < max(order.last_step, reporter.commanded_until()) and not reporter.has_command(STOP):
             if trace:
                 write_down(trace, order.job.name)
             began_s = time.monotonic()
-            while not reporter.told(STOP) and (left_s := began_s + step_s - time.monotonic()) > 0:
+            while not reporter.has_command(STOP) and (left_s := began_s + step_s - time.monotonic()) > 0:
                 select([reporter], [], [], left_s)
             if time.monotonic() - began_s < step_s:
                 break
