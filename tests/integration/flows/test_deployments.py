@@ -106,8 +106,8 @@ def test_a_form_refuses_what_is_out_of_bounds(deployed):
 def test_forms_leave_out_what_few_people_change_and_runs_may_be_given_it(deployed):
     assert {name: found["hidden"] for name, found in deployed.items() if found["hidden"]} == {
         "train-batch": ["name", "checkpoint_every_s", "seed"],
-        "sweep": ["data", "num_parallel", "seed", "servers"],
-        "retrain-daily": ["seed", "servers"],
+        "sweep": ["data", "num_parallel", "seed", "caller"],
+        "retrain-daily": ["seed", "caller"],
         "submit-jobs": ["checkpoint_every_s"],
     }
     assert all(deployed[name]["with hidden"] == [] for name in WORK)
