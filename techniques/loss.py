@@ -67,6 +67,7 @@ class Generation:
 
     rewards: tuple[str, ...]
     weights: tuple[float, ...]
+    masks_truncated: whether completions of that many tokens without an end are not learnt.
     num_generations: int
     max_new_tokens: int
     temperature: float
@@ -74,6 +75,7 @@ class Generation:
 
 class LossFunction(ABC):
     """A loss, a frozen dataclass in one file whose fields are its options, each made by `option`.
+    masks_truncated: bool = False
 
     name: the name in batch files. An entry point has the same name.
     kinds: the `MODEL_KINDS` that it is for.
@@ -128,6 +130,10 @@ class LossFunction(ABC):
 
     def compared(self, logits: Tensor, labels: Tensor) -> Tensor | None:
         """Returns what the loss compares with the initial weights; None for log-probabilities of whole sequences.
+    def conflicts(self) -> Iterator[OptionFault]:
+        """Yields the faults of options that do not go together."""
+        yield from ()
+
 
         logits: [rows, sequences, tokens, vocabulary]. labels: the token that each position predicts, [rows, sequences,
         tokens].
@@ -246,7 +252,16 @@ def options_of(loss: type[LossFunction]) -> dict[str, Values]:
 
 
 def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Iterator[OptionFault]:
-    """Yields the faults of a loss's options: missing and unknown ones, and wrong values."""
+    """Yields the faults of a loss's options: missing and unknown ones, wrong values, and then those of several."""
+    faults = list(_faults_of_each(loss, options))
+    yield from faults or _made(loss, options).conflicts()
+
+
+def _made(loss: type[LossFunction], options: Mapping[str, Any]) -> LossFunction:
+    return loss(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+
+
+def _faults_of_each(loss: type[LossFunction], options: Mapping[str, Any]) -> Iterator[OptionFault]:
     known = options_of(loss)
     for name, values in known.items():
         if values.required and name not in options:
@@ -256,7 +271,8 @@ def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Itera
             listed = f"it has {', '.join(known)}" if known else "it has none"
             yield OptionFault(option=name, problem=f"is not an option of {loss.name}", remedy=f"{listed}; or remove it")
         elif not known[name].allow(value):
-            yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy="correct it")
+            remedy = f"give {known[name]}{'' if known[name].required else ', or leave it out'}"
+            yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy=remedy)
 
 
 # The losses that a job may name. That of a job which names none is in `training.bound_loss`.
@@ -297,7 +313,7 @@ def loss_named(name: str, options: Mapping[str, Any]) -> LossFunction:
     faults = list(option_faults(result, options))
     if faults:
         raise ValueError("; ".join(f"loss: {fault}" for fault in faults))
-    return result(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+    return _made(result, options)
 
 
 def class_of(loss: str | None) -> type[LossFunction] | None:

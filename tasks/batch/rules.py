@@ -300,26 +300,18 @@ def _loss(job: Raw) -> Iterator[Finding]:
     loss_type = loss_class(name)
     known = options_of(loss_type)
     for fault in option_faults(loss_type, options):
-        if (option := known.get(fault.option)) is not None:
-            problem, remedy = fault.problem, f"give {option}{'' if option.required else ', or leave it out'}"
+        if fault.option in known:
+            problem, remedy = fault.problem, fault.remedy
         else:
             problem = f"is not an option of {name}"
             remedy = closest(fault.option, known, what="The options are") if known else "remove it: there are none"
         yield Finding(("loss", fault.option), problem, remedy)
-    weights, rewards = options.get("reward_weights"), options.get("rewards")
-    lengths = (len(weights), len(rewards)) if isinstance(weights, list) and isinstance(rewards, list) else (0, 0)
     yield from findings_where(
         (
             "rewards" in known and not reads_prompts,
             ("data", "kind"),
             f"is not prompt, and the loss {name} reads prompts",
             "set kind: prompt",
-        ),
-        (
-            lengths[0] != lengths[1],
-            ("loss", "reward_weights"),
-            "has {} numbers for {} rewards".format(*lengths),
-            "give one for each",
         ),
         (
             loss_type.needs_reference and job.get("adaptation") is not None,

@@ -89,7 +89,7 @@ class Rollout:
                 device=self.device,
                 beat=self.beat,
             )
-        batch = _sequences(tokens, written, pad_id=self.ends.pad_id)
+        batch = _sequences(tokens, written, is_learnt=self._is_learnt, pad_id=self.ends.pad_id)
         rewards = self._rewards(rows, written).view(len(rows), -1)
         return {key: tensor.to(self.device) for key, tensor in {**batch, REWARDS: rewards}.items()}
 
@@ -103,6 +103,10 @@ class Rollout:
             {**batch, ADVANTAGES: self.function.advantages(batch[REWARDS], of_batch=every.to(batch[REWARDS]))}
             for batch in batches
         ]
+
+    def _is_learnt(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
+        """Returns whether a completion has labels: not one that was cut off, where such ones are masked."""
+        return not self.generation.masks_truncated or self.ends.are_ignored or self.ends.end(prompt, completion)
 
     def _rewards(self, rows: Sequence[Mapping[str, Any]], written: Sequence[Sequence[Sequence[int]]]) -> Tensor:
         number = self.generation.num_generations
@@ -291,8 +295,14 @@ def end_tokens_of(tokenizer: Any, model: nn.Module) -> EndTokens:
     return EndTokens(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad), text=text)
 
 
-def _sequences(tokens: Sequence[list[int]], written: Sequence[Sequence[list[int]]], *, pad_id: int) -> Batch:
-    """Returns prompts with their completions, [prompts, completions, tokens], and the labels of the completions."""
+def _sequences(
+    tokens: Sequence[list[int]],
+    written: Sequence[Sequence[list[int]]],
+    *,
+    is_learnt: Callable[[Sequence[int], Sequence[int]], bool],
+    pad_id: int,
+) -> Batch:
+    """Returns prompts with their completions, [prompts, completions, tokens], and the labels of those to learn."""
     longest = max(len(prompt) + len(each) for prompt, group in zip(tokens, written, strict=True) for each in group)
     width = -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     ids = torch.full((len(tokens), len(written[0]), width), pad_id, dtype=torch.int64)
@@ -301,7 +311,8 @@ def _sequences(tokens: Sequence[list[int]], written: Sequence[Sequence[list[int]
         for place, completion in enumerate(group):
             end = len(prompt) + len(completion)
             ids[row, place, :end] = torch.tensor(prompt + completion)
-            labels[row, place, len(prompt) : end] = torch.tensor(completion)
+            if is_learnt(prompt, completion):
+                labels[row, place, len(prompt) : end] = torch.tensor(completion)
     return {"input_ids": ids, "labels": labels}
 
 
@@ -321,6 +332,11 @@ class EndTokens:
     pad_id: int
     text: EndText | None = None
     are_ignored: bool = False
+
+    def end(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
+        """Returns whether a completion of a prompt has an end."""
+        by_text = self.text is not None and self.text.suits(prompt) and self.text.is_in(completion)
+        return by_text or completion[-1] in self.token_ids
 
 
 class EndText:

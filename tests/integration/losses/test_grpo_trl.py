@@ -26,6 +26,11 @@ REWARDS = "tests.integration.losses.my_rewards"
 MODEL = replace(LLAMA, config={**LLAMA.config, "vocab_size": 320, "eos_token_id": [*range(5, 65)]})
 
 
+def optimizer_of(options):
+    """Returns an optimizer with a smaller rate for gradients that are sums over tokens, and not means."""
+    return replace(PLAIN, lr=0.05) if options.get("loss_type") == "rloo" else PLAIN
+
+
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
     file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
@@ -38,7 +43,10 @@ def trained_by_trl(bench, data, options, *, seed, folder):
     """Returns the losses of TRL's trainer, and its weights."""
     from datasets import Dataset
     from transformers import AutoTokenizer, LlamaForCausalLM
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+    is_rloo = options.get("loss_type") == "rloo"
+    trainer_class, config_class = (RLOOTrainer, RLOOConfig) if is_rloo else (GRPOTrainer, GRPOConfig)
 
     prepared = prepare(data, cache_dir=bench.cache_dir)
     training, _ = open_data(data, cache_dir=bench.cache_dir, prepared=prepared)
@@ -48,7 +56,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
     tokenizer = AutoTokenizer.from_pretrained(str(prepared.tokenizer_dir), local_files_only=True)
     generation = loss_named("grpo", options).generation
 
-    class WithOurCompletions(GRPOTrainer):
+    class WithOurCompletions(trainer_class):
         losses: list[float]
 
         def _generate_single_turn(self, prompt_ids, *args, **kwargs):
@@ -61,7 +69,8 @@ def trained_by_trl(bench, data, options, *, seed, folder):
                 ends=end_tokens_of(tokenizer, model),
                 device=torch.device("cpu"),
             )
-            return [completion for group in groups for completion in group], None
+            completions = [completion for group in groups for completion in group]
+            return completions if is_rloo else (completions, None)
 
         def compute_loss(self, *args, **kwargs):
             loss = super().compute_loss(*args, **kwargs)
@@ -69,7 +78,10 @@ def trained_by_trl(bench, data, options, *, seed, folder):
             return loss
 
     said = {key: value for key, value in options.items() if key not in ("rewards", "max_new_tokens")}
-    config = GRPOConfig(
+    if is_rloo:
+        del said["loss_type"]
+        said = {"beta": 0.0, "normalize_advantages": said.pop("scale_rewards", "none") == "batch", **said}
+    config = config_class(
         output_dir=str(folder),
         max_steps=NUM_STEPS,
         per_device_train_batch_size=NUM_PROMPTS * NUM_GENERATIONS,
@@ -87,7 +99,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
     )
     build_model(MODEL, data=prepared, seed=seed).save_pretrained(folder / "model")
     model = LlamaForCausalLM.from_pretrained(folder / "model")  # TRL loads its reference from there
-    optimizer = torch.optim.SGD(model.parameters(), lr=PLAIN.lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=optimizer_of(options).lr)
     trainer = WithOurCompletions(
         model=model,
         reward_funcs=[lambda completions, **_: letter(completions), lambda completions, **_: some(completions)],
@@ -97,6 +109,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
         optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)),
     )
     trainer.losses = []
+    trainer.eos_token_ids = end_tokens_of(tokenizer, model).token_ids
     trainer.train()
     return trainer.losses, dict(model.state_dict())
 
@@ -109,8 +122,12 @@ def trained_by_trl(bench, data, options, *, seed, folder):
         {"loss_type": "dr_grpo", "scale_rewards": "none"},
         {"loss_type": "bnpo", "scale_rewards": "batch", "reward_weights": [1.0, 0.2]},
         {"loss_type": "dapo", "beta": 0.1, "epsilon_high": 0.3, "use_bias_correction_kl": False},
+        {"loss_type": "dapo", "mask_truncated_completions": True},
+        {"loss_type": "rloo"},
+        {"loss_type": "rloo", "beta": 0.2, "temperature": 0.7},
+        {"loss_type": "rloo", "scale_rewards": "batch"},
     ],
-    ids=["default", "grpo", "dr_grpo", "bnpo", "dapo"],
+    ids=["default", "grpo", "dr_grpo", "bnpo", "dapo", "truncated", "rloo", "rloo-beta", "rloo-batch"],
 )
 def test_the_losses_and_weights_are_trls(bench, prompts, tmp_path, options):
     options = {
@@ -124,7 +141,7 @@ def test_the_losses_and_weights_are_trls(bench, prompts, tmp_path, options):
         data=prompts,
         loss="grpo",
         loss_options=options,
-        optimizer=PLAIN,
+        optimizer=optimizer_of(options),
         num_steps=NUM_STEPS,
         global_batch_size=NUM_PROMPTS,
         seed=3,

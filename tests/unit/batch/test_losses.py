@@ -99,7 +99,10 @@ def test_grpo_names_its_rewards_and_is_measured_by_them(tmp_path):
         ('{name: grpo, rewards: ["my_reward:length"]}', "module my_reward cannot be found"),
         ('{name: grpo, rewards: ["my_rewards:lenght"]}', "defines no lenght"),
         ('{name: grpo, rewards: ["my_rewards:length"], num_generations: 1.5}', "must be a whole number, at least 2"),
-        ('{name: grpo, rewards: ["my_rewards:length"], loss_type: sapo}', "must be one of dapo, grpo, bnpo, dr_grpo"),
+        (
+            '{name: grpo, rewards: ["my_rewards:length"], loss_type: sapo}',
+            "must be one of dapo, grpo, bnpo",
+        ),
         ('{name: grpo, rewards: ["my_rewards:length"], reward_weights: [1, 2]}', "has 2 numbers for 1 rewards"),
         ("null", "prompt has no answers to learn"),
     ],

@@ -98,10 +98,52 @@ def test_a_batch_may_be_divided():
     assert torch.equal(loss.row_sums(alone)[1], counts[1:])
 
 
+@pytest.mark.parametrize("scale", ["none", "batch"])
+def test_rloo_compares_a_completion_with_the_others_of_its_prompt(scale):
+    rewards = torch.tensor([[1.0, 3.0, 5.0], [0.0, math.nan, 4.0], [math.nan, 7.0, math.nan]])
+    plain = torch.tensor([[-3.0, 0.0, 3.0], [-4.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
+    known = torch.tensor([-3.0, 0.0, 3.0, -4.0, 4.0])
+    expected = plain if scale == "none" else plain / (float(known.std()) + 1e-4)
+    found = grpo(loss_type="rloo", scale_rewards=scale).advantages(rewards, of_batch=rewards.flatten())
+    assert torch.allclose(found, expected)
+
+
+def test_rloo_is_a_policy_gradient_of_whole_completions():
+    draw = torch.Generator().manual_seed(1)
+    reference = -torch.rand(2, 3, 7, generator=draw)
+    given = inputs_of(reference=reference)
+    sums, counts = grpo(loss_type="rloo", beta=0.3, temperature=0.5).row_sums(given)
+    assert counts.tolist() == [3, 3]
+    mean = sums.sum() / counts.sum()
+    (gradient,) = torch.autograd.grad(mean, given.logits, retain_graph=True)
+    is_learnt = given.labels != -100
+    log_p = (given.logits / 0.5).log_softmax(-1).gather(-1, given.labels.clamp(min=0).unsqueeze(-1))[..., 0]
+    divergence = ((log_p.detach() - reference) * is_learnt).sum(-1)
+    others = (divergence.sum(-1, keepdim=True) - divergence) / 2
+    advantages = given.batch[ADVANTAGES] - 0.3 * (divergence - others)
+    (wanted,) = torch.autograd.grad(-(advantages * (log_p * is_learnt).sum(-1)).mean(), given.logits)
+    assert float(mean.detach()) == pytest.approx(-float(advantages.mean()), rel=1e-5, abs=1e-6)
+    assert torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-6)
+    assert gradient.abs().max() > 1e-3
+
+
+def test_a_step_whose_completions_are_all_masked_has_the_mean_0():
+    given = inputs_of()
+    given.labels.fill_(-100)
+    sums, counts = grpo(mask_truncated_completions=True).row_sums(given)
+    assert float(sums.sum() / counts.sum()) == 0.0
+
+
+def test_scales_that_rloo_does_not_have_are_refused():
+    for options in ({"scale_rewards": "group"}, {"scale_rewards": "batch", "beta": 0.1}):
+        with pytest.raises(ValueError, match=r"scale_rewards \w+ is not for loss_type rloo.*To fix: write"):
+            grpo(loss_type="rloo", **options)
+
+
 def test_options_are_checked():
     with pytest.raises(ValueError, match="rewards is missing"):
         loss_named("grpo", {})
-    with pytest.raises(ValueError, match="2 reward_weights for 1 rewards"):
+    with pytest.raises(ValueError, match="reward_weights has 2 numbers for 1 rewards"):
         grpo(reward_weights=[1.0, 2.0])
     for wrong in ({"rewards": "my_rewards:length"}, {"rewards": ["length"]}, {"num_generations": 1}, {"beta": -1}):
         with pytest.raises(ValueError, match="To fix"):
