@@ -321,6 +321,8 @@ BUILTIN_SOURCES: dict[str, str] = {
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.data.sources.completion:Preference",
+    "unpaired-preference": "ringmaster.techniques.data.sources.unpaired:UnpairedPreference",
+    "comparison": "ringmaster.techniques.data.sources.comparison:Comparison",
     "rag": "ringmaster.techniques.data.sources.completion:Rag",
     "prompt": "ringmaster.techniques.data.sources.completion:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_rows:Embedding",

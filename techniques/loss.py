@@ -28,6 +28,10 @@ ADVANTAGES, REWARDS = "advantages", "rewards"
 """The entries [rows, completions] of a batch of completions that a model has written, for losses with `generation`."""
 PASSAGE_SCORES = "passage_scores"
 """The entry [rows, passages] of a batch with the retriever's scores of the passages of each row, the best first."""
+DESIRABLE = "desirable"
+"""The entry [rows] of a batch with 1 for completions that are desirable, and 0 for others."""
+MARGIN = "margin"
+"""The entry [rows] of a batch with how much greater the reward of the chosen answer should be than the other's."""
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -63,19 +67,19 @@ class Generation:
     num_generations: completions of each prompt.
     max_new_tokens: the most tokens of a completion.
     temperature: completions are sampled from softmax(logits / temperature).
+    masks_truncated: whether completions of that many tokens without an end are not learnt.
     """
 
     rewards: tuple[str, ...]
     weights: tuple[float, ...]
-    masks_truncated: whether completions of that many tokens without an end are not learnt.
     num_generations: int
     max_new_tokens: int
     temperature: float
+    masks_truncated: bool = False
 
 
 class LossFunction(ABC):
     """A loss, a frozen dataclass in one file whose fields are its options, each made by `option`.
-    masks_truncated: bool = False
 
     name: the name in batch files. An entry point has the same name.
     kinds: the `MODEL_KINDS` that it is for.
@@ -85,6 +89,7 @@ class LossFunction(ABC):
     drops_out: whether the model's dropout stays on in training.
     mixes_rows: whether a row's summand depends on the other rows of the global batch, which then is not divided.
     per_token: whether each position's summand depends on its own logits and label alone.
+    reads: the entries of a batch that the loss reads, and that are not inputs of the model.
     total_names: numbers of the global batch that must be known before its first forward, such as of tokens.
     """
 
@@ -95,6 +100,7 @@ class LossFunction(ABC):
     drops_out: ClassVar[bool] = True
     mixes_rows: ClassVar[bool] = False
     per_token: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
     total_names: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -124,16 +130,29 @@ class LossFunction(ABC):
         Raises ValueError, with a remedy, where the outputs or the labels do not suit the loss.
         """
 
-    def totals(self, labels: Tensor) -> Mapping[str, Tensor]:
-        """Returns each row's summand of each of `total_names`, [rows]. labels: as in `LossInputs`."""
-        return {}
-
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor | None:
-        """Returns what the loss compares with the initial weights; None for log-probabilities of whole sequences.
     def conflicts(self) -> Iterator[OptionFault]:
         """Yields the faults of options that do not go together."""
         yield from ()
 
+    def totals(self, labels: Tensor) -> Mapping[str, Tensor]:
+        """Returns each row's summand of each of `total_names`, [rows]. labels: as in `LossInputs`."""
+        return {}
+
+    def first_pass(self, batch: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Returns the rows of a forward without gradients, before all others of a step, that totals are made of.
+
+        batch: some rows of the global batch. before: for each of them, the one before it there; the last for the first.
+
+        Returns None where labels determine all totals.
+        """
+        return None
+
+    def first_totals(self, inputs: LossInputs) -> Mapping[str, Tensor]:
+        """Returns what each row of the first pass adds to totals, [rows]."""
+        return {}
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """Returns what the loss compares with the initial weights; None for log-probabilities of whole sequences.
 
         logits: [rows, sequences, tokens, vocabulary]. labels: the token that each position predicts, [rows, sequences,
         tokens].
@@ -283,6 +302,8 @@ BUILTIN_LOSSES: dict[str, str] = {
     "dpo": "ringmaster.techniques.losses.preferences:Dpo",
     "orpo": "ringmaster.techniques.losses.preferences:Orpo",
     "simpo": "ringmaster.techniques.losses.preferences:Simpo",
+    "kto": "ringmaster.techniques.losses.kto:Kto",
+    "bradley-terry": "ringmaster.techniques.losses.reward_models:BradleyTerry",
     "grpo": "ringmaster.techniques.losses.grpo:Grpo",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
     "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",

@@ -247,6 +247,7 @@ BUILTIN_METRICS: dict[str, str] = {
     "generated_rouge_2": "ringmaster.techniques.metrics.token_sequences:GeneratedRouge2",
     "generated_rouge_l": "ringmaster.techniques.metrics.token_sequences:GeneratedRougeL",
     "preference_accuracy": "ringmaster.techniques.metrics.comparisons:PreferenceAccuracy",
+    "reward_accuracy": "ringmaster.techniques.metrics.comparisons:RewardAccuracy",
     "reward": "ringmaster.techniques.metrics.comparisons:Reward",
     "hit_at_1": "ringmaster.techniques.metrics.comparisons:HitAt1",
     "hit_at_5": "ringmaster.techniques.metrics.comparisons:HitAt5",

@@ -56,7 +56,8 @@ def main() -> None:
         writer.writerows([each.sentence, each.package] for each in classified)
     asked = every[:1500]
     write_rows("conversations.jsonl", [{"messages": conversation(each)} for each in asked])
-    write_rows("preferences.jsonl", preferences(asked, draw))
+    write_rows("preferences.jsonl", pairs := preferences(asked, draw))
+    write_rows("judged.jsonl", [judged(pair, is_right=place % 2 == 0) for place, pair in enumerate(pairs)])
     write_rows("pairs.jsonl", [{"anchor": words(each.name), "positive": each.sentence} for each in asked])
     write_rows("prompts.jsonl", [prompt(each, "ae"[place % 2]) for place, each in enumerate(asked)])
     save_tokenizer(every)
@@ -101,6 +102,11 @@ def preferences(asked: list[Function], draw: random.Random) -> list[dict[str, ob
         rejected = {"role": "assistant", "content": " ".join(mixed)}
         rows.append({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
     return rows
+
+
+def judged(pair: dict[str, object], *, is_right: bool) -> dict[str, object]:
+    """Returns the question of a pair with one of its answers, and whether it is the right one."""
+    return {"prompt": pair["prompt"], "completion": pair["chosen" if is_right else "rejected"], "label": is_right}
 
 
 def prompt(asked: Function, letter: str) -> dict[str, object]:

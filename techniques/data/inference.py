@@ -22,6 +22,7 @@ ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
     "chat": CAUSAL_SUFFIXES,
     "preference": CAUSAL_SUFFIXES,
+    "unpaired-preference": CAUSAL_SUFFIXES,
     "completion": CAUSAL_SUFFIXES,
     "text-classification": ("ForSequenceClassification",),
     "token-classification": ("ForTokenClassification",),
@@ -100,8 +101,6 @@ def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | 
     if is_text and (architecture is None or architecture.endswith(CAUSAL_SUFFIXES)):
         return None
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
-    if "label" in there and fitting[:1] == ["completion"]:
-        return None  # completions of which some are wrong, as in TRL's format for KTO
     if architecture is None:
         fitting = [kind for kind in fitting if kind in UNMISTAKABLE]
     return fitting[0] if fitting else None

@@ -340,9 +340,9 @@ def attended(ids: list[int], mask: Any, where: str) -> list[int]:
 
 
 KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
-NO_KTO = (
-    "has a prompt, a completion and a label, as for KTO, a loss that there is not. To fix: keep the rows whose label "
-    "is true, and set data.kind to completion; or make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
+KTO_REMEDY = (
+    "To fix: set data.kind to unpaired-preference, for the loss kto; or keep the rows whose label is true, and set it "
+    "to completion"
 )
 
 
@@ -427,7 +427,7 @@ def _content(row: Any, where: str, *, column: str, ignored: Sequence[str] = ()) 
         return attended(content, row.get(arrow_files.MASK), where)
     if column not in row and "input_ids" not in row:
         if row.keys() >= KTO_COLUMNS:
-            raise ValueError(f"{where} {NO_KTO}")
+            raise ValueError(f"{where} has a prompt, a completion and a label, and no text. {KTO_REMEDY}")
         what = f"has no text (nor input_ids) in column {column!r}; it has {sorted(row)}"
         raise ValueError(f"{where} {what}. To fix: set text_column")
     read = column if column in row else "input_ids"

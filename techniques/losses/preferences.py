@@ -33,15 +33,15 @@ class PreferenceLoss(loss.LossFunction):
 
 
 def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the natural log-probability of the labelled tokens of each sequence, in fp32, [rows, 2].
+    """Returns the natural log-probability of the labelled tokens of each sequence, in fp32, [rows, ...].
 
-    logits: [rows, 2, tokens, vocabulary]. labels: the token that each position predicts, [rows, 2, tokens].
+    logits: [rows, ..., tokens, vocabulary]. labels: the token that each position predicts, [rows, ..., tokens].
     """
     return token_log_probabilities(logits, labels).sum(-1)
 
 
 def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the log-probability of each labelled token, and 0 where the label is -100: [rows, 2, tokens], fp32."""
+    """Returns the log-probability of each labelled token, and 0 where the label is -100: [rows, ..., tokens], fp32."""
     from torch.nn import functional
 
     flat = logits.reshape(-1, logits.shape[-1]).float()
@@ -230,6 +230,7 @@ class RagSequence(loss.LossFunction):
     name: ClassVar[str] = "rag-sequence"
     kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
     in_pairs: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = (loss.PASSAGE_SCORES,)
 
     num_passages: int = loss.option(5, loss.WholeNumbers(least=1))
 

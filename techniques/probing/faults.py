@@ -15,6 +15,7 @@ from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import DESIRABLE
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.training.bound_loss import ADDED, BoundLoss, logits_of
 from ringmaster.text import message_of
@@ -40,8 +41,11 @@ def explained(what: str, remedy: str) -> Iterator[None]:
 def faults_of_samples(job: Job, model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor]) -> Iterator[str]:
     """Yields faults: tensors that the model does not take, and tokens that it has no embedding for."""
     if loss.inputs is not None and (job.loss is None or loss.function is not None):
-        ignored = sorted(batch.keys() - loss.inputs - {"labels", *ADDED})
-        if ignored and batch.keys() & loss.inputs:
+        read = () if loss.function is None else loss.function.reads
+        ignored = sorted(batch.keys() - loss.inputs - {"labels", *ADDED, *read})
+        if DESIRABLE in ignored:
+            yield "loss: some completions are not desirable, and all would be learnt. To fix: set loss to kto"
+        elif ignored and batch.keys() & loss.inputs:
             yield (
                 f"data: samples have {', '.join(ignored)}, which the model's forward does not take; it takes "
                 f"{', '.join(sorted(loss.inputs))}. To fix: name the tensors so, or leave them out of the samples"

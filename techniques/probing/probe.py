@@ -23,7 +23,15 @@ from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, ModelSpec
-from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
+from ringmaster.techniques.loss import (
+    ADVANTAGES,
+    CLASSIFIER,
+    REWARDS,
+    LossFunction,
+    class_of,
+    reward_names,
+    source_of,
+)
 from ringmaster.techniques.metric import (
     GatheredMetric,
     Metric,
@@ -196,23 +204,36 @@ def why_undivided(model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor]
     if sites.reason:
         return sites.reason
     buffers = [buffer.clone() for buffer in model.buffers()]
+    if (
+        is_of_differences := loss.function is not None
+        and loss.function.in_pairs
+        and loss.function.kinds == (CLASSIFIER,)
+    ):
+        model.double()  # a fresh head has nearly equal outputs, of whose difference's gradient fp32 leaves rounding
+    reason = _why_divisions_differ(model, loss, batch, sites, buffers)
+    if is_of_differences:
+        model.float()
+    _restore(model, buffers)
+    return reason
+
+
+def _why_divisions_differ(
+    model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor], sites: DrawSites, buffers: Sequence[Tensor]
+) -> str:
     whole = _gradients(model, loss, batch, WHOLE, sites)
     for division in DIVISIONS:
         _restore(model, buffers)
         try:
             divided = _gradients(model, loss, batch, division, sites)
         except (ArithmeticError, IndexError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            _restore(model, buffers)
             lines = str(error).strip().splitlines() or [type(error).__name__]
             return f"a part of a batch cannot be trained alone ({lines[0]})"
         difference = _difference(whole, divided)
         if not difference <= LARGEST_DIFFERENCE:
-            _restore(model, buffers)
             return (
                 f"dividing a batch changes its gradients (by {difference:.1e} of the largest, measured on four "
                 "samples): the loss or a layer depends on several samples together"
             )
-    _restore(model, buffers)
     return ""
 
 

@@ -25,7 +25,6 @@ from ringmaster.techniques.loss import (
     CAUSAL,
     CLASSIFIER,
     OTHER,
-    PASSAGE_SCORES,
     REWARDS,
     SEQUENCE_TO_SEQUENCE,
     LossFunction,
@@ -43,8 +42,8 @@ Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]
 REFERENCE = "reference_log_probabilities"
 """The entry of a batch with what its loss compares, under the job's initial weights; [rows, 2] for pairs."""
-ADDED = (REFERENCE, ADVANTAGES, REWARDS, PASSAGE_SCORES)
-"""The entries of batches that are not the model's inputs."""
+ADDED = (REFERENCE, ADVANTAGES, REWARDS)
+"""The entries of batches that training adds, and that are not the model's inputs."""
 
 # Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
 CLASSIFIER_SUFFIXES = (
@@ -141,6 +140,14 @@ class BoundLoss:
         """Returns this batch's summand of each of `total_names`."""
         return {}
 
+    def first_pass(self, batch: Batch, before: Batch) -> Batch | None:
+        """Returns the rows of a first forward, as `LossFunction.first_pass` does; mostly there are none."""
+        return None if self.function is None else self.function.first_pass(batch, before)
+
+    def first_totals(self, output: Any, batch: Batch) -> Mapping[str, float]:
+        """Returns what the rows of a first forward add to totals."""
+        return {}
+
     def given(self, totals: Mapping[str, float]) -> BoundLoss:
         """Returns the loss of rows of a global batch with these totals."""
         return self
@@ -216,7 +223,8 @@ class FunctionLoss(BoundLoss):
 
     def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; of pairs and groups all sequences of each in turn."""
-        given = super().forward_inputs({name: value for name, value in batch.items() if name not in ADDED})
+        added = (*ADDED, *self.function.reads)
+        given = super().forward_inputs({name: value for name, value in batch.items() if name not in added})
         sequences = self.function.num_sequences
         if sequences is None:
             return given
@@ -257,6 +265,11 @@ class FunctionLoss(BoundLoss):
         if labels is None:
             raise ValueError(f"loss {self.function.name}: the samples have no labels. To fix: add them")
         return {name: float(each.sum()) for name, each in self.function.totals(labels).items()}
+
+    def first_totals(self, output: Any, batch: Batch) -> Mapping[str, float]:
+        """Returns the sums of what the rows add; in fp64, in which sums of fp32 do not depend on their order."""
+        summands = self.function.first_totals(self._inputs(output, batch, totals={}))
+        return {name: float(each.double().sum()) for name, each in summands.items()}
 
     def given(self, totals: Mapping[str, float]) -> BoundLoss:
         """Returns the loss of rows of a global batch with these totals."""
@@ -300,8 +313,8 @@ def with_made_up_reference(loss: BoundLoss, batch: Batch) -> dict[str, Tensor]:
         return dict(batch)
     tensor = next(iter(batch.values()))
     is_of_tokens = loss.function is not None and loss.function.generation is not None
-    shape = batch["labels"].shape if is_of_tokens else (len(tensor), 2)
-    return {**batch, REFERENCE: torch.zeros(shape, device=tensor.device)}
+    labels = batch["labels"].shape
+    return {**batch, REFERENCE: torch.zeros(labels if is_of_tokens else labels[:-1], device=tensor.device)}
 
 
 def disable_dropout(model: nn.Module, loss: BoundLoss) -> None:

@@ -36,6 +36,7 @@ from ringmaster.techniques.technique import (
     why_no_optimizer,
 )
 from ringmaster.techniques.training.batch_loader import RowsRequest
+from ringmaster.techniques.training.batch_totals import Chunk, batch_totals
 from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
 from ringmaster.techniques.training.callbacks import Share, ShareSums, TrainerCallback, change_base, rule_of
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
@@ -272,7 +273,9 @@ class Trainer(JobTrainingState):
         with drawing() if self._draws_by_hash else nullcontext():
             work = _TrainerWork(self, indices, self.batches.places(self.next_step, share), width=width)
             reward = self._generate(work)
-            work.loss_function = self._training_loss.given(self._totals(self._training, work.micro_batches))
+            chunks = [(rows, True, width) for rows in work.micro_batches]
+            totals = self._totals(self._training, chunks, rows=indices, work=work)
+            work.loss_function = self._training_loss.given(totals)
             loss_sum, count = self._technique.forward_backward(self.model, work)
         return ShareSums(loss=float(loss_sum), loss_count=count, num_tokens=work.num_tokens), reward
 
@@ -293,23 +296,20 @@ class Trainer(JobTrainingState):
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
 
-    def _totals(self, dataset: Dataset, chunks: Iterable[Sequence[int]]) -> dict[str, float]:
-        """Returns the numbers of the global batch that its loss needs before the first forward; mostly there are none.
-
-        chunks: the rank's rows of the batch.
-        """
+    @torch.no_grad()
+    def _totals(
+        self, dataset: Dataset, chunks: Iterable[Chunk], *, rows: Indices, work: _TrainerWork
+    ) -> Mapping[str, float]:
+        """Returns the numbers of the global batch that its loss needs before its forwards; see `batch_totals`."""
         if not self._loss.total_names:
             return {}
         self._loader.settle()
-        own_totals = dict.fromkeys(self._loss.total_names, 0.0)
-        for rows in chunks:
-            for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
-                own_totals[name] += value
-        num_replicas = self.ranks.num_ranks // self.own_share[1]  # ranks with the same rows
-        return {
-            name: value / num_replicas
-            for name, value in zip(own_totals, self.ranks.sum([*own_totals.values()]), strict=True)
-        }
+        self.model.eval()
+        totals = batch_totals(
+            self._loss, dataset, chunks, rows=rows, technique=self._technique, ranks=self.ranks, run=work.run
+        )
+        self.model.train()
+        return totals
 
     def _to_mean(self, count: float) -> float:
         return self._technique.gradient_divisor(self.ranks.mesh) / count
@@ -332,12 +332,12 @@ class Trainer(JobTrainingState):
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
         self._loader.settle()
-        chunks = list(self._held_out_chunks(self.num_evaluated_rows(max_batches=max_batches)))
-        totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
-        names, loss = self.job.evaluation.metrics, self._loss.given(totals)
-        metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.is_exact)
-        work = _TrainerWork(self)
+        num_evaluated = self.num_evaluated_rows(max_batches=max_batches)
+        chunks, work = list(self._held_out_chunks(num_evaluated)), _TrainerWork(self)
         self.rule.before_evaluation()
+        loss = self._loss.given(self._totals(self._held_out, chunks, rows=range(num_evaluated), work=work))
+        names = self.job.evaluation.metrics
+        metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.is_exact)
         self.model.eval()
         model = self._technique.unwrap(self.model)
         for rows, counted, width in chunks:
@@ -346,11 +346,9 @@ class Trainer(JobTrainingState):
             if self._rollout is not None:
                 seeds = [prompt_seed(self.job.seed, HELD_OUT, row) for row in rows]  # the same at every step
                 (batch,) = self._rollout.with_advantages([self._rollout.completed(model, batch, seeds=seeds)])
-            batch = work.completed(self._to_device(self._technique.part(batch)))
-            output = self._technique.forward(self.model, batch, work)
-            if counted and output is not None:  # in a pipeline only the last stage has an output
-                metrics.add(output, work.with_reference(batch), rows=rows, written=written)
-            self.beat()
+            output, batch = work.run(batch)
+            if counted and output is not None:
+                metrics.add(output, batch, rows=rows, written=written)
         if metrics.of_models:
             most = self.job.max_evaluated_rows
             num_rows = most if max_batches is None else min(most, max_batches * self.job.global_batch_size)
@@ -359,7 +357,7 @@ class Trainer(JobTrainingState):
         self.model.train()
         return metrics.result(self.ranks.gather(metrics.parts()))
 
-    def _held_out_chunks(self, num_rows: int) -> Iterator[tuple[list[int], bool, int | None]]:
+    def _held_out_chunks(self, num_rows: int) -> Iterator[Chunk]:
         """Yields the rank's rows of each forward pass, whether they count, and the width of the global batch.
 
         Every rank runs the same number of forward passes; a rank without rows left runs one row that does not count.
@@ -518,6 +516,17 @@ class _TrainerWork:
             inner=trainer.unwrapped,
             forward=lambda batch: trainer._technique.forward(trainer.model, batch, self),
         )
+
+    def run(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """Returns the model's output for a batch, and the batch with what its loss compares.
+
+        The output is None on ranks that have none: in a pipeline only the last stage has one.
+        """
+        trainer = self._trainer
+        batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
+        output = trainer._technique.forward(trainer.model, batch, self)
+        trainer.beat()
+        return output, batch if output is None else self.with_reference(batch)
 
     def with_reference(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the batch with what the reference of its loss gives, if a frozen copy computes it."""

@@ -49,7 +49,10 @@ OF_TEMPLATES = {
         ("documents", "chat_template_kwargs"),
         "which the chat template does not get. To fix: write its content into the messages",
     ),
-    "kto_tag": "as for KTO, a loss that there is not. To fix: keep the rows whose tag is true, without the column",
+    "kto_tag": (
+        "which is not read. To fix: make rows of prompt, completion and label, of kind unpaired-preference, for the "
+        "loss kto; or keep the rows whose tag is true, without the column"
+    ),
 }
 """Decisive columns of conversations, see `RowKind.decisive`."""
 

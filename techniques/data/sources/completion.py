@@ -71,14 +71,14 @@ class Completion(chat.ConversationSource):
             "which is not read. To fix: set input_column to it, or put it into the prompt",
         ),
         "label": (
-            "as for KTO, a loss that there is not. To fix: keep the rows whose label is true, without the column; or "
-            "make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
+            "which may mark completions that are not desirable, and is not read. To fix: set kind to "
+            "unpaired-preference, for the loss kto; or keep the rows whose label is true, without the column"
         ),
         **BESIDE_MESSAGES,
         **chat.OF_TEMPLATES,
         **MEDIA,
     }
-    options_class = CompletionOptions
+    options_class: ClassVar[type[DataOptions]] = CompletionOptions
     needs_tokenizer = True
     is_causal = True
     packs = True
@@ -307,7 +307,7 @@ class Preference(chat.ConversationSource):
     """
 
     name = "preference"
-    usual_loss = "simpo"  # which compares without a reference model
+    usual_loss: ClassVar[str | None] = "simpo"  # which compares without a reference model
     decisive: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("context", "passage", "conversations"),
@@ -322,7 +322,7 @@ class Preference(chat.ConversationSource):
         ),
         **MEDIA,
     }
-    options_class = PreferenceOptions
+    options_class: ClassVar[type[DataOptions]] = PreferenceOptions
     needs_tokenizer = True
     is_causal = True
     version = 4
@@ -336,6 +336,10 @@ class Preference(chat.ConversationSource):
 
     def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens and labels of both answers, the shorter one filled up."""
+        return _alike(self.pair(row, context=context), context)
+
+    def pair(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> list[dict[str, list[int]]]:
+        """Returns the tokens and labels of the chosen answer, and of the rejected one. Raises as `sample`."""
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
         if row["history"]:
@@ -343,14 +347,14 @@ class Preference(chat.ConversationSource):
         if row["prompt"] is None and (row["input"] or row["system"]):
             raise ValueError("an input or a system text has no prompt. To fix: set prompt_column")
         if not isinstance(row["chosen"], str):
-            return _alike(_conversation_pair(row, context), context)
+            return _conversation_pair(row, context)
         chat.refuse_tools(row)
         for role in ("chosen", "rejected", *(role for role in ("input", "system") if row[role])):
             row_source.text_of(row, role)
         prompt, chosen, rejected = _prompt_and_answers(row)
         if not isinstance(prompt, str):
             raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")
-        return _alike(answered(prompt, [chosen, rejected], context), context)
+        return answered(prompt, [chosen, rejected], context)
 
     def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
         """Returns the tokens of the tokenizer's own call for the prompt with each answer as one text, as in TRL."""

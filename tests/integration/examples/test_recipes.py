@@ -157,6 +157,32 @@ def test_grpo(place):
     assert tokenizer.decode(tokens[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
+def test_kto(place):
+    """What is learnt from single answers tells right ones from wrong ones."""
+    jobs = place.run("kto")
+    assert jobs["judging"]["metrics"]["preference_accuracy"] > 0.6
+
+
+def test_reward_model(place):
+    """The reward model prefers the right answer, also as transformers loads it, and rewards another model."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    jobs = place.run("reward_model")
+    assert jobs["judge"]["metrics"]["reward_accuracy"] > 0.7
+    folder = jobs["judge"]["model_dir"]
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    rows = place.rows("preferences.jsonl")[:50]
+    rewards = []
+    for row in rows:
+        for answer in ("chosen", "rejected"):
+            text = tokenizer.apply_chat_template([*row["prompt"], *row[answer]], tokenize=False)
+            with torch.no_grad():
+                rewards.append(float(model(**tokenizer(text, return_tensors="pt")).logits))
+    assert share(chosen > rejected for chosen, rejected in zip(rewards[::2], rewards[1::2], strict=True)) > 0.7
+    assert jobs["rewarded"]["metrics"]["reward"] != 0
+
+
 def share(are):
     """The share of those that are true."""
     found = list(are)

@@ -1,6 +1,7 @@
 """Data factories of pairs of sequences, for tests of losses that compare them."""
 
 import torch
+from torch.nn import functional
 
 PAD, END, VOCAB_SIZE = 0, 1, 64
 
@@ -73,3 +74,28 @@ class Passages(Preferences):
 
 def passages(num=48, seq_len=24):
     return Passages(num, seq_len, 0), Passages(12, seq_len, 1)
+
+
+class Unpaired(Preferences):
+    """The chosen answers alone, of which every third is not desirable, with room for a prompt with another answer."""
+
+    def __getitem__(self, index):
+        pair = super().__getitem__(index)
+        fill, room = {"input_ids": PAD, "labels": -100}, (0, pair["labels"].shape[1])
+        sample = {name: functional.pad(tokens[0], room, value=fill[name]) for name, tokens in pair.items()}
+        return {**sample, "desirable": torch.tensor(int(index % 3 > 0))}
+
+
+def unpaired(num=48, seq_len=24):
+    return Unpaired(num, seq_len, 0), Unpaired(12, seq_len, 1)
+
+
+class Compared(Texts):
+    """Pairs of answers for reward models, with a margin."""
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "margin": torch.tensor(index % 4 / 4)}
+
+
+def compared(num=48, seq_len=24):
+    return Compared(num, seq_len, 0), Compared(12, seq_len, 1)

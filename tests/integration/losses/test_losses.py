@@ -19,7 +19,7 @@ from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from tests.integration.evaluating import evaluate_model
-from tests.integration.losses.pairs import VOCAB_SIZE, preferences
+from tests.integration.losses.pairs import PAD, VOCAB_SIZE, preferences
 from tests.integration.techniques.test_conformance import PLAIN_MESH
 from tests.integration.workbench import (
     ADAMW,
@@ -37,6 +37,8 @@ from tests.matrix import matrix
 PREFERENCES = DataSpec(factory="tests.integration.losses.pairs:preferences")
 PASSAGES = DataSpec(factory="tests.integration.losses.pairs:passages")
 TEXTS = DataSpec(factory="tests.integration.losses.pairs:texts")
+UNPAIRED = DataSpec(factory="tests.integration.losses.pairs:unpaired")
+COMPARED = DataSpec(factory="tests.integration.losses.pairs:compared")
 TINY = replace(LLAMA, config={**LLAMA.config, "vocab_size": VOCAB_SIZE})
 BERT = ModelSpec(
     architecture="BertModel",
@@ -47,6 +49,9 @@ BERT = ModelSpec(
         "num_attention_heads": 2,
         "vocab_size": VOCAB_SIZE,
     },
+)
+REWARD_MODEL = ModelSpec(
+    architecture="LlamaForSequenceClassification", config={**TINY.config, "num_labels": 1, "pad_token_id": PAD}
 )
 LORA = Adapter(kind="lora", rank=4, alpha=8)
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
@@ -114,6 +119,40 @@ def test_orpo_over_micro_batches_and_ranks(bench, tmp_path):
 def test_rag_sequence(bench, tmp_path, layout, optimizer):
     job = preference_job(bench, "rag-sequence", optimizer=optimizer, loss_options={"num_passages": 2})
     assert_trains_the_same(bench, replace(job, data=PASSAGES), layout, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(SGD, marks=pytest.mark.full), CALM_ADAMW], ids=lambda each: each.name
+)
+@pytest.mark.parametrize("adapter", matrix([None, LORA], quick=[None], ids=["full", "lora"]))
+@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[LAYOUTS[1], LAYOUTS[11]]))
+def test_kto(bench, tmp_path, layout, adapter, optimizer):
+    """The baseline is one number of the whole batch, however it is divided."""
+    options = {"beta": 0.5, "desirable_weight": 1.5}
+    job = preference_job(bench, "kto", optimizer=optimizer, adapter=adapter, loss_options=options)
+    job = replace(job, data=UNPAIRED, evaluation=replace(job.evaluation, metrics=("loss", "preference_accuracy")))
+    assert_trains_the_same(bench, job, layout, tmp_path)
+    plain = bench.reference(replace(job, loss_options={**options, "loss_type": "apo_zero_unpaired"}))
+    assert plain.losses[0] == pytest.approx(bench.reference(job).losses[0], abs=1e-6)  # the divergence begins with 0
+    assert plain.losses[-1] != bench.reference(job).losses[-1]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(SGD, marks=pytest.mark.full), CALM_ADAMW], ids=lambda each: each.name
+)
+@pytest.mark.parametrize("adapter", matrix([None, LORA], quick=[None], ids=["full", "lora"]))
+@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[LAYOUTS[5]]))
+def test_reward_models(bench, tmp_path, layout, adapter, optimizer):
+    adapter = adapter and replace(adapter, modules_to_save=("score",))
+    options = {"center_rewards_coefficient": 0.01}
+    job = preference_job(bench, "bradley-terry", optimizer=optimizer, adapter=adapter, loss_options=options)
+    evaluation = replace(job.evaluation, metrics=("loss", "reward_accuracy"))
+    job = replace(job, model=REWARD_MODEL, data=COMPARED, evaluation=evaluation)
+    if reason := registry.load(layout.path).supports(job, bench.shape(layout.num_devices), bench.facts(job)):
+        assert layout.technique in ("tensor", "pipeline", "mesh"), reason
+        return
+    assert_trains_the_same(bench, job, layout, tmp_path)
+    assert bench.reference(job).losses[-1] < bench.reference(job).losses[0]
 
 
 @pytest.mark.full

@@ -11,8 +11,8 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
-from tests.integration.losses.pairs import END, PAD, VOCAB_SIZE, preferences
-from tests.integration.losses.test_losses import LORA, PREFERENCES, TINY
+from tests.integration.losses.pairs import END, PAD, VOCAB_SIZE, compared, preferences, unpaired
+from tests.integration.losses.test_losses import COMPARED, LORA, PREFERENCES, REWARD_MODEL, TINY, UNPAIRED
 from tests.integration.workbench import ADAMW
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(find_spec("trl") is None, reason="no trl, whose losses these are")]
@@ -33,14 +33,14 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", pad_token="<pad>")
 
 
-def texts_in_order(seed):
-    """Returns the pairs of 20 steps as rows of text, in the order in which a job reads them."""
+def texts_in_order(seed, *, samples=preferences, row=None):
+    """Returns the samples of 20 steps as rows of text, in the order in which a job reads them."""
     from datasets import Dataset
 
-    training, _ = preferences()
+    training, _ = samples()
     sampler = Sampler(num_samples=len(training), global_batch_size=NUM_ROWS, seed=seed)
     batches = [sampler.indices(step) for step in range(NUM_STEPS)]
-    return Dataset.from_list([row_of(training[int(i)]) for batch in batches for i in batch])
+    return Dataset.from_list([(row or row_of)(training[int(i)]) for batch in batches for i in batch])
 
 
 def row_of(sample):
@@ -51,7 +51,21 @@ def row_of(sample):
     return {"prompt": said[0], "chosen": f" {said[1]}", "rejected": f" {said[2]}"}
 
 
-def losses_of(base, config, model, *, seed, **more):
+def unpaired_row_of(sample):
+    both = {name: tokens.repeat(2, 1) for name, tokens in sample.items() if name != "desirable"}
+    row = row_of(both)
+    return {"prompt": row["prompt"], "completion": row["chosen"], "label": bool(sample["desirable"])}
+
+
+def compared_row_of(sample):
+    texts = [
+        " ".join(str(int(token)) for token, is_there in zip(*each, strict=True) if is_there and token != END)
+        for each in zip(sample["input_ids"], sample["attention_mask"], strict=True)
+    ]
+    return {"chosen": texts[0], "rejected": texts[1], "margin": float(sample["margin"])}
+
+
+def losses_of(base, config, model, *, seed, rows=None, **more):
     """Returns the losses of 20 steps of a trainer of TRL's, by the optimizer of the tests."""
 
     class Recording(base):
@@ -70,7 +84,7 @@ def losses_of(base, config, model, *, seed, **more):
     trainer = Recording(
         model=model,
         args=config,
-        train_dataset=texts_in_order(seed),
+        train_dataset=texts_in_order(seed) if rows is None else rows,
         processing_class=tokenizer(),
         optimizers=(optimizer, schedule),
         **more,
@@ -134,6 +148,21 @@ def test_twenty_steps_have_trls_losses(bench, tmp_path, loss, options):
     assert ours[-1] < ours[0]
 
 
+def attach_state(model, *, seed):
+    """Returns the tensors of the adapter that a job attaches to a model."""
+    state = attach(model, LORA, seed=seed).state_dict()
+    return {name: value for name, value in state.items() if "lora_" in name}
+
+
+def set_adapter(model, state):
+    """Sets the adapter of a model of peft's to given tensors."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(state.pop(name.removeprefix("base_model.model.").replace(".default", "")))
+    assert not state
+
+
 def test_an_adapter_has_trls_losses_too(bench, tmp_path):
     """TRL also compares with the model without its adapter."""
     from peft import LoraConfig, get_peft_model
@@ -144,17 +173,85 @@ def test_an_adapter_has_trls_losses_too(bench, tmp_path):
     )
     ours = bench.reference(job).losses
     data = prepare(PREFERENCES, cache_dir=bench.cache_dir)
-    adapted = attach(build_model(TINY, data=data, seed=0), LORA, seed=0)
+    state = attach_state(build_model(TINY, data=data, seed=0), seed=0)
     theirs_model = get_peft_model(
         build_model(TINY, data=data, seed=0),
         LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    state = {name: value for name, value in adapted.state_dict().items() if "lora_" in name}
-    with torch.no_grad():
-        for name, parameter in theirs_model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(state.pop(name.removeprefix("base_model.model.").replace(".default", "")))
-    assert not state
+    set_adapter(theirs_model, state)
     theirs = made_by_trl("dpo", options, theirs_model, folder=tmp_path, seed=0)
+    assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
+    assert ours[-1] < ours[0]
+
+
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beta": 0.5, "desirable_weight": 1.5, "undesirable_weight": 0.7},
+        {"beta": 0.5, "loss_type": "apo_zero_unpaired"},
+    ],
+    ids=["kto", "apo"],
+)
+def test_kto_has_trls_losses(bench, tmp_path, options, adapter):
+    """TRL makes mismatched rows of batches in the order of the data, which are the global batches here."""
+    from peft import LoraConfig, get_peft_model
+    from trl import KTOConfig, KTOTrainer
+
+    job = bench.job(
+        TINY,
+        data=UNPAIRED,
+        loss="kto",
+        loss_options=options,
+        optimizer=ADAMW,
+        num_steps=NUM_STEPS,
+        seed=3,
+        adapter=adapter,
+    )
+    ours = bench.reference(job).losses
+    model = build_model(TINY, data=prepare(UNPAIRED, cache_dir=bench.cache_dir), seed=3)
+    more = {"ref_model": copy.deepcopy(model)}
+    if adapter is not None:
+        config = LoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+        state = attach_state(model, seed=3)
+        model = get_peft_model(build_model(TINY, data=prepare(UNPAIRED, cache_dir=bench.cache_dir), seed=3), config)
+        set_adapter(model, state)
+        more = {}
+    theirs = losses_of(
+        KTOTrainer,
+        KTOConfig(**settings(tmp_path), **options),
+        model,
+        seed=3,
+        rows=texts_in_order(3, samples=unpaired, row=unpaired_row_of),
+        **more,
+    )
+    assert len(theirs) == NUM_STEPS
+    assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
+    assert ours[-1] < ours[0]
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.05])
+def test_reward_models_have_trls_losses(bench, tmp_path, coefficient):
+    from trl import RewardConfig, RewardTrainer
+
+    options = {"center_rewards_coefficient": coefficient}
+    job = bench.job(
+        REWARD_MODEL,
+        data=COMPARED,
+        loss="bradley-terry",
+        loss_options=options,
+        optimizer=ADAMW,
+        num_steps=NUM_STEPS,
+        seed=3,
+    )
+    ours = bench.reference(job).losses
+    theirs = losses_of(
+        RewardTrainer,
+        RewardConfig(**settings(tmp_path), **options),
+        build_model(REWARD_MODEL, data=prepare(COMPARED, cache_dir=bench.cache_dir), seed=3),
+        seed=3,
+        rows=texts_in_order(3, samples=compared, row=compared_row_of),
+    )
+    assert len(theirs) == NUM_STEPS
     assert ours == pytest.approx(theirs, rel=0, abs=1e-4)
     assert ours[-1] < ours[0]

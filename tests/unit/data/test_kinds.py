@@ -477,15 +477,6 @@ def test_images_may_be_normalised_in_another_way(images):
     )
 
 
-def test_rows_for_kto_are_refused_with_what_to_use_instead(tmp_path):
-    rows = [{"prompt": "a", "completion": "b", "label": i % 2 == 0} for i in range(4)]
-    llama = ModelSpec(architecture="LlamaForCausalLM")
-    assert infer_kind(DataSpec(path=jsonl(tmp_path / "rows.jsonl", rows)), llama) is None
-    said = refused(tmp_path, None, rows, seq_len=8)
-    assert "rows.jsonl, line 1 has a prompt, a completion and a label, as for KTO, a loss that there is not;" in said
-    assert said.endswith("to completion; or make rows of prompt, chosen and rejected, for dpo, orpo or simpo")
-
-
 def test_a_batch_is_as_wide_as_its_longest_sample(tmp_path):
     rows = [{"prompt": "q", "completion": "word " * length} for length in (1, 2, 3, 40)]
     prepared, training, _ = opened(tmp_path, "completion", rows, vocab_size=257)
@@ -768,7 +759,7 @@ CAUSAL, CLASSIFIER = "LlamaForCausalLM", "BertForSequenceClassification"
         ({"chosen": "", "rejected": ""}, CAUSAL, "preference"),
         ({"prompt": "", "completion": ""}, CAUSAL, "completion"),
         ({"prompt": "", "completion": "", "text": ""}, CAUSAL, None),
-        ({"prompt": "", "completion": "", "label": True}, CAUSAL, None),
+        ({"prompt": "", "completion": "", "label": True}, CAUSAL, "unpaired-preference"),
         ({"text": ""}, CAUSAL, None),
         ({"text": "", "label": ""}, CLASSIFIER, "text-classification"),
         ({"text": "", "stars": ""}, CLASSIFIER, "text-classification"),

@@ -12,7 +12,15 @@ from torch.nn import functional
 from ringmaster.techniques import loss as registry
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
-from ringmaster.techniques.loss import CLASSIFIER, PASSAGE_SCORES, LossFunction, Values, option
+from ringmaster.techniques.loss import (
+    CLASSIFIER,
+    DESIRABLE,
+    MARGIN,
+    PASSAGE_SCORES,
+    LossFunction,
+    Values,
+    option,
+)
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.bound_loss import REFERENCE, disable_dropout, loss_of
 from ringmaster.techniques.training.metric_totals import MetricTotals
@@ -24,6 +32,7 @@ PAIRS = PreparedData(
 )
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT = ModelSpec(architecture="BertModel", config=SMALL)
+SCORER = ModelSpec(architecture="BertForSequenceClassification", config={**SMALL, "num_labels": 1})
 T5 = ModelSpec(
     architecture="T5ForConditionalGeneration",
     config={"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2},
@@ -359,6 +368,89 @@ def test_rag_sequence_sums_an_answer_over_its_passages():
         compute(model, loss, {"input_ids": ids, "labels": labels})
 
 
+# -- single completions ------------------------------------------------------------------------------------------------
+
+
+def completions(num=6):
+    batch = {name: pairs[:, 0] for name, pairs in preferences(num).items()}
+    return {**batch, DESIRABLE: torch.tensor([1, 0, 0, 1, 1, 0][:num])}
+
+
+@pytest.mark.parametrize("divergence", [6.0, -3.0])
+def test_kto_is_its_formula(divergence):
+    batch = completions()
+    model, loss = made(LLAMA, PAIRS, "kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.7)
+    log_p, _ = by_hand(model, {name: tokens.repeat(2, 1, 1) for name, tokens in batch.items() if name != DESIRABLE})
+    reference = torch.linspace(-9, -6, 6)
+    baseline = max(divergence / 6, 0.0)
+    expected = []
+    for ratio, desirable in zip(log_p.flatten()[:6] - reference, batch[DESIRABLE], strict=True):
+        gain = ratio - baseline if desirable else baseline - ratio
+        expected.append((1.5 if desirable else 0.7) * float(1 - torch.sigmoid(0.5 * gain)))
+    loss = loss.given({"rows": 6.0, "divergence": divergence})
+    total, count = compute(model, loss, {**batch, REFERENCE: reference})
+    assert (float(total), int(count)) == (pytest.approx(sum(expected), rel=1e-5), 6)
+
+
+def test_rewards_of_completions_are_right_by_their_sign():
+    batch = completions()
+    model, loss = made(LLAMA, PAIRS, "kto")
+    output = model(**loss.forward_inputs(batch))
+    log_p, _ = by_hand(model, {name: tokens.repeat(2, 1, 1) for name, tokens in batch.items() if name != DESIRABLE})
+    reference = log_p.flatten()[:6] + torch.tensor([-1.0, -1.0, 1.0, 1.0, -1.0, 1.0])  # of 1, 0, 0, 1, 1, 0
+    totals = MetricTotals(["preference_accuracy"], loss=loss.given({"rows": 6.0, "divergence": 0.0}))
+    totals.add(output, {**batch, REFERENCE: reference})
+    assert totals.result() == {"preference_accuracy": pytest.approx(4 / 6)}
+
+
+def test_mismatched_rows_have_the_completion_of_the_row_before():
+    """TRL makes them of the prompt's tokens and those of the other completion, and cuts them."""
+    ids = torch.tensor([[5, 6, 7, 8, 9, 0], [11, 12, 0, 0, 0, 0], [21, 22, 23, 24, 0, 0]])
+    labels = torch.full_like(ids, -100)
+    labels[0, 2:5], labels[1, 1:2], labels[2, 3:4] = ids[0, 2:5], ids[1, 1:2], ids[2, 3:4]
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": (ids != 0).long()}
+    _, loss = made(LLAMA, PAIRS, "kto")
+    rows = loss.first_pass(batch, {name: value.roll(1, 0) for name, value in batch.items()})
+    assert rows["input_ids"].tolist() == [[5, 6, 24, 0, 0, 0], [11, 7, 8, 9, 0, 0], [21, 22, 23, 12, 0, 0]]
+    assert [[int(i) for i in row if i != -100] for row in rows["labels"]] == [[24], [7, 8, 9], [12]]
+    assert (rows["labels"] == rows["input_ids"])[rows["labels"] != -100].all()
+    assert rows["attention_mask"].sum(1).tolist() == [3, 4, 4]
+    long = {**batch, "labels": labels.clone()}
+    long["labels"][1] = torch.tensor([-100, -100, -100, -100, -100, 0])
+    assert loss.first_pass(long, batch)["labels"][1].tolist() == [-100] * 5 + [12]
+    assert made(LLAMA, PAIRS, "kto", loss_type="apo_zero_unpaired")[1].first_pass(batch, batch) is None
+
+
+def test_a_row_that_is_scored_alone_has_no_baseline():
+    batch = {**completions(), REFERENCE: torch.linspace(-9, -6, 6)}
+    model, loss = made(LLAMA, PAIRS, "kto")
+    _, plain = made(LLAMA, PAIRS, "kto", loss_type="apo_zero_unpaired")
+    output = model(**loss.forward_inputs(batch))
+    sums, _ = loss.given({"rows": 6.0, "divergence": 60.0}).by_row(output, batch)
+    assert float(sums.sum()) == pytest.approx(float(plain(output, batch)[0]), rel=1e-6)
+
+
+# -- reward models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.3])
+def test_reward_models_learn_by_the_model_of_bradley_and_terry(coefficient):
+    rewards, margins = torch.tensor([[2.0, 1.0], [0.5, 0.5], [-1.0, 3.0]]), torch.tensor([0.0, 0.5, 2.0])
+    _, loss = made(SCORER, PAIRS, "bradley-terry", center_rewards_coefficient=coefficient)
+    batch = {"input_ids": torch.zeros(3, 2, 4), MARGIN: margins}
+    output = SimpleNamespace(logits=rewards.reshape(6, 1))
+    sums, counts = loss.by_row(output, batch)
+    for row, (chosen, rejected) in enumerate(rewards.tolist()):
+        p = 1 / (1 + math.exp(-(chosen - rejected - float(margins[row]))))
+        assert float(sums[row]) == pytest.approx(-math.log(p) + coefficient * (chosen + rejected) ** 2, rel=1e-5)
+    assert counts.tolist() == [1, 1, 1]
+    totals = MetricTotals(["reward_accuracy"], loss=loss)
+    totals.add(output, batch)
+    assert totals.result() == {"reward_accuracy": pytest.approx(1 / 3)}  # equal rewards are not right
+    with pytest.raises(ValueError, match=r"returns logits \[3, 2, 4\], and not one number for each answer"):
+        loss(SimpleNamespace(logits=torch.zeros(6, 4)), batch)
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +465,9 @@ def test_rag_sequence_sums_an_answer_over_its_passages():
         ("orpo", {"prompt_loss": 1}, "prompt_loss must be true or false"),
         ("contrastive", {"hard_negatives": -1}, "must be true, false or a whole number of hard negatives, not -1"),
         ("mse", {"beta": 1}, "beta is not an option of mse. To fix: it has none"),
+        ("kto", {"desirable_weight": -1}, "desirable_weight must be a number at least 0, not -1"),
+        ("kto", {"loss_type": "dpo"}, "loss_type must be one of kto, apo_zero_unpaired"),
+        ("bradley-terry", {"margin": 1}, "margin is not an option of bradley-terry"),
         ("dop", {}, "unknown loss 'dop': did you mean 'dpo'"),
     ],
 )

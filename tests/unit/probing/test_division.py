@@ -9,7 +9,7 @@ import torch
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, PASSAGE_SCORES, loss_class
+from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, DESIRABLE, MARGIN, PASSAGE_SCORES, loss_class
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
@@ -28,6 +28,7 @@ SPECS = {
     "contrastive": ModelSpec(architecture="BertModel", config=SMALL),
     "late-interaction": ModelSpec(architecture="BertModel", config=SMALL),
     "mse": ModelSpec(architecture="BertForTokenClassification", config={**SMALL, "num_labels": 1}),
+    "bradley-terry": ModelSpec(architecture="BertForSequenceClassification", config={**SMALL, "num_labels": 1}),
 }
 OPTIONS = {
     "cross-entropy": [{}, {"label_smoothing": 0.1, "class_weights": [1.0 + 0.1 * i for i in range(VOCAB_SIZE)]}],
@@ -35,9 +36,11 @@ OPTIONS = {
     "dpo": [{}, {"loss_type": "ipo"}, {"beta": 0.5, "label_smoothing": 0.1}],
     "orpo": [{}, {"prompt_loss": False}],
     "simpo": [{}],
+    "kto": [{}, {"beta": 0.5, "undesirable_weight": 2.0}],
+    "bradley-terry": [{}, {"center_rewards_coefficient": 0.1}],
     "grpo": [
         {"rewards": ["math:fsum"], "num_generations": 2, "beta": beta, "loss_type": loss_type}
-        for beta, loss_type in [(0.0, "dapo"), (0.1, "dapo"), (0.1, "grpo"), (0.0, "dr_grpo")]
+        for beta, loss_type in [(0.0, "dapo"), (0.1, "dapo"), (0.1, "grpo"), (0.0, "dr_grpo"), (0.1, "rloo")]
     ],
     "contrastive": [{}],
     "late-interaction": [{}, {"hard_negatives": 2}],
@@ -57,8 +60,12 @@ def ragged_batch(function):
     labels = ids.masked_fill(~mask, -100)
     labels[..., :4] = -100
     batch = {"input_ids": ids * mask, "labels": labels, "attention_mask": mask.long()}
-    if function.name in ("contrastive", "late-interaction"):
+    if function.name in ("contrastive", "late-interaction", "bradley-terry"):
         del batch["labels"]
+    if function.name == "bradley-terry":
+        batch[MARGIN] = torch.rand(4, generator=draw)
+    if function.name == "kto":
+        batch[DESIRABLE] = torch.tensor([[1], [0], [0], [1]])
     if function.name == "rag-sequence":
         batch[PASSAGE_SCORES] = torch.randn(4, num, generator=draw)
     if function.name == "mse":
@@ -108,10 +115,12 @@ def test_a_loss_has_the_gradients_of_the_whole_batch_in_all_its_parts(name, opti
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     batch = probing.with_reference_near(model, loss, ragged_batch(loss.function))
+    if name == "bradley-terry":  # the outputs of a fresh model are nearly equal
+        model.double()
     whole = gradients(model, loss, batch, WHOLE)
     assert max(float(each.abs().max()) for each in whole) > 1e-4
     differences = [difference(whole, gradients(model, loss, batch, parts)) for parts in PARTS]
-    name_modules(model)
+    name_modules(model.float())
     reason = probing.why_undivided(model, loss, batch, DrawSites())
     if loss_class(name).mixes_rows:
         assert min(differences) > 0.01

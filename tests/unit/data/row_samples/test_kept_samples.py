@@ -163,6 +163,8 @@ ROWS = {
     "chat": [{"messages": said(text)} for text in SENTENCES],
     "completion": [{"prompt": text, "completion": "yes it is"} for text in SENTENCES],
     "preference": [{"prompt": text, "chosen": "yes", "rejected": "what is it"} for text in SENTENCES],
+    "comparison": [{"prompt": text, "chosen": "yes", "rejected": "it", "margin": 1} for text in SENTENCES],
+    "unpaired-preference": [{"prompt": text, "completion": "yes", "label": len(text) > 9} for text in SENTENCES],
     "prompt": [{"prompt": text, "answer": 1} for text in SENTENCES],
     "embedding": [{"anchor": text, "positive": "it is"} for text in SENTENCES],
 }
