@@ -125,6 +125,7 @@ class JobFeature(FileKeys):
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
         is_for_training: whether the feature is about training, so that no job has it that trains nothing.
         is_divisible: whether a job with the feature may be trained as several jobs, one after another.
+        parents_share_model: whether the jobs that it names have the model of the job.
     """
 
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
@@ -135,6 +136,7 @@ class JobFeature(FileKeys):
     group_obstacle: ClassVar[str] = ""
     is_for_training: ClassVar[bool] = True
     is_divisible: ClassVar[bool] = True
+    parents_share_model: ClassVar[bool] = True
 
     @property
     def started_from(self) -> FirstCheckpoint | None:

@@ -197,7 +197,7 @@ def parent_findings(
             yield Finding(place, f"{parent} makes {product or 'a model'}", remedy)
         for finding in () if kind is None else kind.parent_findings(job, parent, other):
             yield replace(finding, place=place)
-        if product or wanted:
+        if product or wanted or (kind is not None and not kind.parents_share_model):
             return
         if key == ("adaptation", "teacher"):
             yield from _another_vocabulary(place, job, parent, other)

@@ -433,8 +433,8 @@ def gang_order(
         model_urls={folder: url for folder, url in urls.items() if url},
         weights_from=str(weights) if weights else None,
         starts_from=paths.checkpoint_dir(replace(job, name=start)) if start in listed else None,
-        # Only an adaptation reads all parents; other jobs read their base, and a store.
-        parents={name: str(p) for name, p in parents.items() if p and (job.adaptation is not None or name == store)},
+        # Only an adaptation reads its base among them, which others begin with.
+        parents={name: str(p) for name, p in parents.items() if p and (job.adaptation is not None or name != job.base)},
         last_step=segment.last_step,
         checkpoint_every_s=every_s,
         keep_checkpoints=paths.keep_checkpoints,

@@ -47,6 +47,7 @@ BUILTIN = (
     "ringmaster.features.warm_start",
     "ringmaster.features.ludwig",
     "ringmaster.features.negatives",
+    "ringmaster.features.reward_jobs",
     "ringmaster.features.external_trainers",
     "ringmaster.features.clones",
     "ringmaster.features.objectives",
