@@ -1,4 +1,4 @@
-"""What leaves Ringmaster for other programs: GGUF files, and repositories of a hub."""
+"""What leaves Ringmaster for other programs: GGUF files, folders of inference engines, and repositories of a hub."""
 
 from enum import StrEnum
 

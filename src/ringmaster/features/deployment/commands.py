@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -19,6 +21,14 @@ from ringmaster.flows.lineage.home import lineage_home
 from ringmaster.flows.output import notice, print_outcome
 
 GGUF = "gguf"
+
+
+class Layout(StrEnum):
+    """The layouts of exported folders."""
+
+    hf = "hf"
+    vllm = "vllm"
+    ollama = "ollama"
 
 
 def with_gguf(command: Callable[..., None]) -> Callable[..., None]:
@@ -59,33 +69,81 @@ def _write_gguf(*, source: str, destination: Path, type: GgufType | None, as_jso
     print_outcome(to_json(done), lines, as_json=as_json)
 
 
-def with_push(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the publication on a hub to `ringmaster export`."""
+def with_layouts(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the layouts of inference engines, and the publication on a hub, to `ringmaster export`."""
 
-    def exported(*, folder: Path | None, push: str | None, public: bool, **options: Any) -> None:
-        raise_faults([*_option_faults(folder, push=push, is_public=public)])
+    def exported(
+        *, folder: Path | None, layout: Layout, base: str | None, push: str | None, public: bool, **options: Any
+    ) -> None:
+        merge = options["merge"]
+        raise_faults([*_option_faults(folder, layout=layout, base=base, push=push, is_public=public, merge=merge)])
         if push is not None:
             _publish(folder=folder, repo=push, is_public=public, **options)
+        elif folder is not None and layout is not Layout.hf:
+            _write_layout(folder=folder, layout=layout, base=base, **options)
         else:
             command(folder=folder, **options)
 
     place = typer.Argument(help="Folder to write; it must not exist yet. Optional with --push.", show_default=False)
+    layouts = typer.Option("--format", help="hf, as `from_pretrained` reads it; vllm, an adapter; or ollama, in GGUF.")
+    name = typer.Option(help="With --format ollama: the adapter's base by its name there. Default: it is written too.")
     repo = typer.Option(metavar="OWNER/NAME", help="Publish it on the Hugging Face hub, with a card of its lineage.")
     visible = typer.Option("--public", help="With --push: let everybody see it. A new repository is private otherwise.")
     return with_parameters(
         command,
         exported,
         folder=(Annotated[Path | None, place], None),
+        layout=(Annotated[Layout, layouts], Layout.hf),
+        base=(Annotated[str | None, name], None),
         push=(Annotated[str | None, repo], None),
         public=(Annotated[bool, visible], False),
     )
 
 
-def _option_faults(folder: Path | None, *, push: str | None, is_public: bool) -> Iterator[str]:
+def _option_faults(
+    folder: Path | None, *, layout: Layout, base: str | None, push: str | None, is_public: bool, merge: bool
+) -> Iterator[str]:
     if folder is None and push is None:
         yield "there is no folder to write. To fix: name a folder, or a repository by --push OWNER/NAME"
     if is_public and push is None:
         yield "--public is of --push. To fix: name a repository by --push OWNER/NAME"
+    if push is not None and layout is not Layout.hf:
+        yield f"--push publishes the format hf. To fix: leave out --format {layout}, or --push"
+    if merge and layout is Layout.vllm:
+        yield "--merge makes a whole model, which vllm reads as it is. To fix: leave out --format vllm, or --merge"
+    if base is not None and layout is not Layout.ollama:
+        yield "--base is of --format ollama. To fix: leave out --base"
+
+
+def _write_layout(*, model: str, folder: Path, layout: Layout, base: str | None, merge: bool, as_json: bool) -> None:
+    from ringmaster.flows.commands.models import write_folder
+    from ringmaster.flows.retraining.examine import find
+
+    if folder.exists():
+        raise InputError([f"{folder} is there already. To fix: name a new folder"])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with lineage_home() as home, input_errors(), TemporaryDirectory(dir=folder.parent, prefix=".merged-") as aside:
+        found = find(model, home)
+        if layout is Layout.vllm:
+            from ringmaster.features.deployment.engine_checks import VLLM, checked_adapter, vllm_rank
+
+            rank = vllm_rank(checked_adapter(found.folder, engine=VLLM)["r"])
+            write_folder(found, folder, merge=False)
+            name = re.sub(r"[^\w.-]+", "-", Path(found.label).name if Path(model).is_dir() else found.label)
+            command = f"vllm serve BASE --enable-lora --max-lora-rank {rank} --lora-modules {name}={folder}"
+        else:
+            require_extra(GGUF, feature=f"--format {layout}")
+            from ringmaster.features.deployment.engine_folders import write_ollama
+
+            merged = Path(aside, "merged")
+            if merge:
+                write_folder(found, merged, merge=True)
+            write_ollama(merged if merge else found.folder, folder, base=base)
+            command = f"ollama create NAME -f {folder / 'Modelfile'}"
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    result = {"model": found.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": merge}
+    lines = [f"{found.label} is in {folder}, for {layout}: {num_bytes / 1e6:.1f} MB", f"now: {command}"]
+    print_outcome({**result, "format": layout, "command": command}, lines, as_json=as_json)
 
 
 def _publish(*, model: str, folder: Path | None, merge: bool, repo: str, is_public: bool, as_json: bool) -> None:
@@ -112,4 +170,4 @@ def _publish(*, model: str, folder: Path | None, merge: bool, repo: str, is_publ
     print_outcome({"model": found.label, "is_merged": merge, **to_json(done)}, lines, as_json=as_json)
 
 
-OPTIONS = {"convert": with_gguf, "export": with_push}
+OPTIONS = {"convert": with_gguf, "export": with_layouts}
