@@ -46,6 +46,12 @@ class PlannedSegment:
     reason: str = ""
     is_trial: bool = False
 
+    def until(self, last_step: int) -> PlannedSegment:
+        """Returns the segment with another end: a trial that goes on is none any more."""
+        if not self.is_trial or last_step <= self.last_step:
+            return replace(self, last_step=last_step)
+        return replace(self, last_step=last_step, is_trial=False, reason="continues after its trial")
+
 
 def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[str, int]) -> list[PlannedSegment]:
     """Returns the plan's segments in order of their start, with each job's shares of work rounded to whole steps.

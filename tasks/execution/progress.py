@@ -99,7 +99,7 @@ class RunningSegment:
 
     def move_end(self, last_step: int) -> list[Command]:
         """Returns the command by which its gang ends at another step; none if it was ordered to end no earlier."""
-        self.segment = replace(self.segment, last_step=last_step)
+        self.segment = self.segment.until(last_step)
         if last_step <= self.ordered_step:
             return []
         self.ordered_step = last_step
@@ -294,7 +294,7 @@ class PlanProgress:
         is_replaced = running.is_stopping or running.is_over_end
         if not (is_replaced and self.has_more(job)):
             last_step = min(running.segment.last_step, self._totals[job])  # the job's steps may have been changed
-            self.planned.insert(0, replace(running.segment, last_step=last_step))
+            self.planned.insert(0, running.segment.until(last_step))
 
     def follow(self, fresh: Sequence[PlannedSegment]) -> list[Command]:
         """Follows a new plan. Gangs that it leaves in place continue; the others are commanded to stop."""
@@ -305,7 +305,7 @@ class PlanProgress:
             if last_step is None:
                 commands += running.stop()
             elif running.is_stopping or not running.may_go_on(last_step):  # it starts again on the same gang
-                self.planned.insert(0, replace(running.segment, last_step=last_step))
+                self.planned.insert(0, running.segment.until(last_step))
             else:
                 running.is_over_end = False
                 commands += running.move_end(last_step)

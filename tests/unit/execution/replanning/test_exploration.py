@@ -97,3 +97,11 @@ def test_the_expected_saving_is_that_of_many_draws():
     for mean, spread in ((0.0, 0.3), (0.2, 0.25), (-0.1, 0.1), (0.5, 0.0), (-0.5, 0.0)):
         drawn = [max(0.0, 1 - math.exp(draw.gauss(mean, spread))) for _ in range(40_000)]
         assert expected_saving(mean, spread) == pytest.approx(sum(drawn) / len(drawn), abs=0.004)
+
+
+def test_a_trial_that_a_new_plan_continues_is_none_any_more_and_says_so():
+    trial = replace(PLANNED, last_step=6, is_trial=True, reason="measures ddp up to step 6")
+    assert trial.until(4) == replace(trial, last_step=4)
+    goes_on = trial.until(100)
+    assert (goes_on.last_step, goes_on.is_trial, goes_on.reason) == (100, False, "continues after its trial")
+    assert PLANNED.until(100) == replace(PLANNED, last_step=100)
