@@ -7,14 +7,16 @@ values, and whether files and folders exist, are checked by the commands alone.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ringmaster.tasks.batch.references import ANY_METRIC
 from ringmaster.tasks.batch.schema import DIALECT, json_schema
+from ringmaster.techniques.metric import metric_names
 
 Schema = dict[str, Any]
 
 
 def sweep_schema() -> Schema:
     """Returns the schema of sweep files: that of the form of a sweep, with what a file writes in a shorter way."""
-    from ringmaster.flows.sweep_form import Sweep
+    from ringmaster.flows.sweep_form import Sweep, keys_of_features
 
     schema = Sweep.model_json_schema()
     batch = _with_jobs(schema)
@@ -25,6 +27,7 @@ def sweep_schema() -> Schema:
     plain = {"type": ["string", "number", "boolean"]}
     values = {"anyOf": [plain, {"type": "array", "minItems": 1}]}
     parameter["properties"]["values"] |= values
+    parameter["properties"]["when"] = {"type": "object"}  # which the form does not show
     keys["space"] = {
         "description": "The values of each key, such as {optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}.",
         "type": "object",
@@ -37,12 +40,27 @@ def sweep_schema() -> Schema:
     }
     policy = parts["StoppingPolicy"]["properties"]["policy"]
     keys["early_stopping"] = {"anyOf": [{"$ref": "#/$defs/StoppingPolicy"}, {"enum": policy["enum"]}]}
-    keys["devices"] = batch["properties"]["devices"]
+    keys |= {key: batch["properties"][key] for key in ("devices", *sorted(keys_of_features()))}
     keys["data"] = {"$ref": "#/$defs/Data"}
+    keys |= _ranking_keys(schema)
     parts["InlineJob"]["properties"]["job"] = {"$ref": "#/$defs/JobTemplate"}
     schema["required"] = ["template"]
     schema["anyOf"] = [{"required": ["space"]}, {"required": ["over"]}]
     return schema
+
+
+def _ranking_keys(schema: Schema) -> Schema:
+    """Returns the keys by which features rank trials: a section, or a list; of objectives the metric is enough."""
+    from ringmaster.flows.sweep_form import OBJECTIVES
+
+    keys, parts = schema["properties"], schema["$defs"]
+    keys.pop("ranking")
+    lists = parts.pop("RankingKeys")["properties"]
+    own: Schema = {key: {"anyOf": [each["items"], each]} for key, each in lists.items()}
+    for each in own.pop(OBJECTIVES, {}).get("anyOf", ())[:1]:
+        items = {"anyOf": [ANY_METRIC, each]}
+        own["objective"] = {"anyOf": [keys["objective"], {"type": "array", "items": items}]}
+    return own
 
 
 def retraining_schema() -> Schema:
@@ -102,4 +120,16 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
 
 def schema_of(kind: str) -> Schema:
     """Returns the schema of a kind of file, one of `SCHEMAS`."""
-    return {"$schema": DIALECT, **SCHEMAS[kind]()}
+    schema: Schema = _with_families({"$schema": DIALECT, **SCHEMAS[kind]()})
+    return schema
+
+
+def _with_families(node: Any) -> Any:
+    """Returns a schema in which metrics of families are metrics, such as latency/p99_s, which forms do not list."""
+    if isinstance(node, list):
+        return [_with_families(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("enum") == list(metric_names()):
+        return {key: value for key, value in node.items() if key not in ("enum", "type")} | ANY_METRIC
+    return {key: _with_families(value) for key, value in node.items()}

@@ -59,6 +59,7 @@ def sweep(
     num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
     seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
     ranking: Annotated[dict[str, Any] | None, HIDDEN] = None,
+    batch_keys: Annotated[dict[str, Any] | None, HIDDEN] = None,
     resume: Resume = False,
     caller: Annotated[Any, HIDDEN] = None,
 ) -> dict[str, Any]:
@@ -83,6 +84,7 @@ def sweep(
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
         ranking: Keys of features by which trials are ranked, such as {"constraints": [...]}.
+        batch_keys: Keys of optional features for the batch of the trials, such as {"trackers": ["tensorboard"]}.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
         caller: The `Caller` of the flow, in Python.
     """
@@ -102,6 +104,7 @@ def sweep(
         num_parallel=num_parallel,
         seed=seed,
         ranking=ranking,
+        batch_keys=batch_keys or {},
     )
     spec = sweep_form.spec_of(form)
     caller = caller or Caller()

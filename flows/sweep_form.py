@@ -37,7 +37,7 @@ from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.job_features import NAME_PATTERN
+from ringmaster.techniques.job_features import NAME_PATTERN, file_keys
 
 SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]
@@ -224,6 +224,11 @@ class RankingKeys:
         return handler.generate_schema(_ranking_keys())
 
 
+def keys_of_features() -> set[str]:
+    """Returns the keys of batch files that optional features have."""
+    return {key for kind in file_keys("BATCH_KEYS") for key in kind.job_keys()}
+
+
 class Sweep(FormSection):
     """A whole sweep; the docstring of `ringmaster.flows.sweep.sweep` describes each field.
 
@@ -245,6 +250,7 @@ class Sweep(FormSection):
     num_parallel: NumParallel = 4
     seed: Seed = 0
     ranking: Annotated[Any, RankingKeys()] = None
+    batch_keys: Annotated[dict[str, Any], HIDDEN] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -259,6 +265,16 @@ class Sweep(FormSection):
         plain = {key: each for key, each in value.items() if key not in keys}
         own = {key: each for key, each in value.items() if key in keys}
         return {**plain, "ranking": {**as_mapping(value.get("ranking")), **own}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_features(cls, value: Any) -> Any:
+        """Also accepts the keys of batches that optional features have."""
+        own = value.keys() & keys_of_features() if isinstance(value, dict) else ()
+        if not own:
+            return value
+        plain = {key: each for key, each in value.items() if key not in own}
+        return {**plain, "batch_keys": {key: value[key] for key in own}}
 
     @model_validator(mode="before")
     @classmethod
@@ -318,6 +334,7 @@ def spec_of(form: Sweep) -> SweepSpec:
         devices=form.devices.in_batch_file(),
         deadline_s=form.deadline_s,
         seed=form.seed,
+        batch_keys=form.batch_keys,
     )
     remedy = "give values, such as [1e-3, 1e-2], or a range by low and high"
     faults = [*(Fault(f"space.{key}", None, fault, remedy) for key, fault in lame), *spec.faults()]
@@ -450,7 +467,7 @@ def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
         text = f"{name}.{key}" + (rest.removeprefix("values") if is_plain else f".{rest}" if rest else "")
         return replace(fault, place=text, line=read.line(place), file=file)
     place = parsed_place(fault.place)
-    of_sweep = Sweep.model_fields.keys() - {"seed", "deadline_s"} - ({"base", "data"} - raw.keys())
+    of_sweep = Sweep.model_fields.keys() - {"seed", "deadline_s"} - ({"base", "data"} - raw.keys()) | keys_of_features()
     if place and place[0] not in of_sweep:  # of the job that is varied
         place = ("template", *(() if "path" in as_mapping(raw.get("template")) else ("job",)), *place)
     return replace(fault, place=place_text(place), line=read.line(place), file=file)

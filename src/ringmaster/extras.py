@@ -17,6 +17,9 @@ PACKAGES = {
     "s3": ("s3fs",),
     "signing": ("cryptography", "model_signing"),
     "sweep": ("optuna",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
 }
 
 

@@ -98,11 +98,11 @@ class Batch:
         price_per_device_hour: float = 1.0,
         profiling_share: float = PROFILING_SHARE,
         keep_checkpoints: int = KEPT_CHECKPOINTS,
-        shared_components: Mapping[str, Any] | None = None,
+        **keys: Any,
     ) -> Self:
         """Builds a batch in Python. Relative paths and factories are resolved in `folder` or the working directory.
 
-        shared_components: as in a batch file.
+        keys: further keys of batch files, such as `shared_components` and `trackers`.
 
         Raises BatchFileError with all faults, at places such as `jobs[2].num_steps`.
         """
@@ -115,7 +115,7 @@ class Batch:
             "price_per_device_hour": price_per_device_hour,
             "profiling_share": profiling_share,
             "keep_checkpoints": keep_checkpoints,
-            "shared_components": dict(shared_components or {}),
+            **keys,
         }
         planned: dict[str, Mapping[str, Any]] = {
             "deadline_s": deadlines_s or {},

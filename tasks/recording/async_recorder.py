@@ -143,6 +143,7 @@ class AsyncRecorder:
         self._retried_writes.hurry(timeout_s)
         self._todo.put(None)
         self._thread.join()
+        self._writer.close()
         if self._num_dropped:
             dropped = f"{self._num_dropped} reports of step times and losses: MLflow was away for too long"
             self._retried_writes.faults.append(dropped)

@@ -28,7 +28,7 @@ from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.durations import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
-from ringmaster.tasks.recording.record_hooks import record_hooks
+from ringmaster.tasks.recording.record_hooks import RecordedRun, RunListener, record_hooks
 from ringmaster.tasks.recording.rows import (
     ROWS,
     EnergyMeter,
@@ -126,6 +126,8 @@ class MlflowWriter:
         self._energy = EnergyMeter(journal)
         self._code_version = code_version(batch.folder)
         self._measured = MeasuredOptions(profile_store(ledger))
+        self._listeners = [each for hook in record_hooks() for each in hook.listeners(batch, notice=notice)]
+        self._followed: set[str] = set()  # jobs whose runs the listeners know
         self.num_plans = num_plans
         self.faults: list[str] = []
 
@@ -203,6 +205,8 @@ class MlflowWriter:
             case JobEnded():
                 self.flush()
                 self._end_job(event)
+                for listener in self._listeners_of(event.job):
+                    listener.end_run(event.record)
 
     def _note_waiting(self, job: str, event: Event) -> None:
         """Notes on the page of a job's run that it waits for a disk or store, until it does no more."""
@@ -223,7 +227,9 @@ class MlflowWriter:
                     raise
                 self.faults.append(f"metrics of {job}: {error}")
                 self._refused[job] += self._points[job]
-            del self._points[job]
+            points = self._points.pop(job)
+            for listener in self._listeners_of(job):
+                listener.add_points(job, points)
 
     def waiting_points(self) -> dict[str, list[list[Any]]]:
         """Returns the metrics that are not written, by job: key, value as text, step and time in milliseconds."""
@@ -286,18 +292,39 @@ class MlflowWriter:
             batch_run = self.run_of()
             if batch_run is None:
                 raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
-            job = self._job(name)
-            preflight = self._known.preflights.get(self._like(name))
-            params = job_params(job, columns=dict(preflight.data.get("columns", ())) if preflight else {})
-            tags = {"ringmaster.job": name}
-            for hook in record_hooks():
-                tags |= hook.tags(self._record(name))
-            run_id = self.ledger.start_job(batch_run, name, params=params, tags=tags)
+            run_id = self.ledger.start_job(batch_run, name, params=self._params(name), tags=self._tags(name))
             rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
                 self.ledger.write_table(run_id, PROFILES, rows)
             self._journal.put(f"run:{name}", run_id)
         return run_id
+
+    def _params(self, name: str) -> dict[str, Any]:
+        preflight = self._known.preflights.get(self._like(name))
+        return job_params(self._job(name), columns=dict(preflight.data.get("columns", ())) if preflight else {})
+
+    def _tags(self, name: str) -> dict[str, str]:
+        tags = {"ringmaster.job": name}
+        for hook in record_hooks():
+            tags |= hook.tags(self._record(name))
+        return tags
+
+    def _listeners_of(self, name: str) -> Sequence[RunListener]:
+        """Returns the listeners, which know the run of the job."""
+        if self._listeners and name not in self._followed:
+            self._followed.add(name)
+            run_id = self._job_run(name)
+            tags = {**self._tags(name), "mlflow.run_id": run_id, "mlflow.parent_run_id": self.run_of() or ""}
+            params = self._params(name)
+            run = RecordedRun(batch=self._batch.name, job=name, run_id=run_id, params=params, tags=tags)
+            for listener in self._listeners:
+                listener.open_run(run)
+        return self._listeners
+
+    def close(self) -> None:
+        """Ends what follows the records."""
+        for listener in self._listeners:
+            listener.close()
 
     def _job(self, name: str) -> Job:
         """Returns the current definition of a job, which may have been a placeholder."""

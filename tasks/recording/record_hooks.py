@@ -1,15 +1,49 @@
-"""What optional features add to the records of jobs and models in MLflow.
+"""What optional features add to the records of jobs and models in MLflow, and what follows these records.
 
 The module `pages` of a feature lists its hooks in `RECORD_HOOKS`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.features import listed
+from ringmaster.model_lineage.records import MetricPoint
+from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import Steps
+from ringmaster.text import Notice
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """The run of a job in MLflow. run_id: its id there. params, tags: those of the run, and of the batch's run."""
+
+    batch: str
+    job: str
+    run_id: str
+    params: Mapping[str, Any]
+    tags: Mapping[str, str]
+
+
+class RunListener:
+    """Follows what is written of a batch's jobs, once MLflow has it. Each method returns at once, and raises nothing.
+
+    What MLflow is given again, after an interruption, comes again.
+    """
+
+    def open_run(self, run: RecordedRun) -> None:
+        """The run of a job is open, in this process for the first time. All else of the job comes later."""
+
+    def add_points(self, job: str, points: Sequence[MetricPoint]) -> None:
+        """Metrics of a job are written."""
+
+    def end_run(self, record: JobRecord) -> None:
+        """The run of a job has ended. record: of the job in the journal."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
 
 
 class RecordHook:
@@ -33,6 +67,10 @@ class RecordHook:
 
     def paragraphs(self, job: Job, record: JobRecord) -> Iterator[str]:
         """Yields paragraphs, in markdown, for the page of a finished model."""
+        yield from ()
+
+    def listeners(self, batch: Batch, *, notice: Notice) -> Iterator[RunListener]:
+        """Yields what follows the records of a batch. notice: shows a line to the user, from any thread."""
         yield from ()
 
 

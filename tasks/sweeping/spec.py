@@ -289,6 +289,7 @@ class SweepSpec:
     num_trials: the most trials; None for all of a grid.
     num_parallel: the number of trials that may lack results when TPE proposes the next one.
     deadline_s: the seconds from the sweep's start after which no trial continues.
+    batch_keys: keys of optional features for the batch of the trials.
     """
 
     name: str
@@ -303,6 +304,7 @@ class SweepSpec:
     devices: Any = "auto"
     deadline_s: float | None = None
     seed: int = 0
+    batch_keys: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def objective(self) -> str:
@@ -448,5 +450,5 @@ class SweepSpec:
         return {**raw, "evaluation": evaluation}
 
     def _parsed(self, jobs: Sequence[Mapping[str, Any]]) -> Batch:
-        raw = {"name": self.name, "devices": self.devices, "jobs": jobs}
+        raw = {"name": self.name, "devices": self.devices, "jobs": jobs, **self.batch_keys}
         return parse_batch(json.dumps(raw), folder=self.folder, name=self.name)

@@ -12,7 +12,8 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.execution.steering`), and requests about running jobs
                 (`ringmaster.tasks.control.request_handler`)
     commands    its commands, which join the command line, and options of others (`ringmaster.flows.cli`)
-    pages       what it adds to the records of jobs and models (`ringmaster.tasks.recording.record_hooks`)
+    pages       what it adds to the records of jobs and models, and what follows these records
+                (`ringmaster.tasks.recording.record_hooks`)
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
     sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), and its sections of their
@@ -54,6 +55,7 @@ BUILTIN = (
     "ringmaster.features.importance",
     "ringmaster.features.page",
     "ringmaster.features.deployment",
+    "ringmaster.features.trackers",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 TECHNIQUES = {

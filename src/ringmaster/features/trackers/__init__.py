@@ -1,0 +1,1 @@
+"""Curves, hyperparameters and final metrics of jobs in TensorBoard, Trackio and Weights & Biases, beside MLflow."""
