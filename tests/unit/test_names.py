@@ -74,7 +74,7 @@ def test_a_node_and_a_submitted_batch_have_names(name, monkeypatch):
         node_name(name)
     monkeypatch.setattr("ringmaster.flows.pool.batch_requests.pool_address", lambda: None)
     with pytest.raises(InputError, match="is not a valid name"):
-        submit(jobs_file=Path("b.yaml"), batch=name)
+        submit(None, jobs_file=Path("b.yaml"), batch=name)  # the context is not used before
 
 
 @pytest.mark.parametrize("name", NOT_PRINTABLE)
