@@ -425,7 +425,7 @@ def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -
             message, remedy = details["msg"], details["ctx"]["remedy"]
         elif kind == "extra_forbidden":
             known = sections_of_rankings() if section is Sweep else {}
-            names = {*section.model_fields, *known} - {"ranking"}
+            names = {*section.model_fields, *known} - {"ranking", "batch_keys"}
             message, remedy = "is an unknown key", closest(str(place[-1]), names, what="The keys are")
         result.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))
     return list(result.values())
