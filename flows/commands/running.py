@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -162,8 +163,7 @@ def train_and_show(
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.train_batch import train_batch
 
-        result: BatchResult = result_of(lambda: train_batch(batch, name=batch.name, **asdict(options), caller=caller))
-        return result
+        return result_of(partial(train_batch, batch, name=batch.name, **asdict(options), caller=caller))
 
 
 def train_or_resume(batch: Batch) -> BatchResult:
