@@ -123,6 +123,11 @@ class LossFunction(ABC):
         generation = self.generation
         return 2 if self.in_pairs else None if generation is None else generation.num_generations
 
+    @property
+    def min_rows(self) -> int:
+        """The fewest rows of a global batch with which it is what it is meant to be."""
+        return 1
+
     @abstractmethod
     def row_sums(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Returns each row's sum, in fp32, and its number of averaged elements: [rows] and [rows].

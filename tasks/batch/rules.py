@@ -28,7 +28,7 @@ from ringmaster.techniques.job_specs import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
+from ringmaster.techniques.loss import is_named, loss_class, loss_named, loss_names, option_faults, options_of
 
 SIZES = frozenset(
     (
@@ -299,7 +299,8 @@ def _loss(job: Raw) -> Iterator[Finding]:
         return  # the schema has reported it
     loss_type = loss_class(name)
     known = options_of(loss_type)
-    for fault in option_faults(loss_type, options):
+    faults = list(option_faults(loss_type, options))
+    for fault in faults:
         if fault.option in known:
             problem, remedy = fault.problem, fault.remedy
         else:
@@ -312,6 +313,12 @@ def _loss(job: Raw) -> Iterator[Finding]:
             ("data", "kind"),
             f"is not prompt, and the loss {name} reads prompts",
             "set kind: prompt",
+        ),
+        (
+            not faults and job.get("global_batch_size") == 1 and loss_named(name, options).min_rows > 1,
+            ("global_batch_size",),
+            f"is 1, and the loss {name} compares each row of a step with another one",
+            "give 2 or more, or another loss or loss_type",
         ),
         (
             loss_type.needs_reference and job.get("adaptation") is not None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -31,8 +31,8 @@ class Kto(loss.LossFunction):
 
     No gradient flows through z. It is one number for the global batch, whose forward precedes all others of a step.
     Sources: Ethayarajh et al. (arXiv:2402.01306), equations 7 and 8; D'Oosterlinck et al., APO (arXiv:2408.06266),
-    equation 7, for single completions as in TRL. A completion's reward is beta r_i. A row that is scored alone has
-    z = 0, as there are no other completions.
+    equation 7, for single completions as in TRL. A completion's reward is beta r_i. A row that is scored or evaluated
+    alone has z = 0, as there are no other completions; a step has two rows at least.
     """
 
     name: ClassVar[str] = "kto"
@@ -46,6 +46,17 @@ class Kto(loss.LossFunction):
     desirable_weight: float = loss.option(1.0, loss.Values(least=0))
     undesirable_weight: float = loss.option(1.0, loss.Values(least=0))
     loss_type: str = loss.option("kto", loss.Values(among=LOSS_TYPES))
+
+    def conflicts(self) -> Iterator[loss.OptionFault]:
+        """Yields weights of which none is above 0."""
+        if not self.desirable_weight and not self.undesirable_weight:
+            problem = "is 0, and undesirable_weight too, so that nothing is learnt"
+            yield loss.OptionFault(option="desirable_weight", problem=problem, remedy="give one of them above 0")
+
+    @property
+    def min_rows(self) -> int:
+        """Two rows, where the baseline is made of completions of other rows."""
+        return 2 if self.loss_type == "kto" else 1
 
     def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each completion, and ones."""

@@ -21,25 +21,28 @@ def batch_totals(
     chunks: Iterable[Chunk],
     *,
     rows: Indices,
+    width: int | None,
     technique: Technique,
     ranks: RankContext,
     run: Run,
 ) -> Mapping[str, float]:
     """Returns the totals of a loss that has some. All ranks call it together.
 
-    chunks: of this rank, as many as of every other. rows: of the global batch. run: used for a first pass, if the loss
-    has one.
+    chunks: of this rank, as many as of every other. rows: of the global batch. width: that of the longest row, None
+    where rows are not padded. run: used for a first pass, if the loss has one; a row alone has none.
     """
     num_replicas = ranks.num_ranks // data_parallel_size(ranks.mesh)  # ranks with the same rows
     num_outputs = technique.loss_replicas(ranks.mesh)  # those of them that have an output
     before = {int(row): int(rows[place - 1]) for place, row in enumerate(rows)}
     own = dict.fromkeys(loss.total_names, 0.0)
-    for chunk, counted, width in chunks:
-        # Room for the prompt of one row with the completion of another.
-        wide = min(2 * width, dataset.width) if width is not None and isinstance(dataset, PaddedDataset) else None
+    # Room for the prompt of one row with the completion of another.
+    wide = min(2 * width, dataset.width) if width is not None and isinstance(dataset, PaddedDataset) else None
+    for chunk, counted, _ in chunks:
         batch = fetch(dataset, chunk, width=wide)
         added = [(loss.totals(batch), num_replicas)]
-        first = loss.first_pass(batch, fetch(dataset, [before[row] for row in chunk], width=wide))
+        first = None
+        if len(rows) > 1:
+            first = loss.first_pass(batch, fetch(dataset, [before[row] for row in chunk], width=wide))
         if first is not None:
             output, completed = run(dict(first))
             added += [] if output is None else [(loss.first_totals(output, completed), num_outputs)]

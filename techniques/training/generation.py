@@ -474,7 +474,7 @@ class Rewards:
     """The weighted sum of the rewards of several functions. Raises ValueError where one of them is not found."""
 
     def __init__(self, generation: Generation) -> None:
-        self._functions = {name: resolve(name) for name in generation.rewards}
+        self._functions = [(name, resolve(name)) for name in generation.rewards]
         self._weights = generation.weights
 
     def __call__(
@@ -492,7 +492,7 @@ class Rewards:
         """
         known = {**columns, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
         every = torch.tensor(
-            [rewards_by(name, function, known, number=len(completions)) for name, function in self._functions.items()]
+            [rewards_by(name, function, known, number=len(completions)) for name, function in self._functions]
         )
         summed = (every * torch.tensor(self._weights)[:, None]).nansum(0)
         return summed.masked_fill(every.isnan().all(0), math.nan)

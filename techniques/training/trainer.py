@@ -306,7 +306,14 @@ class Trainer(JobTrainingState):
         self._loader.settle()
         self.model.eval()
         totals = batch_totals(
-            self._loss, dataset, chunks, rows=rows, technique=self._technique, ranks=self.ranks, run=work.run
+            self._loss,
+            dataset,
+            chunks,
+            rows=rows,
+            width=self.batches.width(dataset, rows),
+            technique=self._technique,
+            ranks=self.ranks,
+            run=work.run,
         )
         self.model.train()
         return totals

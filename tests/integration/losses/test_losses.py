@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
-from ringmaster.techniques import Adapter, DataSpec, ModelSpec, registry
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job, why_no_adaptation
 from ringmaster.techniques.estimates.memory import Workload, copies_reference, forecast_memory
@@ -135,6 +136,36 @@ def test_kto(bench, tmp_path, layout, adapter, optimizer):
     plain = bench.reference(replace(job, loss_options={**options, "loss_type": "apo_zero_unpaired"}))
     assert plain.losses[0] == pytest.approx(bench.reference(job).losses[0], abs=1e-6)  # the divergence begins with 0
     assert plain.losses[-1] != bench.reference(job).losses[-1]
+
+
+def test_an_evaluation_of_kto_does_not_depend_on_how_its_rows_are_batched(bench, tmp_path):
+    """A short row also gets the whole completion of a long row before it, which is in another batch."""
+    file = tmp_path / "judged.jsonl"
+    texts = ["".join(random.Random(i).choices("abcdefgh", k=2 + 398 * (i % 2))) for i in range(24)]
+    rows = [{"prompt": f"why {i} ", "completion": text, "label": True} for i, text in enumerate(texts)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = bench.job(
+        replace(LLAMA, config={**LLAMA.config, "vocab_size": 320}),
+        data=DataSpec(path=str(file), kind="unpaired-preference", vocab_size=300, held_out=0.5),
+        loss="kto",
+        optimizer=replace(ADAMW, lr=0.01),
+        global_batch_size=4,
+        evaluation=EvaluationSpec(metrics=("loss", "preference_accuracy")),
+    )
+    trained = bench.train(job, SINGLE, tmp_path)
+    order = EvaluationOrder(
+        job=job,
+        data=to_json(prepare(job.data, cache_dir=bench.cache_dir)),
+        model_dir=trained.order.model_dir,
+        slot=replace(bench.slot(0), cores=()),
+        cache_dir=str(bench.cache_dir),
+    )
+    expected = trained.outcome.result["metrics"]
+    for size in (1, 3, 12):
+        found = evaluate_model(replace(order, job=replace(job, global_batch_size=size)))
+        assert found == pytest.approx(expected, abs=1e-6)
+    without = replace(job, loss_options={"loss_type": "apo_zero_unpaired"})
+    assert abs(evaluate_model(replace(order, job=without))["loss"] - expected["loss"]) > 1e-4
 
 
 @pytest.mark.parametrize(

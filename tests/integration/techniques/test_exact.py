@@ -14,7 +14,7 @@ from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.preflight_result import Preflight, PreflightOrder
 from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.techniques.technique import GangShape
-from tests.integration.losses.test_losses import PREFERENCES, TINY
+from tests.integration.losses.test_losses import PREFERENCES, TINY, UNPAIRED
 from tests.integration.techniques.test_architectures import spec
 from tests.integration.techniques.test_exact_dropout import FAMILIES
 from tests.integration.workbench import (
@@ -149,8 +149,9 @@ def test_pipelines_too(bench, tmp_path, layout, other):
 # The loss is compared under FSDP in test_losses.py, and exact jobs under FSDP where machines of all sizes are.
 @pytest.mark.parametrize("layout", matrix([x for x in LAYOUTS if x.num_devices > 1], quick=[]))
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=4)])
-def test_pairs_with_a_reference(bench, tmp_path, layout, adapter):
-    changes = {"loss": "dpo", "data": PREFERENCES, "adapter": adapter, "evaluation": EvaluationSpec(max_batches=2)}
+@pytest.mark.parametrize(("loss", "data"), [("dpo", PREFERENCES), ("kto", UNPAIRED)], ids=["dpo", "kto"])
+def test_losses_with_a_reference(bench, tmp_path, layout, adapter, loss, data):
+    changes = {"loss": loss, "data": data, "adapter": adapter, "evaluation": EvaluationSpec(max_batches=2)}
     job = replace(exact_job(bench, other="clipped", **changes), model=TINY)
     assert_same_bits(bench.train(job, layout, tmp_path / "layout"), reference(bench, job, tmp_path))
 

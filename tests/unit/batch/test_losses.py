@@ -43,6 +43,15 @@ def test_a_loss_is_a_name_or_a_name_with_options(tmp_path, said, loss, options):
     assert from_json(Job, to_json(job)) == job
 
 
+@pytest.mark.parametrize("more", ["", ", loss_type: kto"])
+def test_kto_compares_rows_of_a_step(tmp_path, more):
+    text = TEXT + "    global_batch_size: 1\n"
+    with pytest.raises(BatchFileError, match="global_batch_size: is 1, and the loss kto compares each row of a step"):
+        parse_batch(text.format(loss=f"{{name: kto{more}}}"), folder=tmp_path, name="x.yaml")
+    for loss in ("{name: kto, loss_type: apo_zero_unpaired}", "dpo"):
+        assert parse_batch(text.format(loss=loss), folder=tmp_path, name="x.yaml").jobs
+
+
 def test_options_can_be_varied(tmp_path):
     text = """
 grid:

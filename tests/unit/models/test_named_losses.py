@@ -466,6 +466,7 @@ def test_reward_models_learn_by_the_model_of_bradley_and_terry(coefficient):
         ("contrastive", {"hard_negatives": -1}, "must be true, false or a whole number of hard negatives, not -1"),
         ("mse", {"beta": 1}, "beta is not an option of mse. To fix: it has none"),
         ("kto", {"desirable_weight": -1}, "desirable_weight must be a number at least 0, not -1"),
+        ("kto", {"desirable_weight": 0, "undesirable_weight": 0.0}, "is 0, and undesirable_weight too"),
         ("kto", {"loss_type": "dpo"}, "loss_type must be one of kto, apo_zero_unpaired"),
         ("bradley-terry", {"margin": 1}, "margin is not an option of bradley-terry"),
         ("dop", {}, "unknown loss 'dop': did you mean 'dpo'"),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ringmaster.techniques.training.generation import rewards_by
+from ringmaster.techniques.loss import Generation
+from ringmaster.techniques.training.generation import Rewards, rewards_by
 
 KNOWN = {"prompts": ["p"] * 3, "completions": ["a", "ab", ""], "completion_ids": [[1], [2], [3]], "wish": [1, 2, 3]}
 
@@ -57,3 +58,20 @@ async def _later(completions):
 def test_wrong_returns_have_a_remedy(function, said):
     with pytest.raises(ValueError, match=f"mine:f .*{said}.* To fix: "):
         called(function)
+
+
+def test_a_function_that_is_listed_twice_counts_twice():
+    names = [f"{__name__}:{each}" for each in ("_lengths", "_ones", "_lengths")]
+    generation = Generation(
+        rewards=tuple(names), weights=(1.0, 10.0, 100.0), num_generations=2, max_new_tokens=1, temperature=1.0
+    )
+    found = Rewards(generation)(["p"] * 3, ["a", "ab", ""], completion_ids=[[1], [2], [3]], columns={})
+    assert found.tolist() == [111.0, 212.0, 10.0]
+
+
+def _lengths(completions):
+    return [len(text) for text in completions]
+
+
+def _ones(completions):
+    return [1.0] * len(completions)
