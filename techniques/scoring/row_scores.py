@@ -243,6 +243,8 @@ def score_alone(
         "autocast": lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
     }
     rollout = rollout_of(loss.function, **writes)
+    if rollout is not None:
+        rollout.rewards.check_without_training()
     answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), **writes)
     reference = initial = None
     if (is_compared := loss.function is not None and loss.function.compares) and not is_adapter(model_dir):

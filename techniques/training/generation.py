@@ -477,6 +477,12 @@ class Rewards:
         self._functions = [(name, resolve(name)) for name in generation.rewards]
         self._weights = generation.weights
 
+    def check_without_training(self) -> None:
+        """Raises ValueError where a function needs what is there in training alone, as its attribute says."""
+        for _, function in self._functions:
+            if reason := getattr(function, "why_in_training_alone", ""):
+                raise ValueError(f"loss.rewards: {reason}")
+
     def __call__(
         self,
         prompts: Sequence[Any],

@@ -11,10 +11,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from ringmaster.codec import to_json
 from ringmaster.features.reward_jobs.job import RewardJobs
 from ringmaster.features.reward_jobs.trainer import RewardModel
+from ringmaster.tasks.evaluation.scores import score_models
+from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.preflight_result import FROM_META_STEP
+from tests.integration.losses.test_losses import DEVICE
 from tests.integration.workbench import ADAMW, LLAMA, SINGLE
 
 JUDGE = ModelSpec(architecture="LlamaForSequenceClassification", config={**LLAMA.config, "num_labels": 1})
@@ -85,6 +88,16 @@ def test_without_the_model_the_job_says_so(bench, files, tmp_path):
     trained = bench.train(policy_job(bench, files), SINGLE, tmp_path)
     assert trained.outcome.status != "done"
     assert "the model of job judge is not there" in str(trained.outcome)
+
+
+def test_an_evaluation_without_the_reward_model_says_so(bench, files, judge, tmp_path):
+    job = policy_job(bench, files)
+    trained = bench.train(job, SINGLE, tmp_path, parents={"judge": str(judge)})
+    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir)
+    data = to_json(prepare(job.data, cache_dir=bench.cache_dir))
+    models = {"it": Path(trained.order.model_dir)}
+    found = score_models(models, job=job, data=data, environment=environment, device=DEVICE)
+    assert "the reward model of another job is there in training alone. To fix: " in found.faults["it"]
 
 
 def test_memory_estimates_know_the_reward_model(bench, files, tmp_path):

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -116,15 +115,26 @@ def _read(state: TrainingState) -> Iterator[RewardModel]:
             )
 
 
-def _rewards(number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
-    return _models[number].rewards(prompts, completions) if _models else [0.0] * len(completions)
+@dataclass(frozen=True)
+class JobReward:
+    """The reward function of one of the reward models, by its number."""
+
+    why_in_training_alone: ClassVar[str] = (
+        "the reward model of another job is there in training alone. To fix: read the reward that the job's own "
+        "evaluation recorded, or evaluate the model on other data"
+    )
+    number: int
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+        """Returns the reward of each completion."""
+        return _models[self.number].rewards(prompts, completions) if _models else [0.0] * len(completions)
 
 
 def __getattr__(name: str) -> Any:
     found = re.fullmatch(r"reward_(\d+)", name)
     if found is None:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    return partial(_rewards, int(found[1]))
+    return JobReward(int(found[1]))
 
 
 TRAINER_CALLBACKS = (RewardJobsCallback,)
