@@ -37,7 +37,7 @@ class Comparison(Preference):
     def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens and the mask of both answers, the shorter one filled up, and the margin."""
         tokens = [answer["input_ids"] for answer in self.pair(row, context=context)]
-        margin = 0.0 if row[MARGIN] is None else read_number(row[MARGIN])
+        margin = 0.0 if row[MARGIN] in (None, "") else read_number(row[MARGIN])
         if not abs(margin) <= LARGEST:  # also of NaN
             raise ValueError(
                 f"the margin is {row[MARGIN]!r:.40}, and not a finite number of 32 bits. To fix: correct it, or name "

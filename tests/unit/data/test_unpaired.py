@@ -86,9 +86,10 @@ def test_comparisons_may_be_conversations(tmp_path):
 
 
 def test_a_missing_margin_is_0_and_a_wrong_one_is_refused(tmp_path):
-    given = [{**PAIRS[0], "margin": 1}, PAIRS[1]]
-    _, training, _ = opened(tmp_path, "comparison", given)
-    assert fetch(training, range(2))["margin"].tolist() == [1.0, 0.0]
+    for missing in ({}, {"margin": None}, {"margin": ""}):  # as in a CSV file
+        given = [{**PAIRS[0], "margin": "1"}, {**PAIRS[1], **missing}]
+        _, training, _ = opened(tmp_path, "comparison", given)
+        assert fetch(training, range(2))["margin"].tolist() == [1.0, 0.0]
     margins = (1, "much", 1e39, 2)
     rows = [{**row, "margin": margin} for row, margin in zip(PAIRS, margins, strict=True)]
     said = refused(tmp_path, "comparison", rows)
