@@ -316,9 +316,8 @@ def fetch_from_hub(name: str, patterns: tuple[str, ...], *, is_cached: bool = Fa
         raise OSError(f"{name!r} is neither a folder nor a hub name: {error}") from error
     except (OSError, ValueError) as error:  # the hub's client raises one of these two for every fault
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise OSError(
-            f"{name} could not be fetched: {first} To fix: see that the hub can be reached, or name a folder"
-        ) from error
+        remedy = "see that the hub can be reached, or name a folder"
+        raise OSError(f"{name} could not be fetched: {first.removesuffix('.')}. To fix: {remedy}") from error
 
 
 def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, source: str) -> tuple[str | Stub, ...]:

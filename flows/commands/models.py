@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors, raise_faults
+from ringmaster.files import check_new
 from ringmaster.flows import output, settings
 from ringmaster.flows.commands.running import train_or_resume
 from ringmaster.flows.lineage.home import LineageHome, lineage_home
@@ -326,8 +327,7 @@ def write_folder(model: EvaluatedModel, folder: Path, *, merge: bool) -> bool:
     """
     from ringmaster.techniques.models.peft_format import is_adapter
 
-    if folder.exists():
-        raise InputError([f"{folder} is there already. To fix: name a new folder"])
+    check_new(folder)
     if merge and not is_adapter(model.folder):
         raise InputError([f"{model.label} is not an adapter, and there is nothing to merge. To fix: leave out --merge"])
     if merge:

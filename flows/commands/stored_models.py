@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringmaster.errors import InputError, RingmasterError, SignatureError
+from ringmaster.files import check_new
 from ringmaster.flows.lineage.home import Model, lineage_home
 from ringmaster.flows.output import (
     AsJson,
@@ -106,8 +107,7 @@ def restore(
     if folder is None:
         _restore_references(Path(model), as_json=as_json)
         return
-    if folder.exists():
-        raise InputError([f"{folder} is there already. To fix: name a new folder"])
+    check_new(folder)
     with lineage_home() as home:
         node, started_s = home.find(model), time.perf_counter()
         if node.record.tensors_id is not None:

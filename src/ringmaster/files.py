@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import InputError
 
 T = TypeVar("T")
 
@@ -62,6 +63,15 @@ def missing_right(path: Path) -> str:
             there = path if path.exists() and not os.access(path, os.W_OK) else path.parent
     act = {"x": "entered", "r": "read", "w": "written"}[right]
     return f"{there} cannot be {act}: this user lacks the right {right}. To fix: let its owner give it, as by a group"
+
+
+def check_new(place: Path, *, kind: str = "folder") -> None:
+    """Raises InputError where a new file or folder cannot be made, as it exists, or a folder above it is a file."""
+    if os.path.lexists(place):
+        raise InputError([f"{place} is there already. To fix: name a new {kind}"])
+    above = next(folder for folder in place.absolute().parents if os.path.lexists(folder))
+    if not above.is_dir():
+        raise InputError([f"{place} cannot be made: {above} is not a folder. To fix: name a place in a folder"])
 
 
 def folders_in(folder: Path) -> list[Path]:

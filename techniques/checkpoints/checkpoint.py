@@ -58,9 +58,10 @@ def publish(folder: Path) -> Iterator[Path]:
     aside.mkdir(parents=True)
     try:
         yield aside
-    except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        number = isinstance(error, SafetensorError) and re.search(r"\(os error (\d+)\)", str(error))
+        if not number:
             raise
         raise OSError(int(number[1]), str(error), str(folder)) from error
     for path in [*sorted(aside.rglob("*")), aside]:

@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ringmaster.extras import require_extra
+from ringmaster.files import check_new
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import (
     Checkpoint,
@@ -190,8 +191,7 @@ def convert(source: str, destination: Path, *, to: str) -> dict[str, Any]:
     if to not in FORMATS:
         known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise ValueError(f"unknown format {to!r}. To fix: use {known}; ringmaster convert --help names all")
-    if destination.exists():
-        raise ValueError(f"{destination} is there already. To fix: name a new folder")
+    check_new(destination)
     model = open_model(source)
     with publish(destination) as aside:
         num_states = 0

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -119,6 +120,8 @@ FAULTS = [
         "vllm loads no adapter of qkv, but of down_proj, embed_tokens",
     ),
     (OLLAMA, {}, {WEIGHT.replace("q_proj", "lm_head"): (8, 8)}, "", "ollama loads no adapter of lm_head"),
+    (VLLM, {"r": "8"}, {}, "", 'adapter_config.json has r: "8"'),
+    (OLLAMA, {"lora_alpha": None}, {}, "", "adapter_config.json has lora_alpha: null"),
     (OLLAMA, {}, {}, "qwen3", "ollama loads no adapters of a qwen3. To fix: ringmaster export --merge"),
     (OLLAMA, {}, {}, "gemma3_text", "ollama loads no adapters of a gemma3_text"),
 ]
@@ -172,3 +175,28 @@ def test_an_adapter_of_what_gguf_has_no_name_for_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"GGUF has no name for model\.layers\.9\."):
         export(adapter, tmp_path / "x", "--format", "ollama")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_base_that_cannot_be_fetched_is_said(tmp_path, monkeypatch):
+    adapter = adapt(tmp_path)
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "acme/gone"}))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"acme/gone could not be fetched: .* To fix: "):
+        export(adapter, tmp_path / "x", "--format", "ollama")
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(tmp_path):
+    save(tmp_path / "base", "llama")
+    (tmp_path / "base" / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="no tokenizer"):
+        export(tmp_path / "base", tmp_path / "new" / "x", "--format", "ollama")
+    assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("layout", [("--format", "vllm"), ("--format", "ollama"), ("--merge",), ()])
+def test_a_place_in_a_file_is_refused(tmp_path, layout):
+    adapter = adapt(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot be made: .*file is not a folder\. To fix: name a place in a folder"):
+        export(adapter, tmp_path / "file" / "x", *layout)

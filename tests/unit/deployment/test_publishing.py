@@ -158,6 +158,37 @@ def test_weights_of_an_earlier_version_are_removed_and_other_files_stay(hub, hom
     assert (tmp_path / "copy" / "README.md").read_bytes() == files["README.md"]
 
 
+def test_a_merged_model_does_not_stay_an_adapter_by_a_file_of_an_earlier_version(hub, home):
+    push("lora", "--push", "me/lora")
+    answer, _ = push("lora", "--merge", "--push", "me/lora")
+    assert answer["removed"] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert "model.safetensors" in hub.repositories["me/lora"].files
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_published(hub, home, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is there already"):
+        push("tuned", tmp_path / "there", "--push", "me/tuned")
+    with pytest.raises(InputError, match="is not a folder"):
+        push("tuned", tmp_path / "file" / "x", "--push", "me/tuned")
+    assert not hub.repositories
+    push("tuned", tmp_path / "new" / "copy", "--push", "me/tuned")
+    assert (tmp_path / "new" / "copy" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [("hub.example", "HF_ENDPOINT: 'hub.example' is no URL of a hub"), ("http://me:secret@127.0.0.1:9", "not answer")],
+)
+def test_an_endpoint_that_is_no_hub_is_named_without_its_password(home, monkeypatch, endpoint, reason):
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(RingmasterError, match=reason) as error:
+        push("tuned", "--push", "me/tuned")
+    assert "secret" not in str(error.value)
+
+
 def test_nothing_private_goes_to_a_public_repository_unless_asked(hub, home):
     hub.repositories["me/tuned"] = Repository(private=False)
     with pytest.raises(InputError, match=r"is public, and so would this model be\. To fix: give --public"):

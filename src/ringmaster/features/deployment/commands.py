@@ -16,6 +16,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.extras import require_extra
 from ringmaster.features.deployment import GgufType
+from ringmaster.files import check_new
 from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.lineage.home import lineage_home
 from ringmaster.flows.output import notice, print_outcome
@@ -119,8 +120,7 @@ def _write_layout(*, model: str, folder: Path, layout: Layout, base: str | None,
     from ringmaster.flows.commands.models import write_folder
     from ringmaster.flows.retraining.examine import find
 
-    if folder.exists():
-        raise InputError([f"{folder} is there already. To fix: name a new folder"])
+    check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lineage_home() as home, input_errors(), TemporaryDirectory(dir=folder.parent, prefix=".merged-") as aside:
         found = find(model, home)
@@ -152,7 +152,11 @@ def _publish(*, model: str, folder: Path | None, merge: bool, repo: str, is_publ
     from ringmaster.flows.commands.models import write_folder
     from ringmaster.flows.retraining.examine import find
 
+    if folder is not None:
+        check_new(folder)
     target = HubTarget.of(repo, is_public=is_public)
+    if folder is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
     with lineage_home() as home, input_errors():
         found = find(model, home)
         with TemporaryDirectory(dir=None if folder is None else folder.absolute().parent) as aside:

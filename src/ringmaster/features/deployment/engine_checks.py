@@ -6,6 +6,7 @@ architectures that its own engine runs, which loads no adapters; llama.cpp's src
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def engine_faults(
     if (kind := config.get("peft_type")) != "LORA":
         yield f"{engine} loads LoRAs, and this is a {kind}. {merge if kind == 'IA3' else 'To fix: train a LoRA'}"
         return
+    for key, kind in (("r", int), ("lora_alpha", (int, float))):
+        if not isinstance(value := config.get(key), kind) or isinstance(value, bool) or (key == "r" and value < 1):
+            yield f"adapter_config.json has {key}: {json.dumps(value)}. To fix: save the adapter again"
     if saved := config.get("modules_to_save"):
         yield f"{engine} loads no modules that were trained whole: {', '.join(saved)}. {merge}"
     if config.get("use_dora") or any(name.endswith(MAGNITUDE) for name in tensors):

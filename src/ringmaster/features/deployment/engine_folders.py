@@ -21,11 +21,12 @@ import gguf
 import torch
 from safetensors import safe_open
 
-from ringmaster.errors import InputError, raise_faults
+from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.features.deployment import GgufType
 from ringmaster.features.deployment.engine_checks import OLLAMA, checked_adapter
 from ringmaster.features.deployment.gguf_file import write_model, write_tensors
 from ringmaster.features.deployment.gguf_layout import GgufLayout, config_of
+from ringmaster.model_lineage.importing import fetch_from_hub
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
 from ringmaster.techniques.models import peft_format
@@ -96,8 +97,5 @@ def _base_folder(source: Path, *, with_weights: bool) -> Path:
     """Returns the folder with the base of an adapter, or at least with its config, fetched where the hub has it."""
     if (base := peft_format.base_of(source)) is not None:
         return base
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(peft_format.base_name(source), allow_patterns=list(HUB_FILES if with_weights else [CONFIG]))
-    )
+    with input_errors(OSError, about=f"the base of {source}: "):
+        return fetch_from_hub(peft_format.base_name(source), HUB_FILES if with_weights else (CONFIG,))

@@ -24,6 +24,7 @@ from ringmaster.errors import InputError, raise_faults
 from ringmaster.features.deployment import GgufType
 from ringmaster.features.deployment.gguf_layout import HEAD, GgufLayout, config_of
 from ringmaster.features.deployment.gguf_tokenizer import GgufTokenizer
+from ringmaster.files import check_new
 from ringmaster.techniques.checkpoints.storage import sync_path
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
 from ringmaster.techniques.models.conversion import open_model
@@ -52,8 +53,7 @@ def write_model(source: str, file: Path, *, type: GgufType | None = None) -> Ggu
     type: None means bf16 for a model in bf16, and f16 for others.
     Raises InputError, with all faults of a kind, where the format cannot hold the model, or the file exists.
     """
-    if file.exists():
-        raise InputError([f"{file} is there already. To fix: name a new file"])
+    check_new(file, kind="file")
     if is_adapter(Path(source)):
         merge = f"ringmaster export {source} FOLDER --merge"
         raise InputError(

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from ringmaster.errors import InputError, RingmasterError
+from ringmaster.model_lineage.mlflow_calls import redacted
 from ringmaster.text import message_of, shortened
 
 HUB_ERRORS: tuple[type[Exception], ...] = (
@@ -25,8 +27,8 @@ HUB_ERRORS: tuple[type[Exception], ...] = (
 )
 """What huggingface_hub raises: the errors of the HTTP client that it chooses, OSError, and its own of uploads."""
 LOG_IN = "hf auth login, or set HF_TOKEN to a token that may write"
-STALE = (".safetensors", ".safetensors.index.json")
-"""Files of weights, of which those of an earlier version would be read together with the new ones."""
+STALE = (".safetensors", ".safetensors.index.json", "adapter_config.json")
+"""Files of weights and adapters: those of an earlier version would be read together with, or before, the new ones."""
 MAX_MESSAGE = 300
 
 
@@ -67,6 +69,9 @@ class HubTarget:
         if not get_token():
             raise InputError([f"there is no token for the hub. To fix: {LOG_IN}"])
         api = HfApi()
+        if urlsplit(api.endpoint).scheme not in ("http", "https"):
+            problem = f"HF_ENDPOINT: {api.endpoint!r} is no URL of a hub"
+            raise InputError([f"{problem}. To fix: write https://HOST, or unset it"])
         with hub_errors(api, "to say whose the token is"):
             account = api.whoami()
         owners = [account["name"], *(each["name"] for each in account.get("orgs") or ())]
@@ -101,7 +106,7 @@ class HubTarget:
             )
         return PublishedModel(
             repo=self.repo,
-            url=f"{self.api.endpoint}/{self.repo}",
+            url=f"{redacted(self.api.endpoint)}/{self.repo}",
             commit=done.oid,
             is_private=self.is_private,
             num_files=len(files),
@@ -123,7 +128,9 @@ def hub_errors(api: HfApi, request: str) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error.__cause__, HfHubHTTPError) else error
         status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
         said = getattr(cause, "server_message", None) or message_of(cause)
-        text = f"{api.endpoint} refuses {request}: {shortened(' '.join(str(said).split()), MAX_MESSAGE)}"
+        said = shortened(" ".join(str(said).split()).removesuffix("."), MAX_MESSAGE)
+        is_away = status is None and not isinstance(error, ValueError)
+        text = f"{redacted(api.endpoint)} {'does not answer' if is_away else f'refuses {request}'}: {said}"
         if status in (401, 403):
             raise InputError([f"{text}. To fix: {LOG_IN}"]) from error
         if isinstance(error, ValueError) or (status is not None and 400 <= status < 500):
