@@ -59,7 +59,7 @@ def _ranking_keys(schema: Schema) -> Schema:
     own: Schema = {key: {"anyOf": [each["items"], each]} for key, each in lists.items()}
     for each in own.pop(OBJECTIVES, {}).get("anyOf", ())[:1]:
         items = {"anyOf": [ANY_METRIC, each]}
-        own["objective"] = {"anyOf": [keys["objective"], {"type": "array", "items": items}]}
+        own["objective"] = {"anyOf": [keys["objective"], {"type": "array", "items": items, "minItems": 1}]}
     return own
 
 

@@ -297,11 +297,13 @@ class Sweep(FormSection):
 
 def _with_objectives(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a sweep; several objectives have a key of their own, which a feature knows."""
-    is_list = isinstance(raw.get("objective"), list)
+    is_list = isinstance(raw.get("objective"), list) and raw["objective"]
     return {OBJECTIVES if is_list and key == "objective" else key: value for key, value in raw.items()}
 
 
 OBJECTIVES = "objectives"
+INTERNAL = {"ranking", "batch_keys", OBJECTIVES}
+"""Fields of `Sweep` that hold what a file writes under other keys."""
 
 
 EXAMPLE_FILE = "examples/sweep.yaml"
@@ -329,7 +331,7 @@ def spec_of(form: Sweep) -> SweepSpec:
         sampler=form.sampler,
         stopping=form.early_stopping,
         ranking=ranking_of(form.objective or metric, form.ranking_sections()),
-        num_trials=form.num_trials if form.sampler == "grid" else form.num_trials or 8,
+        num_trials=1 if lame else form.num_trials if form.sampler == "grid" else form.num_trials or 8,
         num_parallel=form.num_parallel,
         devices=form.devices.in_batch_file(),
         deadline_s=form.deadline_s,
@@ -360,7 +362,10 @@ def load_sweep(path: Path) -> Sweep:
     ]
     if read.data is None:
         raise BatchFileError(faults)
-    raw = _from_folder(read.data, folder=path.parent.resolve())
+    strange = [key for key in read.data if key in INTERNAL]
+    faults += [Fault(key, read.line((key,)), "is an unknown key", "remove it", path.name) for key in strange]
+    plain = {key: value for key, value in read.data.items() if key not in strange}
+    raw = _from_folder(plain, folder=path.parent.resolve())
     form: Sweep | None
     try:
         form = Sweep.model_validate(raw)
@@ -385,6 +390,7 @@ def _what_is_right(raw: Mapping[str, Any], error: ValidationError) -> Sweep | No
     if "space" in wrong and isinstance(space, dict):
         bad = {place[1] for d in error.errors() if len(place := d["loc"]) > 1 and place[0] == "space"}
         left["space"] = {key: value for i, (key, value) in enumerate(space.items()) if i not in bad}
+        left["num_trials"] = 1  # what is left of the space says nothing of its size
     try:
         return Sweep.model_validate(left)
     except ValidationError:
@@ -425,7 +431,7 @@ def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -
             message, remedy = details["msg"], details["ctx"]["remedy"]
         elif kind == "extra_forbidden":
             known = sections_of_rankings() if section is Sweep else {}
-            names = {*section.model_fields, *known} - {"ranking", "batch_keys"}
+            names = {*section.model_fields, *known} - INTERNAL
             message, remedy = "is an unknown key", closest(str(place[-1]), names, what="The keys are")
         result.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))
     return list(result.values())
@@ -438,8 +444,10 @@ def _plain_place(place: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 def _by_key(place: tuple[str | int, ...], raw: Mapping[str, Any]) -> tuple[str | int, ...]:
     """Returns a place as a file has it: by the parameter's key instead of its index, and by the key `objective`."""
-    if place[0] == OBJECTIVES and OBJECTIVES not in raw:
+    if place[0] == OBJECTIVES:
         return ("objective", *place[1:])
+    if place[1:2] == (0,) and isinstance(raw.get(str(place[0])), dict) and place[0] != "space":  # a list of one
+        return (place[0], *place[2:])
     name = "over" if "over" in raw else "space"
     space = raw.get(name)
     if place[0] != "space" or not isinstance(space, dict):
@@ -467,7 +475,8 @@ def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
         text = f"{name}.{key}" + (rest.removeprefix("values") if is_plain else f".{rest}" if rest else "")
         return replace(fault, place=text, line=read.line(place), file=file)
     place = parsed_place(fault.place)
-    of_sweep = Sweep.model_fields.keys() - {"seed", "deadline_s"} - ({"base", "data"} - raw.keys()) | keys_of_features()
+    of_sweep = Sweep.model_fields.keys() - {"seed", "deadline_s"} - ({"base", "data"} - raw.keys())
+    of_sweep |= keys_of_features() | sections_of_rankings().keys()
     if place and place[0] not in of_sweep:  # of the job that is varied
         place = ("template", *(() if "path" in as_mapping(raw.get("template")) else ("job",)), *place)
     return replace(fault, place=place_text(place), line=read.line(place), file=file)

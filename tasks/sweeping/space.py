@@ -230,7 +230,8 @@ def _of_conditions(space: Sequence[Parameter]) -> Iterator[Finding]:
             control = by_key.get(key)
             if control is None:
                 problem = f"names {key}, which the space does not have"
-                yield Finding(place, problem, f"name one of {enumerated([k for k in by_key if k != parameter.key])}")
+                others = enumerated([each for each in by_key if each != parameter.key])
+                yield Finding(place, problem, f"name one of {others}" if others else f"add {key} with a list of values")
             elif isinstance(control, Range):
                 yield Finding(place, f"names {key}, which is a range", f"give {key} a list of values")
             elif strange := [value for value in allowed if value not in control.values]:

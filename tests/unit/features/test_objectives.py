@@ -164,12 +164,12 @@ def told(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("constraints: {metric: latency/p98_s, at_most: 1}", "6: constraints[0].metric: "),
-        ("constraints: {metric: acuracy, at_most: 1}", "constraints[0].metric: 'acuracy' is unknown. write `accuracy`"),
-        ("constraints: {metric: accuracy}", "6: constraints[0]: has no bound. give at_most or at_least"),
+        ("constraints: {metric: latency/p98_s, at_most: 1}", "6: constraints.metric: "),
+        ("constraints: {metric: acuracy, at_most: 1}", "constraints.metric: 'acuracy' is unknown. write `accuracy`"),
+        ("constraints: {metric: accuracy}", "6: constraints: has no bound. give at_most or at_least"),
         ("constraints:\n- {metric: loss, at_most: 1}\n- {metric: loss, at_mots: 1}", "8: constraints[1].at_mots: is "),
-        ("constraints: {metric: loss, at_most: 1, at_least: 2}", "constraints[0]: has at_most 1 below at_least 2"),
-        ("constraints: {metric: loss, at_most: .nan}", "6: constraints[0].at_most: "),
+        ("constraints: {metric: loss, at_most: 1, at_least: 2}", "constraints: has at_most 1 below at_least 2"),
+        ("constraints: {metric: loss, at_most: .nan}", "6: constraints.at_most: "),
         ("constraint: {metric: loss, at_most: 1}", "6: constraint: is an unknown key. did you mean `constraints`?"),
     ],
 )  # fmt: skip
@@ -180,7 +180,7 @@ def test_a_wrong_constraint_is_refused_with_what_there_is(tmp_path, text, words)
 
 def test_faults_of_constraints_and_of_the_rest_are_told_together(tmp_path):
     found = told(tmp_path, "constraints: {metric: los, at_most: 1}\nearly_stopping: {min_steps: 16}\n")
-    assert any("constraints[0].metric: 'los' is unknown" in each for each in found)
+    assert any("constraints.metric: 'los' is unknown" in each for each in found)
     assert any("early_stopping.min_steps: must be less than the 16 steps" in each for each in found)
 
 

@@ -103,3 +103,45 @@ def test_a_dry_run_plans_all_trials_and_trains_none(monkeypatch):
     ((batch, options),) = planned
     assert len(batch.jobs) == 8
     assert options["is_result"]
+
+
+@pytest.mark.parametrize("key", ["ranking", "objectives", "batch_keys"])
+def test_a_field_of_the_form_that_files_do_not_have_is_an_unknown_key(tmp_path, key):
+    assert told(tmp_path, "{clip_grad_norm: [1, 2]}", more=f"num_trials: 2\n{key}: {{}}\n") == [
+        f"4: {key}: is an unknown key"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ("objective: []", "4: objective: input should be a valid string, got a list"),
+        (
+            "constraints: {metric: loss, at_most: '1'}",
+            "4: constraints.at_most: input should be a valid number, got '1'",
+        ),
+        (
+            "constraints: {metric: loss, at_most: true}",
+            "4: constraints.at_most: input should be a valid number, got true",
+        ),
+        ("constraints:\n  metric: los\n  at_most: 1", "5: constraints.metric: 'los' is unknown"),
+        ("constraints:\n- {metric: loss}", "5: constraints[0]: has no bound"),
+        ("constraints: [{metric: loss, at_most: 2}, {metric: loss, at_least: 1}]", "4: constraints: has loss twice"),
+    ],
+)
+def test_a_wrong_goal_is_a_fault_with_its_line(tmp_path, more, fault):
+    assert told(tmp_path, "{clip_grad_norm: [1, 2]}", more=f"num_trials: 2\n{more}\n") == [fault]
+
+
+@pytest.mark.parametrize("wrong", ["{}", "{low: 1, high: 2, values: [1]}", "{values: [1, 2], when: 3}"])
+def test_a_space_with_a_fault_is_not_called_too_small(tmp_path, wrong):
+    (fault,) = told(tmp_path, f"{{clip_grad_norm: {wrong}, seed: [0, 1]}}")
+    assert "space.clip_grad_norm" in fault
+
+
+def test_a_condition_of_the_only_key_says_what_to_add(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    space = "{clip_grad_norm: {low: 1, high: 2, when: {seed: 1}}}"
+    file.write_text(f"template: {{job: {JOB % ''}}}\nspace: {space}\n")
+    with pytest.raises(BatchFileError, match="To fix: add seed with a list of values"):
+        load_sweep(file)

@@ -42,8 +42,8 @@ class Constraint(BaseModel, extra="forbid", frozen=True, title="Constraint"):
     """Bounds of a metric on held-out data, which the best trial must keep."""
 
     metric: Metric
-    at_most: float | None = Field(default=None, allow_inf_nan=False)
-    at_least: float | None = Field(default=None, allow_inf_nan=False)
+    at_most: float | None = Field(default=None, allow_inf_nan=False, strict=True)
+    at_least: float | None = Field(default=None, allow_inf_nan=False, strict=True)
 
     @model_validator(mode="after")
     def _has_bounds(self) -> Constraint:
@@ -124,6 +124,12 @@ class ConstrainedRanking(Ranking):
     def metrics(self) -> tuple[str, ...]:
         """The objective, and the metrics of the constraints."""
         return tuple(dict.fromkeys([*self.objectives, *(each.metric for each in self.constraints)]))
+
+    def findings(self) -> Iterator[Finding]:
+        """Yields the metrics that several constraints bound."""
+        bounded = [each.metric for each in self.constraints]
+        for metric in sorted({each for each in bounded if bounded.count(each) > 1}):
+            yield Finding(("constraints",), f"has {metric} twice", "give both of its bounds in one entry")
 
     def violations(self, metrics: Metrics) -> Mapping[str, float]:
         """Returns the violation of each constraint."""
@@ -213,7 +219,8 @@ class FrontRanking(ConstrainedRanking):
         return result
 
     def findings(self) -> Iterator[Finding]:
-        """Yields the faults of the list of objectives."""
+        """Yields the faults of the lists of objectives and of constraints."""
+        yield from super().findings()
         num, twice = len(self.objectives), sorted({m for m in self.others if self.objectives.count(m) > 1})
         yield from findings_where(
             (num > MAX_OBJECTIVES, ("objective",), f"has {num} metrics", f"give {MAX_OBJECTIVES} at the most"),
