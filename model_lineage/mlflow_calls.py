@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import tenacity
 
 from ringmaster.errors import LedgerError
-from ringmaster.text import storable_values
+from ringmaster.text import redacted, storable_values
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
 
@@ -126,15 +125,6 @@ RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 file (20 s) and on a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`)."""
 # The beginnings of MLflow's messages about a server that does not answer.
 AWAY = ("API request to", "The following failures occurred while uploading one or more artifacts")
-
-
-def redacted(uri: str) -> str:
-    """Returns `uri` with any password in it masked."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
 
 
 class RetryingClient:

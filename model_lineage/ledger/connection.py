@@ -30,7 +30,8 @@ from ringmaster.errors import LedgerError
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage import sqlite_files
 from ringmaster.model_lineage.database_templates import create_from_template
-from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, OutageRetry, RetryingClient, redacted, tensors_uri
+from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, OutageRetry, RetryingClient, tensors_uri
+from ringmaster.text import redacted
 
 if TYPE_CHECKING:  # they import numpy and MLflow
     from ringmaster.model_lineage.signatures import SigningKeys

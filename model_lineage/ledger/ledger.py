@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.families import CHILD, COMPONENT_OF, KIND, NAME, NOTE, TENSORS, record_of
 from ringmaster.model_lineage.ledger.models import Models
-from ringmaster.model_lineage.mlflow_calls import redacted
 from ringmaster.model_lineage.records import COMPONENT, ModelRecord
-from ringmaster.text import code_span, markdown, markdown_table
+from ringmaster.text import code_span, markdown, markdown_table, redacted
 
 COMPARED_KINDS = ("fine-tuned", "lora", "prefix-tuned", "ia3")
 BESIDE = "\n\n**Beside its base**\n\n"  # heading of the section on a model's page

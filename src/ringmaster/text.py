@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -177,6 +178,15 @@ def enumerated(names: Sequence[str], *, most: int = 8) -> str:
     """Returns the first names in one sentence, followed by how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def redacted(uri: str) -> str:
+    """Returns `uri` with any password in it masked."""
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
 
 
 def shortened(text: str, most: int) -> str:

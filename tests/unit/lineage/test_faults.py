@@ -7,7 +7,8 @@ import pytest
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import Ledger, mlflow_calls
 from ringmaster.model_lineage.ledger.runs import flat_params
-from ringmaster.model_lineage.mlflow_calls import RETRY_DELAYS_S, RetryingClient, redacted
+from ringmaster.model_lineage.mlflow_calls import RETRY_DELAYS_S, RetryingClient
+from ringmaster.text import redacted
 
 
 class Flaky:

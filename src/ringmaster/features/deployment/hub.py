@@ -17,8 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from ringmaster.errors import InputError, RingmasterError
-from ringmaster.model_lineage.mlflow_calls import redacted
-from ringmaster.text import message_of, shortened
+from ringmaster.text import message_of, redacted, shortened
 
 HUB_ERRORS: tuple[type[Exception], ...] = (
     *(each for each in HfHubHTTPError.__bases__ if issubclass(each, Exception)),
