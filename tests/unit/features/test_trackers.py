@@ -241,6 +241,19 @@ def test_a_tracker_that_fails_is_reported_once_and_stops_nothing(database, monke
     assert tracker.calls[-1][0] == method
 
 
+def test_what_a_tracker_says_of_its_fault_is_one_short_line(tmp_path):
+    class Verbose(FakeTracker):
+        def open_run(self, job):
+            raise RuntimeError("no key:\n  log in\n" + "x" * 9000)
+
+    notices = []
+    listener = TrackerListener(Verbose(tmp_path), name="wandb", notice=notices.append)
+    listener.open_run(RUN)
+    listener.close()
+    (notice,) = notices
+    assert "RuntimeError: no key: log in x" in notice and len(notice) < 400
+
+
 def test_a_tracker_that_fails_takes_nothing_from_another(database, monkeypatch, tmp_path):
     trackers = {"wandb": FakeTracker(tmp_path, fails_in=("open_run",)), "trackio": FakeTracker(tmp_path)}
     monkeypatch.setattr(pages, "tracker_of", trackers.get)

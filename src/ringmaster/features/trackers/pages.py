@@ -19,11 +19,12 @@ from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.batch import Batch, document
 from ringmaster.tasks.recording.record_hooks import RecordedRun, RecordHook, RunListener
 from ringmaster.tasks.storage.journal import JobRecord
-from ringmaster.text import Notice
+from ringmaster.text import Notice, message_of, shortened
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000  # groups of points to hold while a tracker is slow
+MAX_MESSAGE = 300  # characters of what a library says of its fault
 END_TIMEOUT_S = 30.0  # for what waits when a batch has ended
 CLASSES = {"tensorboard": "TensorBoardTracker", "trackio": "TrackioTracker", "wandb": "WandbTracker"}
 
@@ -94,9 +95,8 @@ class TrackerListener(RunListener):
         except Exception as error:
             self._has_failed = True
             logger.exception("a tracker ends here")
-            self._notice(
-                f"{self._name} gets no more records of this run, MLflow has them: {type(error).__name__}: {error}"
-            )
+            said = shortened(f"{type(error).__name__}: {message_of(error)}", MAX_MESSAGE)
+            self._notice(f"{self._name} gets no more records of this run, MLflow has them: {said}")
 
 
 class TrackerReport(RecordHook):
