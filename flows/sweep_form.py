@@ -40,11 +40,11 @@ from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_features import NAME_PATTERN, file_keys
 
 SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
-Seed = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, strict=True)]
 Sampler = Annotated[Literal["random", "grid", "tpe"], titled("Sampler")]
-NumTrials = Annotated[int, Field(ge=1, le=1000)]
-NumParallel = Annotated[int, Field(ge=1, le=1000)]
-Seconds = Annotated[float, Field(gt=0)]
+NumTrials = Annotated[int, Field(ge=1, le=1000, strict=True)]
+NumParallel = Annotated[int, Field(ge=1, le=1000, strict=True)]
+Seconds = Annotated[float, Field(gt=0, strict=True)]
 
 # JSON schema of a line of text, for a field that is a list in a file: Prefect's forms have no field for mixed lists.
 TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}], "examples": ["1e-3, 3e-3, 1e-2"]}
@@ -108,13 +108,17 @@ class Parameter(FormSection, title="Parameter"):
         title="Values",
         description="The values to choose from, separated by commas. Leave it empty to give a range.",
     )
-    low: float | None = Field(default=None, title="From", description="The smallest value of the range.")
-    high: float | None = Field(default=None, title="To", description="The largest value of the range.")
+    low: float | None = Field(default=None, strict=True, title="From", description="The smallest value of the range.")
+    high: float | None = Field(default=None, strict=True, title="To", description="The largest value of the range.")
     log: bool = Field(
         default=False, title="Logarithmic", description="Draws the logarithm uniformly, as is usual for learning rates."
     )
     step: float | None = Field(
-        default=None, gt=0, title="Step", description="The distance between two values of the range. A grid needs it."
+        default=None,
+        gt=0,
+        strict=True,
+        title="Step",
+        description="The distance between two values of the range. A grid needs it.",
     )
     integer: bool = Field(default=False, title="Whole numbers", description="Draws only whole numbers.")
     when: Annotated[dict[str, Any] | None, HIDDEN] = Field(

@@ -115,6 +115,8 @@ def test_a_field_of_the_form_that_files_do_not_have_is_an_unknown_key(tmp_path, 
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
+        ("seed: true", "4: seed: input should be a valid integer, got true"),
+        ("num_parallel: '4'", "4: num_parallel: input should be a valid integer, got '4'"),
         ("objective: []", "4: objective: input should be a valid string, got a list"),
         (
             "constraints: {metric: loss, at_most: '1'}",
