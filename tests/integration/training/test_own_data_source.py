@@ -118,5 +118,5 @@ def test_rows_of_a_named_data_set_are_checked_by_what_it_reads(site, folder):
 
 
 def test_where_it_is_not_installed_it_is_unknown(folder):
-    with pytest.raises(BatchFileError, match=r"'answers' is unknown\. To fix: use one of chat, command, completion"):
+    with pytest.raises(BatchFileError, match=r"'answers' is unknown\. To fix: use one of chat, command, comparison"):
         batch_of(folder)

@@ -33,7 +33,10 @@ def commands(monkeypatch):
     monkeypatch.setattr(connection, "stay_seconds", lambda: 600.0)
     monkeypatch.setattr(connection, "environment_digest", lambda: "same")
     monkeypatch.setattr(connection, "is_known", lambda: True)
-    monkeypatch.setattr(connection, "END_TIMEOUT_S", 0.0)  # the daemon is a thread of this process
+    # The daemon is a thread of this process, which would be ended in place of one that does not answer in time.
+    monkeypatch.setattr(connection, "END_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(daemon, "REQUEST_TIMEOUT_S", TIMEOUT_S)
 
 
 @pytest.fixture
