@@ -6,10 +6,11 @@ a sample counts for the innermost frame that one of `KINDS` names. `pytest --dur
 JSON.
 """
 
+import faulthandler
 import json
 import os
+import re
 import resource
-import sys
 import threading
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -34,6 +35,7 @@ KINDS = {
     "commands": ("/subprocess.py",),
 }
 OTHER = "other"
+FILE, MAX_BYTES = re.compile(r'^  File "(.*)", line ', re.MULTILINE), 1 << 20  # of the stacks of all threads
 
 
 def cpu_s():
@@ -61,13 +63,9 @@ def _words(file):
     return file.read_text().split()
 
 
-def kind_of(frame):
-    """Returns the kind of cost of what a stack does at this moment."""
-    while frame is not None:
-        if (kind := _kind_of_file(frame.f_code.co_filename)) is not None:
-            return kind
-        frame = frame.f_back
-    return OTHER
+def kind_of(files):
+    """Returns the kind of cost of what a stack does, whose source files come from the innermost frame outwards."""
+    return next((kind for file in files if (kind := _kind_of_file(file)) is not None), OTHER)
 
 
 @cache
@@ -81,15 +79,15 @@ class Sampler(threading.Thread):
     def __init__(self):
         super().__init__(name="durations", daemon=True)
         self.seconds = Counter()
-        self._main = threading.main_thread().ident
+        self._main = f"0x{threading.main_thread().ident:016x} (most recent call first):"
+        self._stacks = os.memfd_create("stacks")
         self._end = threading.Event()
 
     def run(self):
         """Samples until `stop`."""
         last_s = monotonic()
         while not self._end.wait(INTERVAL_S):
-            # No frame is kept until the next look: it would keep the test's objects alive.
-            kind, now_s = kind_of(sys._current_frames().get(self._main)), monotonic()
+            kind, now_s = kind_of(self._files_of_main()), monotonic()
             if kind == FORK_SERVERS and any(map(_children, _children("self"))):
                 kind = TRAINING
             self.seconds[kind] += now_s - last_s
@@ -99,7 +97,19 @@ class Sampler(threading.Thread):
         """Ends the thread, and returns the seconds by kind."""
         self._end.set()
         self.join()
+        os.close(self._stacks)
         return dict(self.seconds)
+
+    def _files_of_main(self):
+        """Returns the source files of the main thread's frames, the innermost first.
+
+        Frame objects of another thread are not walked: `f_back` crashes where that thread is in a greenlet.
+        """
+        os.ftruncate(self._stacks, 0)
+        os.lseek(self._stacks, 0, os.SEEK_SET)
+        faulthandler.dump_traceback(self._stacks)
+        text = os.pread(self._stacks, MAX_BYTES, 0).decode(errors="replace")
+        return FILE.findall(text.partition(self._main)[2].partition("\n\n")[0])
 
 
 class Worker:

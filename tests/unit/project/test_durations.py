@@ -3,7 +3,7 @@
 import threading
 import time
 
-from tests.durations import Sampler
+from tests.durations import Sampler, kind_of
 
 
 def test_a_test_that_replaces_the_clock_changes_no_duration(monkeypatch):
@@ -26,3 +26,9 @@ def test_a_test_that_replaces_the_clock_changes_no_duration(monkeypatch):
     assert has_two.wait(60)
     sampler.stop()
     assert all(0 < seconds < 10**5 for seconds in samples)
+
+
+def test_a_sample_counts_for_the_innermost_file_that_a_kind_names():
+    files = ["/x/threading.py", "/x/subprocess.py", "/x/tasks/planning/solve.py"]
+    assert kind_of(files) == "commands"
+    assert kind_of(["/x/threading.py"]) == "other"
