@@ -133,7 +133,7 @@ def request_end(home: Path) -> str:
     process = ProcessId(record.pid, record.born)
     if answer.get("num_users"):
         return "what stays ready for the next command ends after the command that uses it"
-    if not answer:
+    if not answer and not process.wait(END_TIMEOUT_S):  # one that is ending answers no more
         process.end(grace_s=END_TIMEOUT_S)
     return "" if not process.wait(END_TIMEOUT_S) else "what stayed ready for the next command has ended"
 

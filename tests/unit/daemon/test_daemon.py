@@ -17,6 +17,7 @@ from ringmaster.codec import to_json
 from ringmaster.flows.daemon import connection, daemon
 from ringmaster.flows.daemon.connection import daemon_of, record_file, request_end, status_line, take
 from ringmaster.flows.daemon.daemon import Daemon
+from ringmaster.tasks.process_identity import ProcessId
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 TIMEOUT_S = 120
@@ -33,10 +34,10 @@ def commands(monkeypatch):
     monkeypatch.setattr(connection, "stay_seconds", lambda: 600.0)
     monkeypatch.setattr(connection, "environment_digest", lambda: "same")
     monkeypatch.setattr(connection, "is_known", lambda: True)
-    # The daemon is a thread of this process, which would be ended in place of one that does not answer in time.
-    monkeypatch.setattr(connection, "END_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", TIMEOUT_S)
-    monkeypatch.setattr(daemon, "REQUEST_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(connection, "END_TIMEOUT_S", 0.0)  # the daemon is a thread of this process
+    # A daemon that is closing does not answer, and would be ended: this process.
+    end = ProcessId.end
+    monkeypatch.setattr(ProcessId, "end", lambda self, **how: self.pid != os.getpid() and end(self, **how))
 
 
 @pytest.fixture
