@@ -13,9 +13,11 @@ from pydantic import (
     BeforeValidator,
     Field,
     GetCoreSchemaHandler,
+    SerializerFunctionWrapHandler,
     ValidationError,
     WithJsonSchema,
     create_model,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema
@@ -124,6 +126,14 @@ class Parameter(FormSection, title="Parameter"):
     when: Annotated[dict[str, Any] | None, HIDDEN] = Field(
         default=None, description="The values of other keys with which the job has this one, such as {KEY: VALUE}."
     )
+
+    @model_serializer(mode="wrap")
+    def _without_empty_condition(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out an empty condition: Prefect's form has no field for it, and refuses what it has no field for."""
+        content: dict[str, Any] = fields(self)
+        if self.when is None:
+            content.pop("when", None)
+        return content
 
     def fault(self) -> str | None:
         """Returns why the parameter is neither values nor a range, or None."""

@@ -1,16 +1,20 @@
 """Parameters that exist only where others have given values, with each sampler, and what is refused."""
 
+import json
 from xml.etree import ElementTree
 
+import jsonschema
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from prefect.utilities.callables import parameter_schema
 
 from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.features.importance.sweep import parameter_importance
-from ringmaster.flows.sweep_form import load_sweep, spec_of
+from ringmaster.flows.sweep import sweep
+from ringmaster.flows.sweep_form import Parameter, load_sweep, spec_of
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.figures import SweepFigures
 from ringmaster.tasks.sweeping.sampling import ProposedTrial, propose
@@ -232,3 +236,11 @@ def test_the_importance_of_a_parameter_with_a_condition_is_that_of_optuna():
     expected = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=0.25))
     assert found.ped_anova == pytest.approx(expected, rel=1e-9)
     assert set(found.ped_anova) == {NAMES.key, MOMENTUM.key} and set(found.fanova) == {NAMES.key}
+
+
+def test_the_defaults_of_the_form_in_prefect_are_what_its_own_schema_takes():
+    schema = json.loads(json.dumps(parameter_schema(sweep.fn).model_dump()))
+    defaults = {key: each["default"] for key, each in schema["properties"].items() if "default" in each}
+    jsonschema.validate(defaults, schema)
+    condition = {"optimizer.name": "sgd"}
+    assert Parameter(key="lr", values=["1"], when=condition).model_dump()["when"] == condition
