@@ -79,7 +79,8 @@ def _serve(command: Sequence[str], *, extra_env: Mapping[str, str], **_: Any) ->
     assert command.count(original) == 1, command
     assert original == AUTHENTICATING or not any("basic-auth" in each for each in sys.argv), command
     place = command.index(original)
-    uvicorn.main([*command[module + 1 : place], *own, *command[place + 1 :]])
+    parser = ["--http", "h11", "--loop", "asyncio"]  # whatever else is installed: httptools takes two Host headers
+    uvicorn.main([*command[module + 1 : place], *own, *parser, *command[place + 1 :]])
     raise AssertionError("uvicorn's command line does not return")
 
 

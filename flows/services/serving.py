@@ -95,7 +95,11 @@ def server_of(app: ASGIApp, *, role: ProcessRole, host: str, port: int, log_leve
 
     log_to_stderr(role)
     log_config = None if is_json() else LOGGING_CONFIG
-    return uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level=log_level, log_config=log_config))
+    # The same parser whatever else is installed: httptools lets requests with two Host headers through, h11 does not.
+    config = uvicorn.Config(
+        app, host=host, port=port, http="h11", loop="asyncio", log_level=log_level, log_config=log_config
+    )
+    return uvicorn.Server(config)
 
 
 def serve(server: uvicorn.Server) -> None:
