@@ -22,6 +22,7 @@ class WandbTracker(Tracker):
         import wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # one of those that wandb names, which checks it
         run = self._runs[job.job] = wandb.init(
             project=project_name(job.batch),
             name=job.job,
@@ -30,7 +31,7 @@ class WandbTracker(Tracker):
             config={**job.params, "mlflow": dict(job.tags)},
             tags=[f"mlflow:{job.run_id}"],
             dir=str(self.folder),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             resume="allow",
             reinit="create_new",  # several runs at a time
             settings=wandb.Settings(
