@@ -113,7 +113,11 @@ def test_a_model_is_one_private_commit_with_the_card_of_its_lineage(hub, home):
         "finetune",
         "text-generation",
     )
-    assert (data.library_name, data.tags, data.datasets) == ("transformers", ["ringmaster", "fine-tuned"], ["acme/web"])
+    assert (data["library_name"], data.tags, data.datasets) == (
+        "transformers",
+        ["ringmaster", "fine-tuned"],
+        ["acme/web"],
+    )
     (result,) = data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_revision) == ("accuracy", 0.91, "d2")
     assert result.metric_args == {"low": 0.87, "high": 0.94, "level": 0.95, "num_rows": 256}

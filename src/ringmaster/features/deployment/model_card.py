@@ -129,7 +129,7 @@ def _completed(card: ModelCard, *, folder: Path, bases: Sequence[str], kind: str
     """Returns a card's metadata, with what the files and the bases determine: library, task, bases on the hub."""
     head = card.data
     assert isinstance(head, ModelCardData)
-    head.library_name = "peft" if is_adapter(folder) else "transformers"
+    head["library_name"] = "peft" if is_adapter(folder) else "transformers"
     head.pipeline_tag = _task_of(folder)
     known = [base for base in bases if is_hub_name(base)]
     head.base_model = known[0] if len(known) == 1 else known or None
