@@ -114,8 +114,10 @@ def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) 
     root = root_run()
     known: Mapping[str, Any] = pool.get(runs_fact(root), {}) if root else {}
     which = f"{batch.name} {digest(batch.to_json())}"
-    if which in known:
-        key, folder = known[which]
+    # The digest of a batch changes with fields that a later release adds; what is stored of it can still be read.
+    stored = (place for place in known.values() if is_batch(batch, Journal(database, batch=place[0]).get("batch")))
+    if (place := known.get(which) or next(stored, None)) is not None:
+        key, folder = place
         return str(key), Path(folder)
     result = newest_run(batch, database, home) if resume else None
     if result is None:  # also if the last run was killed before it reached the pool

@@ -21,6 +21,8 @@ def unpack(name, *, to, kind=DEVICE_KIND):
         archive.extractall(to, filter="data")
     for file in to.rglob("*.db"):
         _replace(file, {MADE_IN: str(to), DEVICE_KIND: kind})
+    for file in to.rglob("submitted-*.json"):
+        file.write_text(file.read_text().replace(MADE_IN, str(to)))
 
 
 def _replace(file, replaced):

@@ -49,4 +49,5 @@ def test_its_batch_goes_on_from_its_checkpoint_as_planned_from_its_profiles(home
     recorded = rows(home, "mlflow.db", f"SELECT count(*) FROM runs WHERE experiment_id = ({profiles})")
     assert recorded == [(8,)], "no trial was made"
     status = home.ringmaster("status", "--json")
-    assert [row["batch"] for row in json.loads(status.stdout)] == ["pooled"], status.stderr
+    batches = [row["batch"] for row in json.loads(status.stdout)]
+    assert batches.count("pooled") == 1, status.stdout + status.stderr  # its scheduled retraining may have begun too

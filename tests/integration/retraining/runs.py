@@ -97,9 +97,13 @@ class Nights:
         }
 
     def forget(self, model: str) -> None:
-        """Removes all aliases of a model, as if the run had ended before its comparison."""
-        for alias in self.aliases()[model]:
-            self.ledger.client.delete_registered_model_alias(f"shop.{model}", alias)
+        """Removes all aliases and decisions of a model, as if the run had ended before its comparison."""
+        from ringmaster.tasks.retraining import promotion
+
+        client, name = self.ledger.client, f"shop.{model}"
+        for alias, version in self.aliases()[model].items():
+            client.delete_registered_model_alias(name, alias)
+            client.set_model_version_tag(name, str(version), promotion.TAG, "[]")
 
     @property
     def ledger(self) -> Any:

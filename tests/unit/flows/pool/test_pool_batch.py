@@ -223,6 +223,21 @@ def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monke
     assert len(bench.ids()) == 2
 
 
+def test_a_flow_run_of_an_earlier_release_finds_what_it_has_handed_over_though_its_digest_was_another(
+    bench, monkeypatch
+):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    with played(bench.database):
+        bench.train()
+        pool = Journal(bench.database, batch="")
+        ((_, place),) = pool.get(runs_fact("run-1")).items()
+        pool.put(runs_fact("run-1"), {"nightly 0123456789abcdef": place})
+        assert bench.train().status == "done"
+        assert len(bench.ids()) == 1
+        assert bench.train(batch_of(job("a"), job("b", seed=1))).status == "done"  # a changed batch is another one
+    assert len(bench.ids()) == 2
+
+
 def test_a_view_that_fails_is_told_and_costs_the_batch_nothing(bench, caplog):
     said = []
 
