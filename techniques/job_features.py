@@ -102,10 +102,14 @@ class FileKeys:
     Attributes:
         key: the key of the mapping with its fields; "" where its fields are keys of the job itself.
         description: what the key may have, as in `Description`.
+        names_jobs: whether keys of the batch name its jobs, so that they are none of other lists of jobs.
+        is_in_files: whether files may give the keys; others are made of other keys, by `BatchFileHook.job_fields`.
     """
 
     key: ClassVar[str] = ""
     description: ClassVar[str] = ""
+    names_jobs: ClassVar[bool] = False
+    is_in_files: ClassVar[bool] = True
 
     @classmethod
     def job_keys(cls) -> tuple[str, ...]:

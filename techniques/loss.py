@@ -32,6 +32,8 @@ DESIRABLE = "desirable"
 """The entry [rows] of a batch with 1 for completions that are desirable, and 0 for others."""
 MARGIN = "margin"
 """The entry [rows] of a batch with how much greater the reward of the chosen answer should be than the other's."""
+JOB = "job:"
+"""What options begin with that name a job of the batch, whose model the loss reads."""
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -254,15 +256,22 @@ class WholeNumbers(Values):
 
 @dataclass(frozen=True, kw_only=True)
 class DottedNames(Values):
-    """A list of functions by their dotted names."""
+    """A list of functions by their dotted names, or of jobs."""
 
     def allow(self, value: Any) -> bool:
-        """Returns whether `value` is a list of dotted names."""
+        """Returns whether `value` is a list of dotted names, or names of jobs."""
         is_list = isinstance(value, (list, tuple)) and bool(value)
-        return is_list and all(isinstance(each, str) and DOTTED_NAME.fullmatch(each) for each in value)
+        return is_list and all(
+            isinstance(each, str) and (DOTTED_NAME.fullmatch(each) or job_named(each)) for each in value
+        )
 
     def __str__(self) -> str:
         return 'a list of functions such as ["my_module:my_function"]'
+
+
+def job_named(value: object) -> str | None:
+    """Returns the name of the job that an option names; None where it names something else."""
+    return value.removeprefix(JOB) if isinstance(value, str) and value.startswith(JOB) else None
 
 
 def option(default: Any, values: Values) -> Any:

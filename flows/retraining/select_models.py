@@ -445,6 +445,7 @@ def _batch(run: RetrainingRun, jobs: Sequence[Job], terms: PlanningTerms) -> Bat
         folder=run.production.folder,
         deadlines_s=terms.deadlines_s,
         price_per_device_hour=terms.price_per_device_hour,
+        **run.production.batch_keys,
     )
     return replace(batch, retraining=run.production.name)
 

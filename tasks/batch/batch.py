@@ -131,7 +131,7 @@ class Batch:
         for i, job in enumerate(jobs):
             try:
                 values = {key: values[job.name] for key, values in planned.items() if job.name in values}
-                raw["jobs"].append(_entry(job) | values)
+                raw["jobs"].append(entry_of(job) | values)
             except ValueError as error:
                 raw["jobs"].append({"name": job.name})
                 findings.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
@@ -367,9 +367,11 @@ def _loss_fields(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "loss": name, "loss_options": options}
 
 
-def _entry(job: Job) -> dict[str, Any]:
+def entry_of(job: Job) -> dict[str, Any]:
     """Returns a job as batch files have it: its loss with the options, and its data without what only runs note."""
     entry: dict[str, Any] = to_json(job)
+    for hook in file_hooks():
+        entry = hook.entry_fields(entry)
     if options := entry.pop("loss_options", None):
         entry["loss"] = {"name": entry["loss"], **options}
     return entry | {"data": {key: value for key, value in entry["data"].items() if key not in job.data.originals()}}

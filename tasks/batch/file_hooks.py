@@ -43,6 +43,10 @@ class BatchFileHook:
         """Returns the values of a job, as an entry has them, completed."""
         return fields
 
+    def entry_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values of a job's entry for those of a job, without what `job_fields` has made."""
+        return fields
+
     def divided(self, job: Job, entry: Section) -> list[Job]:
         """Returns the jobs by which the job of an entry is trained, in order; the last one has its name."""
         return [job]

@@ -127,7 +127,8 @@ class JobEntry(JobKeys):
 
 
 if not TYPE_CHECKING:
-    keys = keys_of((*dict.fromkeys(feature_kinds().values()), *file_keys("ENTRY_KEYS")))
+    kinds = [kind for kind in dict.fromkeys(feature_kinds().values()) if kind.is_in_files]
+    keys = keys_of((*kinds, *file_keys("ENTRY_KEYS")))
     JobEntry = create_model("JobEntry", __base__=JobEntry, __doc__=JobEntry.__doc__, **keys)
 
 

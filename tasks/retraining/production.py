@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.codec import digest, to_json
@@ -26,7 +26,7 @@ from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
-from ringmaster.tasks.batch.sections import Section
+from ringmaster.tasks.batch.sections import Section, keys_of
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
@@ -34,7 +34,7 @@ from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_nam
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueEntry
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_features import is_name
+from ringmaster.techniques.job_features import file_keys, is_name
 
 MAX_DAYS = 36_500  # the largest window; dates have a limited range
 
@@ -163,6 +163,14 @@ class ProductionEntry(Section):
     models: list[ModelEntry] = Field(default=[], description="a list of models")
 
 
+BATCH_KEYS = [kind for kind in file_keys("BATCH_KEYS") if not kind.names_jobs]
+"""The keys of optional features for the batch of a run."""
+
+if not TYPE_CHECKING:
+    entry = ProductionEntry
+    ProductionEntry = create_model("ProductionEntry", __base__=entry, __doc__=entry.__doc__, **keys_of(BATCH_KEYS))
+
+
 def findings(entry: ProductionEntry, *, folder: Path) -> Iterator[Finding]:
     """Yields the faults that remain although each value is of its type. folder: the folder of the file."""
     if not entry.models and not entry.registry:
@@ -286,6 +294,13 @@ class Production:
     def name(self) -> str:
         """The name that those of the registered models start with."""
         return self.entry.name
+
+    @property
+    def batch_keys(self) -> dict[str, Any]:
+        """The values of the keys of optional features for the batch of a run."""
+        return self.entry.model_dump(
+            include={key for kind in BATCH_KEYS for key in kind.job_keys()}, exclude_unset=True
+        )
 
     @property
     def jobs(self) -> list[Job]:
@@ -515,7 +530,8 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
             origins += [(i, ("sweep",))] * len(raws)
     if not jobs:
         return None, {}, result
-    fields = {key: raw[key] for key in ("name", "devices", "datasets") if key in raw}
+    of_features = (key for kind in BATCH_KEYS for key in kind.job_keys())
+    fields = {key: raw[key] for key in ("name", "devices", "datasets", *of_features) if key in raw}
     try:
         return parse_batch(json.dumps({**fields, "jobs": jobs}), folder=folder, name="jobs"), variants, result
     except BatchFileError as error:

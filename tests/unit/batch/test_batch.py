@@ -59,7 +59,8 @@ def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, datacl
     for name in ("loss_options", "phases", "features", "original_path", "original_held_out_path"):
         fields.pop(name, None)
     only_in_files = {key for kind in file_keys("ENTRY_KEYS") for key in kind.job_keys()}
-    of_job = {*schema.PLANNER_KEYS, *feature_kinds(), *only_in_files}
+    of_features = {key for key, kind in feature_kinds().items() if kind.is_in_files}
+    of_job = {*schema.PLANNER_KEYS, *of_features, *only_in_files}
     others = of_job if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]

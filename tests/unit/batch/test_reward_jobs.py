@@ -6,6 +6,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.features.reward_jobs.job import RewardJobs
 from ringmaster.registry import resolve
 from ringmaster.tasks.batch import Batch, parse_batch
+from ringmaster.tasks.batch.schema import JobEntry
 
 TEXT = """
 jobs:
@@ -48,6 +49,12 @@ def test_a_reward_may_be_a_job(tmp_path, rewards):
 def test_a_batch_made_of_its_jobs_is_the_same(tmp_path):
     jobs = parse(tmp_path, "job:judge").jobs
     assert Batch.of(name="x", jobs=jobs, folder=tmp_path).jobs == jobs
+
+
+def test_what_a_batch_notes_of_rewards_is_no_key_of_files(tmp_path):
+    with pytest.raises(BatchFileError, match=r"jobs\[0\].reward_jobs: is an unknown key"):
+        parse(tmp_path, "job:judge", more="reward_jobs: {jobs: [judge]}")
+    assert RewardJobs.key not in JobEntry.model_fields
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.pool.event_log import BatchEvents
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.record_hooks import RecordedRun
+from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from tests.unit.recording.ledgers import FakeLedger
@@ -158,6 +159,39 @@ def test_a_sweep_hands_its_trackers_to_the_batch_of_its_trials(tmp_path, install
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
+
+
+def retraining_file(folder, keys):
+    model = "{architecture: LlamaForCausalLM, config: {hidden_size: 8}}"
+    data = "{source: python-stdlib, seq_len: 8}"
+    file = folder / "models.yaml"
+    file.write_text(f"name: shop\n{keys}\nmodels: [{{name: a, job: {{model: {model}, num_steps: 1}}, data: {data}}}]\n")
+    return file
+
+
+def test_a_retraining_file_hands_its_trackers_to_the_batch_of_a_run(tmp_path, installed):
+    production = load_production(retraining_file(tmp_path, "trackers: [trackio]"))
+    assert production.batch_keys == {"trackers": ["trackio"]}
+    assert load_production(retraining_file(tmp_path, "devices: auto")).batch_keys == {}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("trackers: [trackoi]", "models.yaml:2: trackers[0]: 'trackoi' is unknown"),
+        ("shared_components: {}", "models.yaml:2: shared_components: is an unknown key"),
+    ],
+)
+def test_keys_that_no_retraining_file_has_are_refused(tmp_path, installed, keys, message):
+    with pytest.raises(BatchFileError) as raised:
+        load_production(retraining_file(tmp_path, keys))
+    assert message in str(raised.value)
+
+
+def test_a_tracker_of_a_retraining_file_that_is_not_installed_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(extras.PACKAGES, "trackio", ("no_such_package",))
+    with pytest.raises(BatchFileError, match=r"models.yaml:2: trackers\[0\]: trackio needs no_such_package"):
+        load_production(retraining_file(tmp_path, "trackers: [trackio]"))
 
 
 def test_a_batch_without_trackers_has_no_listener():

@@ -1,11 +1,13 @@
 """Selection of models by time and cost: groups that the batch would train together, in seconds and device-hours."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from ringmaster import extras
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining import select_models
 from ringmaster.flows.retraining.select_models import InspectedModel
@@ -59,7 +61,7 @@ def profiled_jobs(*, with_groups=True):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    def choose(*, minutes=None, budget=None, priorities=None, with_groups=True, based_on=None):
+    def choose(*, minutes=None, budget=None, priorities=None, with_groups=True, based_on=None, **keys):
         def profiled(jobs, **_):
             result = profiled_jobs(with_groups=with_groups)
             return replace(result, jobs=tuple(job for job in result.jobs if job.name in {job.name for job in jobs}))
@@ -71,7 +73,7 @@ def chosen(monkeypatch):
             for name in NAMES
         )
         night = RetrainingEntry(starts="02:00", deadline=deadline, budget=budget)
-        entry = ProductionEntry(name="shop", night=night)
+        entry = ProductionEntry(name="shop", night=night, **keys)
         production = Production(entry=entry, models=models, devices="auto", folder=Path("/"))
         bench = SimpleNamespace(
             batch=SimpleNamespace(profiling_share=0.05),
@@ -101,6 +103,11 @@ def chosen(monkeypatch):
         return select_models._plan_selection(run, checks)
 
     return choose
+
+
+def test_the_batch_has_the_trackers_of_the_file(chosen, monkeypatch):
+    monkeypatch.setitem(extras.PACKAGES, "trackio", ())
+    assert json.loads(chosen(trackers=["trackio"]).batch.text)["trackers"] == ["trackio"]
 
 
 def test_more_fits_in_the_night_where_jobs_are_trained_together(chosen):

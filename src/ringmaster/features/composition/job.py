@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from ringmaster.techniques.job import SUM, UPDATE_RULES, Job
 from ringmaster.techniques.job_features import Choices, Description, Effect, FileKeys, Format, JobFeature, Positive
@@ -49,6 +49,8 @@ class SharedComponent(FileKeys):
 @dataclass(frozen=True, kw_only=True)
 class SharedComponents(FileKeys):
     """Components that jobs of a batch train together."""
+
+    names_jobs: ClassVar[bool] = True
 
     shared_components: Annotated[
         Mapping[Name, SharedComponent],

@@ -1,13 +1,14 @@
-"""`reward_jobs` of a job: the jobs of the batch whose reward models reward its completions."""
+"""What a batch notes of rewards `job:NAME`: the jobs of the batch whose reward models reward its completions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.findings import Finding, Location, Raw, as_list, as_mapping, findings_where
-from ringmaster.techniques.job_features import Description, Format, JobFeature
+from ringmaster.techniques.job_features import JobFeature
 from ringmaster.techniques.job_specs import ModelSpec
+from ringmaster.techniques.loss import job_named
 from ringmaster.techniques.losses.reward_models import BradleyTerry
 
 
@@ -21,15 +22,11 @@ class RewardJobs(JobFeature):
     """
 
     key = "reward_jobs"
-    description = "left out: the jobs of rewards such as job:judge, as a batch keeps them"
+    is_in_files: ClassVar[bool] = False
     parents_share_model: ClassVar[bool] = False
 
-    jobs: Annotated[
-        tuple[Annotated[str, Format("name")], ...], Description("the jobs that train reward models, such as [judge]")
-    ] = ()
-    models: Annotated[tuple[ModelSpec, ...], Description("left out: their models, as a batch keeps them")] = field(
-        default=(), metadata=SINCE_LATER
-    )
+    jobs: tuple[str, ...] = ()
+    models: tuple[ModelSpec, ...] = field(default=(), metadata=SINCE_LATER)
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -43,8 +40,9 @@ class RewardJobs(JobFeature):
     @classmethod
     def parents_in(cls, job: Raw) -> Iterator[tuple[Location, object]]:
         """Yields the place of the rewards of a job for each job that they name, and its name."""
-        for name in as_list(as_mapping(job.get(cls.key)).get("jobs")):
-            yield ("loss", "rewards"), name
+        for reward in as_list(as_mapping(job.get("loss")).get("rewards")):
+            if (name := job_named(reward)) is not None:
+                yield ("loss", "rewards"), name
 
     @classmethod
     def parent_findings(cls, job: Raw, name: str, parent: Raw) -> Iterator[Finding]:
