@@ -26,7 +26,9 @@ from ringmaster.techniques.job_features import (
 )
 from ringmaster.techniques.job_specs import Adapter, DataSpec, EvaluationSpec, ModelSpec, OptimizerSpec, ScheduleSpec
 
-PRECISIONS = ("fp32", "bf16", "bf16-params")
+FP8 = "fp8"
+PRECISIONS = ("fp32", "bf16", "bf16-params", FP8)
+"""Of files. fp8 is stored as bf16, with the feature `ringmaster.features.fp8`."""
 COMMUNICATIONS = ("fp32", "bf16")
 MAX_DEVICES, MAX_EPOCHS = 2**16, 10**6
 """The most devices of a gang, and passes over the data."""

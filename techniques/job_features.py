@@ -203,6 +203,10 @@ class JobFeature(FileKeys):
         """Returns why a technique (a `Technique`) cannot train a job with the feature, or None."""
         return None
 
+    def why_not_on(self, device_kind: str) -> str | None:
+        """Returns why a job with the feature cannot be trained on devices of a kind ("cpu" or "gpu"), or None."""
+        return None
+
     def why_unfit(self, job: Any, facts: Mapping[str, Any]) -> str:
         """Returns why a job (a `Job`) cannot have the feature; empty where it can. facts: of `Preflight`."""
         return ""

@@ -18,6 +18,7 @@ PACKAGES = {
     "signing": ("cryptography", "model_signing"),
     "sweep": ("optuna",),
     "tensorboard": ("tensorboard",),
+    "torchao": ("torchao",),
     "trackio": ("trackio",),
     "wandb": ("wandb",),
 }

@@ -120,6 +120,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
                 _black_box(technique, job)
                 or why_no_adaptation(technique, job)
                 or why_no_attention(job, device_kind=shape.kind)
+                or next((why for each in job.features if (why := each.why_not_on(shape.kind))), None)
                 or why_no_generation(technique, job)
                 or why_no_optimizer(technique, job)
                 or technique.supports(job, shape, facts)

@@ -41,6 +41,7 @@ BUILTIN = (
     "ringmaster.features.composition",
     "ringmaster.features.adaptation",
     "ringmaster.features.local_updates",
+    "ringmaster.features.fp8",
     "ringmaster.features.kernels",  # before what reads the state of the optimizer, which kernels may replace
     "ringmaster.features.target",
     "ringmaster.features.stores",

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,11 @@ from ringmaster.tasks.batch import load_batch
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "examples" / "recipes"
 SWEEP = "sweep"
-NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(SWEEP))
+NEEDS = {"fp8": "torchao"}
+NAMES = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec(NEEDS.get(name, "yaml")) is None, reason=NEEDS.get(name, "")))
+    for name in sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(SWEEP))
+]
 LORA = "with-lora"
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -67,6 +72,11 @@ def test_classify(place):
         rows = list(csv.DictReader(file))[:100]
     found = pipeline("text-classification", model=job["model_dir"])([row["text"] for row in rows], batch_size=10)
     assert share(each["label"] == row["label"] for each, row in zip(found, rows, strict=True)) > 0.5
+
+
+def test_fp8(place):
+    pytest.importorskip("torchao", reason="the extra torchao is not installed")
+    assert place.run("fp8")["llama"]["metrics"]["loss"] < 6
 
 
 def test_images(place):

@@ -1,10 +1,12 @@
 """Predicted memory of options, compared with the memory that ranks use in training."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.features.fp8.job import Float8
 from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import prepare
@@ -126,6 +128,13 @@ def test_the_peak_is_foretold(bench, tmp_path, case):
 @pytest.mark.parametrize("layout", matrix([REST[1][1], Layout("single"), QUICK[2][1]], quick=[]))
 def test_the_peak_of_a_base_in_4_bits_is_foretold(bench, tmp_path, layout):
     changes = {"adapter": Adapter(rank=4), "features": (QuantizedBase(quantize_base="nf4"),)}
+    assert_foretold(layout.technique, *predicted_and_measured(bench, tmp_path, LARGER, layout, **changes))
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
+@pytest.mark.parametrize("layout", matrix([REST[1][1], Layout("single")], quick=[]))
+def test_the_peak_of_products_in_fp8_is_foretold(bench, tmp_path, layout):
+    changes = {"precision": "bf16", "features": (Float8(emulate=True),)}
     assert_foretold(layout.technique, *predicted_and_measured(bench, tmp_path, LARGER, layout, **changes))
 
 
