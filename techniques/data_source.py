@@ -86,6 +86,8 @@ class PreparedData:
     features: of tables of features, each feature with what was measured on the training samples, such as the names of
         its categories. A factory gets them as the argument `features`.
     empty_target: the tokens of a target without text, of data for encoder-decoders: the codes of languages, and ends.
+    images: of texts with images: the token that stands for a part of an image (`token`), and of the sample with the
+        most of them their number (`num_tokens`), and arrays that say how they are divided, by their names.
     parts: of the data of jobs that train a common component, each job and its data, as JSON: {"job", "data"}. A factory
         gets them as the argument `parts`.
     """
@@ -116,6 +118,7 @@ class PreparedData:
     features: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
     parts: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
     empty_target: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
+    images: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
         """Returns a line that describes how rows are read, how many there are, and what was cut off."""

@@ -129,6 +129,22 @@ class ModelFacts:
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 """Endings of the names of transformers' causal language models."""
 
+
+def is_causal_name(name: str) -> bool:
+    """Returns whether a model class of transformers predicts the next token, unless its config has an encoder.
+
+    Those of `AutoModelForImageTextToText` do so for the tokens of texts with images.
+    """
+    return name.endswith(CAUSAL_SUFFIXES) or reads_image_texts(name)
+
+
+def reads_image_texts(name: str) -> bool:
+    """Returns whether a model class of transformers reads texts with images, and writes text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+
+
 POSITIONS_AFTER_PADDING = frozenset(
     {"camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"}
     | {"roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
@@ -183,7 +199,7 @@ ARCHITECTURES = (
 def why_unknown(decoder: Decoder | None) -> str | None:
     """Returns why a model cannot be cut between layers or along tokens, or None."""
     if decoder is None:
-        return "is for causal language models with attention layers, such as Llama"
+        return "is for causal language models of texts alone with attention layers, such as Llama"
     if decoder.architecture not in ARCHITECTURES:
         return f"does not know how to cut {decoder.architecture}; it knows {', '.join(ARCHITECTURES)}"
     return None

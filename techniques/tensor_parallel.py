@@ -127,7 +127,7 @@ class TensorParallel(Technique):
 def why_not_divisible(decoder: Decoder | None, size: int) -> str | None:
     """Returns why a model's layers cannot be divided over `size` devices, or None."""
     if decoder is None:
-        return "is for causal language models with attention layers, such as Llama"
+        return "is for causal language models of texts alone with attention layers, such as Llama"
     modules = {module.name.rpartition(".")[2] for module in decoder.modules}
     if foreign := [module for module in decoder.modules if not _is_known(module, decoder)]:
         return f"does not know how to divide {foreign[0].name} ({foreign[0].kind}) of {decoder.architecture}"

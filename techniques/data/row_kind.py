@@ -358,6 +358,7 @@ class RowKind(StoredSource):
     has_targets: whether labels are the tokens of a target, which an encoder-decoder writes.
     packs: whether several samples may be in one row; only for causal ones of `input_ids` and `labels`.
     is_embedded: whether samples are texts whose embeddings are compared, as Sentence-Transformers computes them.
+    rows_at_once: the number of rows whose samples are in memory together while they are prepared.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("path", "dataset")
@@ -381,6 +382,7 @@ class RowKind(StoredSource):
     keeps_files: ClassVar[bool] = True
     usual_loss: ClassVar[str | None] = None
     is_embedded: ClassVar[bool] = False
+    rows_at_once: ClassVar[int] = 512
 
     @abstractmethod
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
@@ -435,6 +437,11 @@ class RowKind(StoredSource):
             if role.startswith(IMAGE) and isinstance(value, str) and "://" not in value:
                 result[role] = str(Path(row.file).parent / value)
         return result
+
+    def image_paths(self, values: Mapping[str, Any]) -> Iterable[str]:
+        """Returns the paths of the images that a row names, apart from URLs. values: as of `values`."""
+        named = (value for role, value in values.items() if role.startswith(IMAGE))
+        return [value for value in named if isinstance(value, str) and "://" not in value]
 
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes in the label of a row."""

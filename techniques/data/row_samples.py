@@ -53,7 +53,7 @@ NOT_OF_SAMPLES = frozenset(
 )
 PADDED_ON_THE_LEFT = ("xlnet",)
 """The `model_type` of models whose classifiers read the last token of a batch, whatever row it is of."""
-ROWS_PER_CALL, SAMPLES_OF_LENGTHS = 512, 1 << 16
+SAMPLES_OF_LENGTHS = 1 << 16
 # How many rows after the first one without a sample are searched for others.
 ROWS_AFTER_A_FAULT = 10_000
 ABOUT = "about.json"
@@ -188,7 +188,7 @@ class RowSamples:
             while unreadable is None:
                 chunk: list[Row] = []
                 try:
-                    chunk.extend(islice(rows, ROWS_PER_CALL))
+                    chunk.extend(islice(rows, self._kind.rows_at_once))
                 except RowErrors as error:  # those before it are reported with it
                     unreadable = error
                 table, wrong, facts = self._samples(chunk, context, classes, num_before=num_before)

@@ -19,7 +19,6 @@ from ringmaster.techniques.data.row_files import (
     format_of,
 )
 from ringmaster.techniques.data.row_kind import (
-    IMAGE,
     LABEL,
     Columns,
     RowKind,
@@ -61,9 +60,8 @@ class RowSource(RowKind):
                 return result
             columns = self.columns(spec)
             for row in self.rows_of_path(spec):
-                for role, value in self.values(row, columns, spec=spec).items():
-                    if role.startswith(IMAGE) and isinstance(value, str) and "://" not in value:
-                        result.append([value, *stamp(Path(value))])
+                for path in self.image_paths(self.values(row, columns, spec=spec)):
+                    result.append([path, *stamp(Path(path))])
         return result
 
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:

@@ -47,7 +47,7 @@ LAYERS = (
 """The different names of the number of layers in configs of transformers."""
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 """The different names of the width between the two or three matrices of a feed-forward layer."""
-PIXELS = "pixel_values"
+PIXELS, IMAGE_TOKEN = "pixel_values", "image_token_id"
 HIDDEN_SIZES = frozenset({"hidden_size", "hidden_sizes", "n_embd", "d_model", "dim", "dims", "embed_dim", "embed_dims"})
 """The different names of the width of the layers."""
 OF_LOADING = frozenset(
@@ -334,6 +334,8 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
     }
     found = {name: value for name, value in fields.items() if value is not None and hasattr(default, name)}
     yield from found.items()
+    if "token" in data.images and hasattr(default, IMAGE_TOKEN):
+        yield IMAGE_TOKEN, data.images["token"]
     yield from _of_images(data, default)
     positions = num_positions(default)
     if positions is not None and data.seq_len is not None:
@@ -385,11 +387,12 @@ def _declared(spec: ModelSpec) -> Any:
 
 def _leave_out_foreign_tokens(config: Any) -> None:
     """Removes the architecture's default special tokens that lie outside a small vocabulary: embeddings refuse them."""
-    vocab_size = getattr(config, "vocab_size", None)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        token = getattr(config, name, None)
-        if isinstance(token, int) and isinstance(vocab_size, int) and not 0 <= token < vocab_size:
-            setattr(config, name, None)
+    for part in (config, text_config_of(config)):
+        vocab_size = getattr(text_config_of(part), "vocab_size", None)
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            token = getattr(part, name, None)
+            if isinstance(token, int) and isinstance(vocab_size, int) and not 0 <= token < vocab_size:
+                setattr(part, name, None)
 
 
 def check_labels(config: Any, data: PreparedData, *, of: str) -> None:
@@ -469,13 +472,19 @@ def _checked(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> An
         "num_labels": (data.num_labels, "labels", "set model.config.num_labels, for a fresh head of that size"),
     }
     for name, (needed, what, remedy) in at_least.items():
-        has = getattr(config, name, None)
+        has = getattr(config, name, getattr(text_config_of(config), name, None))
         if needed is not None and isinstance(has, int) and has < needed:
             raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed} {what}. To fix: {remedy}")
     if data.seq_len is not None and (most := num_positions(config)) is not None and most < data.seq_len:
         raise ValueError(
             f"model: {of} has positions for {most} tokens, and {data.name} has {data.seq_len} tokens a sample. To fix: "
             "lower data.seq_len"
+        )
+    token, known = data.images.get("token"), getattr(config, IMAGE_TOKEN, None)
+    if token is not None and token != known:
+        raise ValueError(
+            f"model: {of} has the {IMAGE_TOKEN} {known}, and an image in {data.name} is token {token}. To fix: set "
+            "data.tokenizer to the model's own"
         )
     _set_classes(config, data, spec, of=of)
     _check_images(config, data, of=of)

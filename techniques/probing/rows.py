@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.models.architectures import PIXELS
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.probing.faults import explained
@@ -85,10 +86,10 @@ def why_not_causal(model: PreTrainedModel, loss: BoundLoss, batch: Mapping[str, 
     """Returns why a model knows the tokens that it learns to predict, with a remedy; empty if it does not.
 
     batch: rows of tokens, of which the second half is exchanged. Models with experts, for which tokens may compete, are
-        not asked.
+        not asked, and neither are those of images, whose tokens cannot be exchanged.
     """
     tokens = batch["input_ids"]
-    if tokens.dim() != 2 or tokens.shape[1] < 2 or has_experts(model):
+    if tokens.dim() != 2 or tokens.shape[1] < 2 or has_experts(model) or PIXELS in batch:
         return ""
     kept = tokens.shape[1] // 2
     others = (tokens[:, kept:] + 1) % model.config.get_text_config().vocab_size

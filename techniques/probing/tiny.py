@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringmaster.techniques.data_source import PreparedData, SampleTensor
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.models.architectures import LAYERS
+from ringmaster.techniques.models.architectures import LAYERS, PIXELS
 
 NUM_LAYERS = 2
 HEAD_WIDTH = 8
@@ -112,7 +112,7 @@ def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Te
     The tokens are those behind padding on the left, where a sample's labels begin, and where the sequences of a pair
     begin to differ: of a common prompt alone the gradients of a preference cancel, and what is left is rounding.
     """
-    if seq_len is None or seq_len <= LONGEST:
+    if seq_len is None or seq_len <= LONGEST or PIXELS in batch:  # which belong to tokens anywhere in a row
         return dict(batch)
     first = torch.zeros(len(next(iter(batch.values()))), dtype=torch.long)
     tokens, labels, mask = batch.get("input_ids"), batch.get("labels"), batch.get("attention_mask")

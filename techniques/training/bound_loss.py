@@ -35,7 +35,7 @@ from ringmaster.techniques.loss import (
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES
+from ringmaster.techniques.model_facts import is_causal_name
 from ringmaster.techniques.models.layers import DROPOUTS
 
 Batch = Mapping[str, Tensor]
@@ -352,7 +352,7 @@ def loss_of(
     is_known = config is not None and not getattr(config, "output_router_logits", False)
     has_encoder = is_known and getattr(config, "is_encoder_decoder", False)
     is_plain = is_known and not has_encoder
-    is_causal = is_plain and name.endswith(CAUSAL_SUFFIXES)
+    is_causal = is_plain and is_causal_name(name)
     is_classifier = is_plain and name.endswith(CLASSIFIER_SUFFIXES)
     is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE_SUFFIXES)
     inputs = without_labels if is_causal or is_classifier else arguments

@@ -57,6 +57,7 @@ BUILTIN = (
     "ringmaster.features.page",
     "ringmaster.features.deployment",
     "ringmaster.features.trackers",
+    "ringmaster.features.image_text",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 TECHNIQUES = {
@@ -68,6 +69,7 @@ TECHNIQUES = {
 DATA_SOURCES = {
     "passages": "ringmaster.features.stores.passages:Passages",
     "composite": "ringmaster.features.composition.data:CompositeData",
+    "image-text": "ringmaster.features.image_text.data:ImageText",
 }
 """Those of their data sources."""
 

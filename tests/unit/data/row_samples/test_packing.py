@@ -118,7 +118,7 @@ def test_rows_are_packed_as_they_come(packed, tmp_path, monkeypatch):
     """Rows that do not fit into memory are packed some at a time."""
     _, one_each, _ = opened(packed, tmp_path)
     monkeypatch.setattr("ringmaster.techniques.data.samples.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("ringmaster.techniques.data.row_samples.ROWS_PER_CALL", 2)
+    monkeypatch.setattr("ringmaster.techniques.data.row_kind.RowKind.rows_at_once", 2)
     _, rows, _ = opened(replace(packed, name="again"), tmp_path)
     assert samples_of(rows) == samples_of(one_each)
     assert len(rows) > len(one_each)

@@ -1,0 +1,183 @@
+"""Models of images and texts: trained as TRL and plain transformers train them, and alike under every technique."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from ringmaster.techniques import DataSpec, ModelSpec, registry
+from ringmaster.techniques.data import fetch, open_data, prepare
+from ringmaster.techniques.data.samples import Sampler
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.training.bound_loss import BoundLoss
+from tests import image_texts
+from tests.integration.losses.test_trl import settings
+from tests.integration.workbench import ADAMW, SGD, Layout, is_bit_equal, largest_difference
+
+NUM_STEPS, NUM_ROWS = 20, 4
+PROCESSORS = {"smol": image_texts.smol_processor}
+TEMPLATES = {"smol": image_texts.MARKED_TEMPLATE}
+needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="no trl, whose numbers these are")
+MODELS = {"smol": ModelSpec(architecture=image_texts.SMOL, config=image_texts.SMOL_CONFIG)}
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    """The data of each family, whose samples have one to three images of several sizes."""
+    folder = tmp_path_factory.mktemp("image-text")
+    image_texts.write_rows(folder, number=10)
+    for name in MODELS:
+        PROCESSORS[name](template=TEMPLATES[name]).save_pretrained(folder / name)
+    return {
+        name: DataSpec(
+            kind="image-text", path=str(folder / "train.jsonl"), tokenizer=str(folder / name), seq_len=256, held_out=0.2
+        )
+        for name in MODELS
+    }
+
+
+def job_of(bench, specs, name, **changes):
+    plain = bench.job(MODELS[name], data=specs[name], optimizer=ADAMW, num_steps=NUM_STEPS, global_batch_size=NUM_ROWS)
+    return replace(plain, **changes)
+
+
+def prepared_and_training(bench, spec):
+    prepared = prepare(spec, cache_dir=bench.cache_dir)
+    return prepared, open_data(spec, cache_dir=bench.cache_dir, prepared=prepared)[0]
+
+
+def rows_for_trl(spec, training):
+    """The rows of each training sample, with decoded images, as TRL reads them."""
+    folder = Path(spec.path).parent
+    every = [json.loads(line)["messages"] for line in Path(spec.path).read_text().splitlines()]
+    held_out = {row.number for row in data_source_of(spec).rows(spec) if row.held_out}
+    rows = [decoded_row(row, folder) for number, row in enumerate(every, start=1) if number not in held_out]
+    assert len(rows) == len(training)
+    return rows
+
+
+def decoded_row(messages, folder):
+    images, plain = [], []
+    for message in messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        images += [Image.open(folder / part["image"]).convert("RGB") for part in parts if part["type"] == "image"]
+        parts = [{"type": "image"} if part["type"] == "image" else part for part in parts]
+        plain.append({"role": message["role"], "content": parts})
+    return {"messages": plain, "images": images}
+
+
+@needs_trl
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_are_those_of_trls_collator(bench, specs, name):
+    from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+    _, training = prepared_and_training(bench, specs[name])
+    rows = rows_for_trl(specs[name], training)
+    processor = PROCESSORS[name](template=TEMPLATES[name])
+    collated = DataCollatorForVisionLanguageModeling(processor, assistant_only_loss=True)(rows)
+    width = collated["input_ids"].shape[1]
+    ours = fetch(training, range(len(rows)), width=width)
+    assert torch.equal(ours["labels"], collated["labels"])
+    assert torch.equal(ours["input_ids"], collated["input_ids"])
+    assert (ours["labels"] != -100).any(1).all()
+    given = BoundLoss(compute=None, inputs=None).forward_inputs(ours)
+    for key in collated.keys() - {"attention_mask", "labels"}:
+        assert torch.equal(given[key].to(collated[key].dtype), collated[key]), key
+
+
+@needs_trl
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_steps_are_those_of_trl(bench, specs, tmp_path, name):
+    from datasets import Dataset, List
+    from datasets import Image as DatasetImage
+    from trl import SFTConfig, SFTTrainer
+
+    class Recording(SFTTrainer):
+        losses: list[float]
+
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            self.losses.append(float(loss[0] if isinstance(loss, tuple) else loss))
+            return loss
+
+        def _get_train_sampler(self, *_):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+        def _prepare_dataset(self, dataset, *_):
+            return dataset
+
+    job = job_of(bench, specs, name)
+    prepared, training = prepared_and_training(bench, job.data)
+    model = build_model(job.model, data=prepared, seed=job.seed)
+    rows = rows_for_trl(job.data, training)
+    sampler = Sampler(num_samples=len(training), global_batch_size=NUM_ROWS, seed=job.seed)
+    order = [int(index) for step in range(NUM_STEPS) for index in sampler.indices(step)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=ADAMW.lr)
+    trainer = Recording(
+        model=model,
+        args=SFTConfig(**{**settings(tmp_path), "per_device_train_batch_size": NUM_ROWS}, assistant_only_loss=True),
+        train_dataset=Dataset.from_list([rows[index] for index in order]).cast_column("images", List(DatasetImage())),
+        processing_class=PROCESSORS[name](template=TEMPLATES[name]),
+        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)),
+    )
+    trainer.losses = []
+    trainer.train()
+    trained = bench.reference(job)
+    assert trained.losses == pytest.approx(trainer.losses, abs=1e-4)
+    weights = {key: value for key, value in model.state_dict().items() if key in trained.weights}
+    assert largest_difference(trained.weights, weights) < 1e-3
+    fresh = build_model(job.model, data=prepared, seed=job.seed).state_dict()
+    assert all(not torch.equal(fresh[key], value) for key, value in trained.weights.items()), "all parts are trained"
+
+
+LAYOUTS = [
+    Layout("single", 1, {"micro_batch": 1}),
+    Layout("single", 1, {"micro_batch": 3, "recompute": "full"}),
+    Layout("single", 1, {"recompute": "selective"}),
+    Layout("ddp", 2, {"micro_batch": 1}),
+    Layout("ddp", 4),
+    Layout("zero1", 2, {"micro_batch": 1}),
+    Layout("zero2", 2, {"bucket_bytes": 1 << 14}),
+    Layout("fsdp", 2, {"reshard": True, "recompute": "full"}),
+    Layout("fsdp", 2, {"reshard": False, "micro_batch": 1}),
+    Layout("fsdp_static", 2, {"reshard": True}),
+    Layout("offload", 1, {"num_slices": 2, "recompute": "full", "host_activations": True}),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layout_trains_what_one_device_trains(bench, specs, tmp_path, name, layout):
+    job = job_of(bench, specs, name, optimizer=SGD, num_steps=4)
+    trained = bench.train(job, layout, tmp_path)
+    alone = bench.reference(job)
+    assert trained.losses == pytest.approx(alone.losses, abs=1e-5)
+    assert largest_difference(trained.weights, alone.weights) < 2e-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_jobs_have_the_same_bits_on_any_number_of_devices(bench, specs, tmp_path, name):
+    job = job_of(bench, specs, name, num_steps=4, exact=True, exact_chunk=1)
+    alone = bench.reference(job, Layout("single", 1, {"micro_batch": 1}))
+    for layout in (Layout("ddp", 2, {"micro_batch": 1}), Layout("fsdp", 2, {"reshard": True, "micro_batch": 1})):
+        trained = bench.train(job, layout, tmp_path / layout.technique)
+        assert is_bit_equal(trained.weights, alone.weights), layout
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_techniques_that_divide_sequences_or_layers_are_refused(bench, specs, name):
+    job = job_of(bench, specs, name)
+    facts = bench.facts(job)
+    assert not facts.whole_batch
+    for technique in ("tensor", "context", "pipeline", "mesh", "expert"):
+        reason = registry.load(registry.dotted_path(technique)).supports(job, bench.shape(4), facts)
+        assert reason is not None and ("texts alone" in reason or "experts" in reason), technique
+    for technique in ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp_static"):
+        shape = bench.shape(1 if technique == "single" else 2)
+        assert registry.load(registry.dotted_path(technique)).supports(job, shape, facts) is None
