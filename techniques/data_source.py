@@ -87,7 +87,7 @@ class PreparedData:
         its categories. A factory gets them as the argument `features`.
     empty_target: the tokens of a target without text, of data for encoder-decoders: the codes of languages, and ends.
     images: of texts with images: the token that stands for a part of an image (`token`), and of the sample with the
-        most of them their number (`num_tokens`), and arrays that say how they are divided, by their names.
+        most of them their number by image (`counts`), and the arrays of numbers that a model reads them by (`arrays`).
     parts: of the data of jobs that train a common component, each job and its data, as JSON: {"job", "data"}. A factory
         gets them as the argument `parts`.
     """

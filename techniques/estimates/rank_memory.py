@@ -50,6 +50,7 @@ from ringmaster.techniques.models.build import build_model, model_config, skelet
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing import known_draws
+from ringmaster.techniques.probing.tiny import with_image_tokens
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape, Technique
@@ -433,7 +434,7 @@ class _Samples:
         data, num_rows = self._prepared, len(indices)
         with unset_fake_temporarily():
             if data.tensors:
-                return {t.name: _ones(t, num_rows) for t in data.tensors}
+                return with_image_tokens({t.name: _ones(t, num_rows) for t in data.tensors}, data)
             if data.kind == "tokens":
                 tokens = torch.ones(num_rows, data.seq_len or 1, dtype=torch.int64)
                 return {"input_ids": tokens, "labels": tokens}

@@ -143,7 +143,8 @@ def made_up(data: PreparedData, number: int) -> dict[str, Tensor] | None:
     """Random samples of the shapes that `data` describes, for data that is not available; None if it lacks shapes."""
     draw = torch.Generator().manual_seed(0)
     if data.tensors:
-        return {tensor.name: _made_up_tensor(tensor, data, number, draw) for tensor in data.tensors}
+        made = {tensor.name: _made_up_tensor(tensor, data, number, draw) for tensor in data.tensors}
+        return with_image_tokens(made, data)
     if data.kind == "tokens" and data.vocab_size and data.seq_len:
         tokens = torch.randint(data.vocab_size, (number, min(data.seq_len, LONGEST)), generator=draw)
         return {"input_ids": tokens, "labels": tokens}
@@ -163,6 +164,21 @@ def _made_up_tensor(tensor: SampleTensor, data: PreparedData, number: int, draw:
     if tensor.name == "labels":
         return torch.randint(data.num_labels or data.vocab_size or 2, shape, generator=draw)
     return torch.ones(shape, dtype=dtype)  # such as a mask
+
+
+def with_image_tokens(samples: dict[str, Tensor], data: PreparedData) -> dict[str, Tensor]:
+    """Returns made-up samples with as many tokens of images as their images have; others as they are."""
+    if not data.images:
+        return samples
+    tokens, token, place = samples["input_ids"].clone(), data.images["token"], 0
+    tokens[tokens == token] = int(token == 0)
+    for count in data.images["counts"]:
+        tokens[..., place : place + count] = token
+        place += count + 1
+    arrays = {name: torch.tensor(values) for name, values in data.images["arrays"].items()}
+    rows = tokens.shape[:-1]
+    arrays = {name: values.expand(*rows, *values.shape).clone() for name, values in arrays.items()}
+    return {**samples, **arrays, "input_ids": tokens}
 
 
 def ragged(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -100,7 +100,7 @@ def test_a_sample_is_what_the_processor_makes_of_the_rendered_row(make, tmp_path
         answers = [each.partition(":")[2] for each in rendered.split("Assistant")[1:]]
         assert learnt == "".join(each.partition("User:")[0] for each in answers)
         assert (sample["labels"] == sample["input_ids"])[sample["labels"] >= 0].all()
-    assert prepared.images == {"token": processor.image_token_id, "num_tokens": 4 * (3 + 3 + 5 + 5)}
+    assert prepared.images == {"token": processor.image_token_id, "counts": [12, 12, 20, 20], "arrays": {}}
     assert prepared.seq_len == 200
 
 

@@ -183,12 +183,13 @@ class ImageText(ConversationSource):
         kind = copy.copy(self)
         kind.tokens = tokens = ImageTokens(layout_in(name), load_tokenizer(str(spec.tokenizer)))
         prepared = super(ImageText, kind).write(folder, spec, where=where, cache_dir=cache_dir)
-        of_images = {each: values.shape for each, values in tokens.most.items()}
+        shapes = {each: values.shape for each, values in tokens.arrays.items()}
+        numbers = {each: values.tolist() for each, values in tokens.arrays.items() if values.dtype.kind == "i"}
         return replace(
             prepared,
             digest=digest([prepared.digest, digest_of(files)]),
-            tensors=(*prepared.tensors, *sample_tensors(tokens.most, of_images)),
-            images={"token": tokens.token, "num_tokens": tokens.num_most},
+            tensors=(*prepared.tensors, *sample_tensors(tokens.arrays, shapes)),
+            images={"token": tokens.token, "counts": tokens.counts, "arrays": numbers},
         )
 
     def samples(self, table: arrow_files.Table, prepared: PreparedData) -> Dataset:

@@ -112,15 +112,15 @@ class ImageTokens:
     """The tokens of images in rendered conversations.
 
     token: the number of the placeholder, which is also what stands for each part of an image.
-    num_most: the most tokens of images that a conversation has had so far. most: the arrays of its images.
+    counts: of each image of the conversation that has had the most tokens of images so far. arrays: of its images.
     """
 
     def __init__(self, layout: ImageLayout, tokenizer: Any) -> None:
         self.layout, self._tokenizer = layout, tokenizer
         self.token = tokenizer.get_vocab().get(layout.placeholder)
         self._known: dict[str, Array] = {}
-        self.num_most: int = 0
-        self.most: dict[str, Array] = {}
+        self.counts: list[int] = []
+        self.arrays: dict[str, Array] = {}
         if self.token is None:
             raise ValueError(
                 f"data: the tokenizer has no token {layout.placeholder}, which stands for an image. To fix: set "
@@ -140,22 +140,22 @@ class ImageTokens:
                 f"{len(images)} images. To fix: remove special tokens from the texts, or set data.tokenizer to one "
                 "whose chat template renders images"
             )
-        parts, marks, before = list[Array](), list[Array](), 0
+        parts, marks, counts, before = list[Array](), list[Array](), list[int](), 0
         for place, image in zip(places, images, strict=True):
             own = self._encoded(self.layout.text(image, self._tokenizer))
             parts += [tokens[before:place], own]
             marks += [written[before:place], np.zeros(len(own), bool)]
+            counts.append(int((own == self.token).sum()))
             before = place + 1
         tokens, written = np.concatenate([*parts, tokens[before:]]), np.concatenate([*marks, written[before:]])
-        of_images = np.flatnonzero(tokens == self.token)
-        if (end := 1 + int(of_images[-1])) > max_length:
+        if (end := 1 + int(np.flatnonzero(tokens == self.token)[-1])) > max_length:
             raise ValueError(
-                f"its images end at token {end:,}, and a sample has at most {max_length:,} tokens ({len(of_images):,} "
+                f"its images end at token {end:,}, and a sample has at most {max_length:,} tokens ({sum(counts):,} "
                 f"are of {len(images)} images). To fix: raise data.seq_len, give fewer or smaller images, or remove "
                 "the row"
             )
-        if len(of_images) > self.num_most:
-            self.num_most, self.most = len(of_images), self.layout.arrays(images)
+        if sum(counts) > sum(self.counts):
+            self.counts, self.arrays = counts, self.layout.arrays(images)
         return tokens, written
 
     def _encoded(self, text: str) -> Array:
