@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ringmaster.techniques import DataSpec, ModelSpec, registry
+from ringmaster.techniques import DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.data_source import data_source_of
@@ -17,7 +17,9 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.bound_loss import BoundLoss
 from tests import image_texts
 from tests.integration.losses.test_trl import settings
+from tests.integration.training.test_predicted_memory import assert_foretold, predicted_and_measured
 from tests.integration.workbench import ADAMW, SGD, Layout, is_bit_equal, largest_difference
+from tests.matrix import matrix
 
 NUM_STEPS, NUM_ROWS = 20, 4
 PROCESSORS = {"smol": image_texts.smol_processor}
@@ -92,6 +94,7 @@ def test_samples_are_those_of_trls_collator(bench, specs, name):
 
 
 @needs_trl
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_twenty_steps_are_those_of_trl(bench, specs, tmp_path, name):
     from datasets import Dataset, List
@@ -149,10 +152,10 @@ LAYOUTS = [
     Layout("fsdp_static", 2, {"reshard": True}),
     Layout("offload", 1, {"num_slices": 2, "recompute": "full", "host_activations": True}),
 ]
+CASES = [(name, layout) for name in MODELS for layout in LAYOUTS]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "layout"), matrix(CASES, quick=CASES[3:4], ids=lambda case: f"{case[0]}-{case[1]}"))
 def test_every_layout_trains_what_one_device_trains(bench, specs, tmp_path, name, layout):
     job = job_of(bench, specs, name, optimizer=SGD, num_steps=4)
     trained = bench.train(job, layout, tmp_path)
@@ -161,6 +164,7 @@ def test_every_layout_trains_what_one_device_trains(bench, specs, tmp_path, name
     assert largest_difference(trained.weights, alone.weights) < 2e-6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_jobs_have_the_same_bits_on_any_number_of_devices(bench, specs, tmp_path, name):
     job = job_of(bench, specs, name, num_steps=4, exact=True, exact_chunk=1)
@@ -181,3 +185,22 @@ def test_techniques_that_divide_sequences_or_layers_are_refused(bench, specs, na
     for technique in ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp_static"):
         shape = bench.shape(1 if technique == "single" else 2)
         assert registry.load(registry.dotted_path(technique)).supports(job, shape, facts) is None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", [Layout("single"), Layout("fsdp", 2, {"reshard": True})], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_is_predicted_with_the_tokens_of_images(bench, specs, tmp_path, name, layout):
+    """Of samples that are alike: an estimate is one of the sample with the most images."""
+    lines = Path(specs[name].path).read_text().splitlines()
+    alike = Path(specs[name].path).with_name(f"{name}-alike.jsonl")
+    alike.write_text("".join(f"{lines[2]}\n" for _ in lines))
+    spec = replace(specs[name], path=str(alike), held_out=0.0, padding="max_length")
+    changes = {"data": spec, "global_batch_size": 2 * layout.num_devices, "evaluation": EvaluationSpec(metrics=())}
+    found = predicted_and_measured(bench, tmp_path, MODELS[name], layout, **changes)
+    assert_foretold(layout.technique, *found)
+    few = Path(specs[name].path).with_name(f"{name}-few.jsonl")
+    few.write_text("".join(f"{lines[0]}\n" for _ in lines))
+    changes["data"] = replace(spec, path=str(few))
+    smaller, *_ = predicted_and_measured(bench, tmp_path / "few", MODELS[name], layout, **changes)
+    assert smaller["device_bytes"] < found[0]["device_bytes"]

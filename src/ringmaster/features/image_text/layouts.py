@@ -141,7 +141,7 @@ class ImageTokens:
                 "whose chat template renders images"
             )
         parts, marks, counts, before = list[Array](), list[Array](), list[int](), 0
-        for place, image in zip(places, images, strict=True):
+        for place, image in zip(places.tolist(), images, strict=True):
             own = self._encoded(self.layout.text(image, self._tokenizer))
             parts += [tokens[before:place], own]
             marks += [written[before:place], np.zeros(len(own), bool)]
