@@ -297,6 +297,7 @@ def export_adapter(
     state: Mapping[str, Tensor],
     prepared: PreparedData,
     job: Job | None = None,
+    add_files: Callable[[Path], None] = lambda aside: None,
 ) -> None:
     """Writes an adapter to `folder`: first to a temporary folder, which is then renamed.
 
@@ -304,6 +305,7 @@ def export_adapter(
     base: the folder or hub name with that model's weights, if any.
     state: the adapter's whole tensors, under the model's names.
     job: as of `export_model`; the metadata of the weights' file keep the format of its base in 4 bits.
+    add_files: adds further files to the temporary folder.
     """
     from safetensors.torch import save_file
 
@@ -324,6 +326,7 @@ def export_adapter(
         (aside / peft_format.ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
         in_4_bits = {peft_format.QUANTIZED_BASE: job.base_format} if job is not None and job.base_format else {}
         save_file(tensors, aside / peft_format.ADAPTER_WEIGHTS, metadata={"format": "pt"} | in_4_bits)
+        add_files(aside)
         _copy_description(aside, model, prepared=prepared, base=base)
 
 

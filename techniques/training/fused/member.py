@@ -58,6 +58,7 @@ class ParameterRow:
         compute the last few elements of a tensor in another way, so only tensors without such a remainder are joined,
         and only those of equal optimizer settings.
     num_moves: how often the row was moved, which invalidates views of its parameters.
+    values: the row of all parameters.
     gradients: the row of all gradients; None before `lay_below` allocates it.
     """
 
@@ -102,6 +103,10 @@ class ParameterRow:
                     else:
                         state[key] = result  # a step counter, equal for all parameters
 
+    def parts_of(self, row: Tensor) -> dict[str, Tensor]:
+        """The views of a row like this one at the places of the parameters, by name."""
+        return {place.name: place.of(row) for place in self._places}
+
     def _move(self, values: Tensor, gradients: Tensor | None) -> None:
         """Moves the row to new memory, [num_elements] each. The gradients' values are lost."""
         for place in self._places:
@@ -116,14 +121,14 @@ class ParameterRow:
             segment.data = values[where]
             segment.grad = None if gradients is None else gradients[where]
         self.gradients = gradients
-        self._values, self.num_moves = values, self.num_moves + 1
+        self.values, self.num_moves = values, self.num_moves + 1
 
 
 def lay_below(rows: Sequence[ParameterRow]) -> None:
     """Moves rows of one layout, in order, into one matrix, and their gradients into another, unless they lie so."""
-    if all(row.gradients is not None for row in rows) and evenly([row._values for row in rows]) is not None:
+    if all(row.gradients is not None for row in rows) and evenly([row.values for row in rows]) is not None:
         return
-    shape, like = (len(rows), rows[0].num_elements), rows[0]._values
+    shape, like = (len(rows), rows[0].num_elements), rows[0].values
     for row, values, gradients in zip(rows, like.new_zeros(shape), like.new_zeros(shape), strict=True):
         row._move(values, gradients)
 

@@ -198,6 +198,30 @@ class MultiAdapterBase:
         for chosen in self._divided(parts):
             yield from zip(chosen, self._forward([parts[i] for i in chosen]), strict=True)
 
+    @property
+    def divides_head(self) -> bool:
+        """Whether the decoder runs for all adapters at once and the head for each by itself."""
+        return self._head is not None
+
+    def hidden_states(
+        self, parts: Sequence[adapter_batches.AdapterBatch], *, positions: Tensor | None = None
+    ) -> Tensor:
+        """The decoder's hidden states of the parts' tokens, [tokens, hidden]; a base with a divided head has them.
+
+        positions: of each token, [tokens]; None for those in samples that begin with the parts' first tokens.
+        """
+        batch = self._enter(parts)
+        return self._packed_states(batch, parts, batch.positions if positions is None else positions.unsqueeze(0))
+
+    def logits(self, hidden: Tensor, parts: Sequence[adapter_batches.AdapterBatch]) -> Tensor:
+        """The head's logits [tokens, vocabulary] of hidden states [tokens, hidden] that belong to the parts."""
+        assert self._head is not None
+        self._enter(parts)
+        tokens = packed_tokens([part.inputs["input_ids"] for part in parts])
+        with self._autocast():
+            logits: Tensor = self._head(hidden.unsqueeze(0), tokens).logits
+        return logits[0]
+
     def learn(
         self, parts: Sequence[adapter_batches.AdapterBatch], losses: Sequence[AdapterLoss]
     ) -> list[BackwardResult]:
@@ -265,12 +289,16 @@ class MultiAdapterBase:
         self, batch: adapter_batches.FusedBatch, parts: Sequence[adapter_batches.AdapterBatch]
     ) -> list[Tensor]:
         """The hidden states of each part, [rows, tokens, hidden]."""
+        pieces = self._packed_states(batch, parts, batch.positions).split(batch.sizes)  # type: ignore[no-untyped-call]
+        return [x.view(share.num_rows, share.length, -1) for x, share in zip(pieces, batch.shares, strict=True)]
+
+    def _packed_states(
+        self, batch: adapter_batches.FusedBatch, parts: Sequence[adapter_batches.AdapterBatch], positions: Tensor
+    ) -> Tensor:
         assert self._head is not None
         tokens = self._packed_tokens(batch, parts)
         with self._autocast():
-            hidden = self._head.hidden_states(input_ids=tokens, position_ids=batch.positions)
-        pieces = hidden[0].split(batch.sizes)  # type: ignore[no-untyped-call]
-        return [x.view(share.num_rows, share.length, -1) for x, share in zip(pieces, batch.shares, strict=True)]
+            return self._head.hidden_states(input_ids=tokens, position_ids=positions)[0]
 
     def _head_of(self, hidden: Tensor, part: adapter_batches.AdapterBatch) -> CausalLMOutput:
         assert self._head is not None

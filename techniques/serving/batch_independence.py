@@ -1,0 +1,90 @@
+"""How long rows must be for their bits not to depend on what they are computed with, found by measurement.
+
+A library for matrix products takes other kernels for few rows than for many, and divides them among threads; kernels
+of elementwise operations compute what fills no vector by another function. So the bits of a row can depend on the size
+of the batch. On a CPU this ends at a few rows for each thread: from there on, every row of a product is summed in one
+order. Where it ends is measured with the base itself, as it depends on the processor and on the number of threads.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ringmaster.techniques.models.adapter_modules import is_adaptable
+from ringmaster.techniques.serving.client_adapter import ClientAdapter
+from ringmaster.techniques.serving.requests import AdapterSpec, LossRequest, Row
+from ringmaster.techniques.serving.row_blocks import PaddedLength, RowBlock, blocks_of
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
+from ringmaster.techniques.training.fused.member import lay_below
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
+
+MULTIPLES = (16, 32, 64, 128)
+LENGTHS = (1, 2, 1, 3, 1, 4)
+"""The probed rows' lengths, in multiples."""
+RANKS = (2, 8, 8, 2, 8, 3)
+TOGETHER = ((0, 1, 2, 3, 4, 5), (0, 2), (5, 0), (4, 3, 1))
+"""The rows that are computed at once."""
+
+
+class _Probe:
+    """Clients with one row each."""
+
+    def __init__(self, stem: MultiAdapterBase, *, multiple: int, max_rank: int) -> None:
+        self._stem, model = stem, stem.model
+        draw = torch.Generator().manual_seed(multiple)
+        num_tokens: int = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        device = next(model.parameters()).device
+        padded = PaddedLength(multiple=multiple, max_positions=multiple * max(LENGTHS))
+        self._adapters, self._blocks = list[ClientAdapter](), list[RowBlock]()
+        for length, rank in zip(LENGTHS, RANKS, strict=True):
+            adapter = ClientAdapter(AdapterSpec(rank=min(rank, max_rank), train_unembed=has_free_head(model)), model)
+            for weight in adapter.weights().values():
+                weight.copy_(0.02 * torch.randn(weight.shape, generator=draw))
+            stem.open(adapter.sites)
+            lay_below([adapter.row])
+            tokens = torch.randint(num_tokens, (length * multiple,), generator=draw)
+            row = Row(tokens=tuple(tokens.tolist()), loss_inputs={"target_tokens": tokens.roll(-1)})
+            request = LossRequest(client="", rows=(row,), loss="cross_entropy")
+            self._adapters.append(adapter)
+            self._blocks += blocks_of(request, padded=padded, device=device)
+
+    def results(self, chosen: Sequence[int]) -> list[list[Tensor]]:
+        """Returns the log-probabilities and the gradients of the chosen clients, computed at once."""
+        parts = [
+            AdapterBatch(
+                adapter_modules=self._adapters[i].modules(),
+                inputs={"input_ids": self._blocks[i].tokens},
+                layout=self._adapters[i].row.layout,
+            )
+            for i in chosen
+        ]
+        self._stem.learn(parts, [self._blocks[i].loss for i in chosen])
+        return [[self._blocks[i].logprobs.clone(), self._adapters[i].gradients.clone()] for i in chosen]
+
+    def is_independent(self) -> bool:
+        """Returns whether no client's bits depend on the others."""
+        alone = {i: self.results([i])[0] for i in range(len(self._adapters))}
+        return all(
+            all(map(torch.equal, own, alone[i]))
+            for chosen in TOGETHER
+            for i, own in zip(chosen, self.results(chosen), strict=True)
+        )
+
+
+def independent_multiple(stem: MultiAdapterBase, *, max_rank: int, max_positions: int) -> int | None:
+    """Returns the fewest tokens to whose multiples rows are padded for their bits to be their own; None for none."""
+    for multiple in MULTIPLES:
+        if multiple * max(LENGTHS) > max_positions:
+            return None
+        is_independent = _Probe(stem, multiple=multiple, max_rank=max_rank).is_independent()
+        stem.forget()
+        if is_independent:
+            return multiple
+    return None
+
+
+def has_free_head(model: nn.Module) -> bool:
+    """Returns whether the model has a head that can be adapted."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return head is not None and is_adaptable(head)

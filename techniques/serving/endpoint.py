@@ -1,0 +1,342 @@
+"""A frozen base with the adapters of many clients, which compute together and get the bits that each would get alone.
+
+Requests of one client are computed in their order. Each is divided into blocks of rows that depend on it alone
+(`row_blocks`); one block of every client at a time is computed by one forward and backward of the base
+(`training.fused`), and each block's gradients are added to those that its client has summed up so far.
+
+Every answered request is in a journal, and now and then every client's state is stored whole; so an endpoint that was
+killed goes on bit by bit where it was.
+"""
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringmaster.files import storage_fault
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job_specs import ModelSpec
+from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.serving.batch_independence import independent_multiple
+from ringmaster.techniques.serving.client_adapter import OPTIMIZER_FILE, ClientAdapter
+from ringmaster.techniques.serving.client_folders import ClientFolders, StoredClient, check_name
+from ringmaster.techniques.serving.request_journal import RequestJournal
+from ringmaster.techniques.serving.requests import (
+    AdamStep,
+    AdapterSpec,
+    ClientState,
+    Limits,
+    LossRequest,
+    LossResult,
+    Refusal,
+)
+from ringmaster.techniques.serving.row_blocks import PaddedLength, RowBlock, blocks_of
+from ringmaster.techniques.serving.token_losses import TARGETS, loss_obstacle
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
+from ringmaster.techniques.training.fused.member import lay_below
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
+
+STORING_SHARE = 0.02
+"""The largest share of the time in which whole states are stored."""
+FIRST_STORING_S = 0.1
+NOTHING = PreparedData(
+    name="serving", digest="", num_samples=0, num_held_out=0, kind="other", source="serving"
+)  # of a base that is read from a folder, data determine nothing
+
+
+class Endpoint:
+    """The adapters of an endpoint's clients on one base. All methods are called by one thread.
+
+    base: a folder or the name of a model on the hub, or the model as batch files describe it.
+    folder: where the clients' states and checkpoints are kept; those that it holds already are restored.
+    device: such as "cpu" or "cuda:0".
+    Raises ValueError where the base cannot be served.
+    """
+
+    def __init__(self, *, base: str | ModelSpec, limits: Limits, folder: Path, device: str = "cpu") -> None:
+        self.limits, self._device = limits, torch.device(device)
+        self._base = base if isinstance(base, ModelSpec) else ModelSpec(from_pretrained=base)
+        model: Any = build_model(self._base, data=NOTHING, seed=0).to(self._device).eval()
+        self._stem = MultiAdapterBase(model)
+        self._stem.compute_in("fp32")
+        if not (self._stem.packs and self._stem.divides_head):
+            raise ValueError(
+                f"serve: {type(model).__name__} cannot be served: its layers mix tokens of different samples, or its "
+                "head cannot be computed by itself. To fix: give a causal language model with full attention"
+            )
+        self._num_tokens: int = model.get_input_embeddings().num_embeddings
+        max_positions = num_positions(model.config) or limits.seq_len
+        if max_positions < limits.seq_len:
+            raise ValueError(
+                f"serve: seq_len is {limits.seq_len}, and {type(model).__name__} has {max_positions} positions. "
+                f"To fix: set at most {max_positions}"
+            )
+        self._multiple = independent_multiple(self._stem, max_rank=limits.max_rank, max_positions=max_positions)
+        self._padded = PaddedLength(multiple=self._multiple or 1, max_positions=max_positions)
+        self._adapters: dict[str, ClientAdapter] = {}
+        self._folders, self._journal = ClientFolders(folder), RequestJournal(folder)
+        self.busy_s = self.storing_s = 0.0
+        self._computed_s, self._storing_s = 0.0, FIRST_STORING_S  # since the last whole states, and what these took
+        self._restore()
+
+    @property
+    def batches(self) -> bool:
+        """Whether clients are computed together; else one after another, as their bits would depend on each other."""
+        return self._multiple is not None
+
+    def close(self) -> None:
+        """Stores every client's state whole."""
+        self._store_all()
+        self._journal.close()
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    def clients(self) -> Mapping[str, ClientState]:
+        """Returns the clients by name."""
+        return {name: ClientState(spec=each.spec, step=each.step) for name, each in self._adapters.items()}
+
+    def add(self, client: str, spec: AdapterSpec) -> None:
+        """Adds a client. Raises ValueError where a limit is reached, or the adapter does not apply to the base."""
+        check_name(client, what="client")
+        if client in self._adapters:
+            raise ValueError(f"client: {client} is there already. To fix: take another name")
+        if len(self._adapters) >= self.limits.max_adapters:
+            raise ValueError(
+                f"client: there are {len(self._adapters)} adapters, the most that this endpoint takes. "
+                "To fix: wait until another client ends, or raise max_adapters"
+            )
+        if not 1 <= spec.rank <= self.limits.max_rank:
+            raise ValueError(
+                f"adapter: rank is {spec.rank}, and this endpoint takes 1 to {self.limits.max_rank}. "
+                "To fix: take a smaller rank, or raise max_rank"
+            )
+        adapter = ClientAdapter(spec, self._stem.model)
+        self._folders.add(client, StoredClient(spec=spec, number=self._journal.number))
+        self._join(client, adapter)
+
+    def remove(self, client: str) -> None:
+        """Removes a client; its checkpoints stay. Raises ValueError where there is none of this name."""
+        self._known(client)
+        self._folders.remove(client)
+        del self._adapters[client]
+        self._lay_out()
+
+    def _known(self, client: str) -> ClientAdapter:
+        if client not in self._adapters:
+            raise ValueError(f"client: there is none named {client!r}. To fix: create it first")
+        return self._adapters[client]
+
+    def _join(self, client: str, adapter: ClientAdapter) -> None:
+        self._stem.open(adapter.sites)
+        self._adapters[client] = adapter
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Moves the rows of adapters of one shape into one matrix, so that they are multiplied without a copy."""
+        kept = {name: each.gradients.clone() for name, each in self._adapters.items() if each.has_gradients}
+        alike = defaultdict(list)
+        for each in self._adapters.values():
+            alike[each.row.layout].append(each.row)
+        self._stem.forget()
+        for rows in alike.values():
+            lay_below(rows)
+        for name, gradients in kept.items():
+            self._adapters[name].gradients.copy_(gradients)
+
+    # -- losses and steps ----------------------------------------------------------------------------------------------
+
+    def compute(self, requests: Sequence[LossRequest]) -> tuple[LossResult | Refusal, ...]:
+        """Computes losses, and adds their gradients to those of each client since its last step."""
+        started_s = time.perf_counter()
+        refused = {i: Refusal(reason=why) for i, each in enumerate(requests) if (why := self._obstacle(each))}
+        taken = [i for i in range(len(requests)) if i not in refused]
+        learnt = [i for i in taken if requests[i].with_gradients]
+        results = dict(zip(learnt, self._learn([requests[i] for i in learnt]), strict=True))
+        read = [i for i in taken if not requests[i].with_gradients]
+        results |= zip(read, self._read([requests[i] for i in read]), strict=True)
+        self._computed_s += time.perf_counter() - started_s
+        if learnt:
+            self._note(losses=[requests[i] for i in learnt])
+        self.busy_s += time.perf_counter() - started_s
+        return tuple(refused[i] if i in refused else results[i] for i in range(len(requests)))
+
+    def step(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:
+        """Takes optimizer steps, and returns once they are on disk, with the norm of each one's gradients."""
+        started_s = time.perf_counter()
+        try:
+            self._note(steps=steps)
+        except OSError as error:
+            reason = storage_fault(error) or str(error)
+            return tuple(Refusal(reason=reason) for _ in steps)
+        answers = self._take(steps)
+        self._computed_s += time.perf_counter() - started_s
+        if self._computed_s * STORING_SHARE > self._storing_s:
+            self._store_all()
+        self.busy_s += time.perf_counter() - started_s
+        return answers
+
+    def forget_gradients(self) -> None:
+        """Drops the gradients that no step has used, of every client."""
+        for adapter in self._adapters.values():
+            adapter.has_gradients = False
+        self._store_all()
+
+    def _take(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:
+        answers: list[Mapping[str, float] | Refusal] = []
+        for each in steps:
+            try:
+                answers.append({"grad_norm": self._known(each.client).take_step(each)})
+            except ValueError as error:
+                answers.append(Refusal(reason=str(error)))
+        return tuple(answers)
+
+    def _obstacle(self, request: LossRequest) -> str | None:
+        if request.client not in self._adapters:
+            return f"client: there is none named {request.client!r}. To fix: create it first"
+        if not request.rows:
+            return "there are no rows. To fix: send at least one"
+        for i, row in enumerate(request.rows):
+            if reason := self.tokens_obstacle(row.tokens):
+                return f"row {i} {reason}"
+        if reason := loss_obstacle(request):
+            return reason
+        for i, row in enumerate(request.rows):
+            targets = row.loss_inputs[TARGETS]
+            if int(targets.min()) < 0 or int(targets.max()) >= self._num_tokens:
+                return f"row {i} has {TARGETS} that are not tokens of the base, which has {self._num_tokens}"
+        return None
+
+    def tokens_obstacle(self, tokens: Sequence[int]) -> str | None:
+        """Returns why the base cannot read a sequence of tokens."""
+        if not tokens:
+            return "has no tokens"
+        if len(tokens) > self.limits.seq_len:
+            return f"has {len(tokens)} tokens, and this endpoint takes up to {self.limits.seq_len}"
+        if min(tokens) < 0 or max(tokens) >= self._num_tokens:
+            return f"has tokens that the base does not know: it has {self._num_tokens}"
+        return None
+
+    def _blocks(self, requests: Sequence[LossRequest]) -> list[list[RowBlock]]:
+        return [blocks_of(request, padded=self._padded, device=self._device) for request in requests]
+
+    def _part(self, block: RowBlock) -> AdapterBatch:
+        adapter = self._adapters[block.request.client]
+        return AdapterBatch(
+            adapter_modules=adapter.modules(), inputs={"input_ids": block.tokens}, layout=adapter.row.layout
+        )
+
+    def _learn(self, requests: Sequence[LossRequest]) -> list[LossResult]:
+        divided = self._blocks(requests)
+        waiting: dict[str, deque[RowBlock]] = defaultdict(deque)
+        for blocks in divided:
+            waiting[blocks[0].request.client].extend(blocks)
+        sums: dict[int, float] = {}
+        while waiting:
+            wave = [queue.popleft() for queue in waiting.values()]
+            waiting = {client: queue for client, queue in waiting.items() if queue}
+            for blocks in self._computed_together(wave):
+                sums |= self._learn_blocks(blocks)
+        return [_result(blocks, sums) for blocks in divided]
+
+    def _learn_blocks(self, blocks: Sequence[RowBlock]) -> dict[int, float]:
+        adapters = [self._adapters[block.request.client] for block in blocks]
+        before = [each.gradients.clone() if each.has_gradients else None for each in adapters]
+        learnt = self._stem.learn([self._part(block) for block in blocks], [block.loss for block in blocks])
+        for adapter, gradients in zip(adapters, before, strict=True):
+            if gradients is not None:
+                adapter.gradients.add_(gradients)
+            adapter.has_gradients = True
+        return {id(block): float(each.loss_sum) for block, each in zip(blocks, learnt, strict=True)}
+
+    @torch.no_grad()
+    def _read(self, requests: Sequence[LossRequest]) -> list[LossResult]:
+        divided = self._blocks(requests)
+        sums: dict[int, float] = {}
+        for blocks in self._computed_together([block for each in divided for block in each]):
+            for i, output in self._stem.outputs([self._part(block) for block in blocks]):
+                sums[id(blocks[i])] = float(blocks[i].loss(output)[0])
+        return [_result(blocks, sums) for blocks in divided]
+
+    def _computed_together(self, blocks: list[RowBlock]) -> list[list[RowBlock]]:
+        return [blocks] if self.batches else [[block] for block in blocks]
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def save(self, client: str, name: str, *, with_optimizer: bool) -> Path:
+        """Writes a checkpoint in peft's format and returns its folder; an existing one of that name is replaced.
+
+        Raises ValueError where there is no such client, or the name cannot be a folder's.
+        """
+        from safetensors.torch import save_file
+
+        adapter, folder = self._known(client), self._folders.checkpoint(client, name)
+
+        def add_optimizer(aside: Path) -> None:
+            if with_optimizer:
+                save_file(
+                    {key: value.cpu() for key, value in adapter.optimizer_state().items()}, aside / OPTIMIZER_FILE
+                )
+
+        export_adapter(
+            folder,
+            adapter=adapter.adapter,
+            spec=self._base,
+            base=self._base.from_pretrained,
+            state=adapter.weights(),
+            prepared=NOTHING,
+            add_files=add_optimizer,
+        )
+        return folder
+
+    def load(self, client: str, path: Path, *, with_optimizer: bool) -> None:
+        """Replaces a client's weights, and its optimizer's state, by those of a checkpoint.
+
+        Raises ValueError, with nothing changed, where the checkpoint does not fit.
+        """
+        adapter = self._known(client)
+        adapter.load(path, self._stem.model, with_optimizer=with_optimizer)
+        self._folders.write(client, adapter, number=self._journal.number)
+
+    def _restore(self) -> None:
+        since: dict[str, int] = {}
+        for client, stored in self._folders.stored():
+            self._join(client, ClientAdapter(stored.spec, self._stem.model))
+            since[client] = stored.number
+        for client, adapter in self._adapters.items():
+            number = self._folders.restore(client, adapter)
+            since[client] = since[client] if number is None else number
+        for record in self._journal.records():
+            is_later: Callable[[Any], bool] = lambda each: since.get(each.client, record.number + 1) <= record.number  # noqa: B023, E731
+            self._learn([each for each in record.losses if is_later(each)])
+            self._take([each for each in record.steps if is_later(each)])
+        for number in since.values():
+            self._journal.number = max(self._journal.number, number)
+        self._store_all()
+
+    def _note(self, *, losses: Sequence[LossRequest] = (), steps: Sequence[AdamStep] = ()) -> None:
+        started_s = time.perf_counter()
+        self._journal.append(losses=losses, steps=steps)
+        if steps:  # with them, all that they depend on
+            self._journal.sync()
+        self.storing_s += time.perf_counter() - started_s
+
+    def _store_all(self) -> None:
+        started_s = time.perf_counter()
+        for client, adapter in self._adapters.items():
+            self._folders.write(client, adapter, number=self._journal.number)
+        self._journal.begin_anew()
+        self._storing_s, self._computed_s = time.perf_counter() - started_s, 0.0
+        self.storing_s += self._storing_s
+
+
+def _result(blocks: Sequence[RowBlock], sums: Mapping[int, float]) -> LossResult:
+    outputs = dict(output for block in blocks for output in block.outputs())
+    total = sum(sums[id(block)] for block in blocks)
+    return LossResult(
+        outputs=tuple({"logprobs": outputs[place]} for place in sorted(outputs)), metrics={"loss:sum": total}
+    )
