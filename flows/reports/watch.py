@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import DatabaseFileError, InputError
+from ringmaster.features import listed
 from ringmaster.files import folders_in, storage_fault
 from ringmaster.flows import settings
 from ringmaster.flows.dated_runs import runs_below
@@ -312,6 +313,8 @@ def runs_of(batch: str | None, *, has_figures: bool = True) -> list[StatusRun]:
     has_figures: whether the rows of jobs that run have their speeds and ends, for which much more is read.
     """
     every = [*_runs_here(has_figures=has_figures), *_runs_on_pool(has_figures=has_figures)]
+    if has_figures:
+        every += [run for runs in listed("commands", "STATUS_RUNS") for run in runs()]
     runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
     if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
         error_console().print(f"no job of {batch} has been in a plan: its last run waits for that, or ended before")

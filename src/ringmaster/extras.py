@@ -15,6 +15,7 @@ PACKAGES = {
     "ray": ("ray",),
     "retrieval": ("faiss",),
     "s3": ("s3fs",),
+    "serve": ("google.protobuf",),
     "signing": ("cryptography", "model_signing"),
     "sweep": ("optuna",),
     "tensorboard": ("tensorboard",),

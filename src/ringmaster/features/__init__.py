@@ -11,7 +11,8 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.execution.executor_hooks`), policies that steer a batch
                 (`ringmaster.tasks.execution.steering`), and requests about running jobs
                 (`ringmaster.tasks.control.request_handler`)
-    commands    its commands, which join the command line, and options of others (`ringmaster.flows.cli`)
+    commands    its commands, which join the command line, and options of others (`ringmaster.flows.cli`); what it
+                shows in `ringmaster status` (`ringmaster.flows.reports.watch`)
     pages       what it adds to the records of jobs and models, and what follows these records
                 (`ringmaster.tasks.recording.record_hooks`)
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
@@ -58,6 +59,7 @@ BUILTIN = (
     "ringmaster.features.deployment",
     "ringmaster.features.trackers",
     "ringmaster.features.image_text",
+    "ringmaster.flows.serving",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 TECHNIQUES = {

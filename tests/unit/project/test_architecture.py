@@ -394,7 +394,7 @@ def test_what_is_imported_is_named_among_the_dependencies():
     lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
     named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in lines}
     # Distributions whose modules have other names; pydantic_core belongs to pydantic, which pins it.
-    named |= {"PIL", "faiss", "sklearn", "yaml", "pynvml", "pydantic_core", "pythonjsonlogger"}
+    named |= {"PIL", "faiss", "google", "sklearn", "yaml", "pynvml", "pydantic_core", "pythonjsonlogger"}
     named |= {"accelerate", "sitecustomize"}  # the script's own and the machine's, where a script is adopted
     foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}
     assert foreign - named == set()

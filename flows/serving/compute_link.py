@@ -1,0 +1,113 @@
+"""The process that computes for the clients of one base, started again where it has died."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ringmaster.errors import RingmasterError
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 10.0
+PROCESS = "ringmaster.techniques.serving.process"
+ENDPOINT = "ringmaster.techniques.serving.endpoint:Endpoint"
+
+
+class ComputeProcessDied(RingmasterError):
+    """The process has ended in the middle of a call. What it has stored is on disk."""
+
+
+class CallFailed(RingmasterError):
+    """A call was answered with an error; the process goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSettings:
+    """What a process is started with.
+
+    base: the folder or name of the base, as batch files name it.
+    limits: the fields of `Limits`.
+    folder: where the clients' states are.
+    endpoint: the dotted name of what computes.
+    """
+
+    base: str
+    limits: Mapping[str, Any]
+    folder: Path
+    device: str = "cpu"
+    endpoint: str = ENDPOINT
+
+
+class ComputeLink:
+    """Calls to the process. One thread uses it."""
+
+    def __init__(self, settings: ComputeSettings) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Starts the process, and returns once the base is loaded. Raises CallFailed where it cannot be."""
+        self.close()
+        self._settings.folder.mkdir(parents=True, exist_ok=True)
+        source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
+        paths = [*(path for path in sys.path if path), source]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", PROCESS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
+            start_new_session=True,  # Ctrl-C at a terminal reaches the server alone, which then ends the process
+        )
+        self._exchange({**asdict(self._settings), "folder": str(self._settings.folder)})
+
+    def call(self, name: str, /, **values: Any) -> Any:
+        """Returns the answer to a call. Raises ComputeProcessDied, or CallFailed with the reason."""
+        if self._process is None:
+            raise ComputeProcessDied("the process that computes has ended")
+        return self._exchange({"call": name, **values})
+
+    def _exchange(self, value: Mapping[str, Any]) -> Any:
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        line = ""
+        with suppress(OSError):
+            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            status = self._process.wait()
+            self.close()
+            raise ComputeProcessDied(f"the process that computes has ended with status {status}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise CallFailed(answer["error"])
+        return answer["answer"]
+
+    def close(self) -> None:
+        """Ends the process by the end of its stdin, or else by a signal."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
+        try:
+            process.wait(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,251 @@
+"""The server of an endpoint, from its file to its end: keys, port, processes, and the end of clients that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringmaster.errors import InputError
+from ringmaster.files import write_atomically
+from ringmaster.flows.output import ProcessRole
+from ringmaster.flows.services.serving import LOOPBACK, checked, server_of
+from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied, ComputeSettings
+from ringmaster.flows.serving.endpoint_file import EndpointFile
+from ringmaster.flows.serving.endpoint_service import EndpointService
+from ringmaster.flows.serving.scheduler import BaseScheduler
+from ringmaster.flows.serving.server_app import EndpointApp
+from ringmaster.flows.serving.store import EndpointStore
+
+if TYPE_CHECKING:
+    import uvicorn
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "endpoints"
+STORE_FILE, SERVER_FILE, KEYS_FILE, PORT_FILE = "endpoint.sqlite", "server.json", "keys.json", "port"
+KEY_PREFIX = "tml-"  # without it, the client refuses a key
+LOOK_EVERY_S = 0.5
+GRACE_S = 2.0  # for connections that wait for answers, when the server ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEndpoint:
+    """An endpoint that answers. keys: of its owners, by name."""
+
+    url: str
+    keys: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """The key of the first owner."""
+        return next(iter(self.keys.values()))
+
+
+def endpoint_folder(home: Path, name: str) -> Path:
+    """Returns the folder of an endpoint in a home."""
+    return home / FOLDER / name
+
+
+def served_device() -> str:
+    """Returns the first GPU of this machine, or else its CPU."""
+    from ringmaster.tasks.cluster import gpus
+
+    return "cuda:0" if gpus() else "cpu"
+
+
+def kept_keys(folder: Path, owners: list[str]) -> dict[str, str]:
+    """Returns the keys of the owners, which are drawn once: clients go on with theirs when the server starts again."""
+    file = folder / KEYS_FILE
+    known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    keys = {owner: known.get(owner) or KEY_PREFIX + secrets.token_urlsafe(24) for owner in owners}
+    if any(owner not in known for owner in owners):
+        write_atomically(file, json.dumps(known | keys).encode(), mode=0o600)
+    return keys
+
+
+def bound_socket(folder: Path, wanted: int | None) -> socket.socket:
+    """Returns a socket on loopback: on the port that is wanted, else on that of the last server, else on any."""
+    file = folder / PORT_FILE
+    kept = int(file.read_text()) if file.exists() else 0
+    # With the protocol named, asyncio sends without delay (TCP_NODELAY): else each answer takes 40 ms more.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK[0], wanted or kept))
+    except OSError as error:
+        if wanted is not None:
+            listener.close()
+            raise InputError(
+                [f"port {wanted} of {LOOPBACK[0]} cannot be used: {error.strerror}. To fix: another `port`"]
+            ) from error
+        listener.bind((LOOPBACK[0], 0))
+    write_atomically(file, str(listener.getsockname()[1]).encode())
+    return listener
+
+
+@contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """Raises InputError where another process serves the same endpoint."""
+    with (folder / "server.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                [f"the endpoint {name} is served already. To fix: end that, or rename this one"]
+            ) from error
+        yield
+
+
+class EndpointServer:
+    """Serves an endpoint until it is told to end, or nobody has asked for anything for `idle_s`.
+
+    device: such as "cpu".
+    link_of: makes the link to the process of a base.
+    on_ended_clients: called, between looks, after clients have ended.
+    """
+
+    def __init__(
+        self,
+        entry: EndpointFile,
+        *,
+        home: Path,
+        device: str,
+        link_of: Callable[[ComputeSettings], ComputeLink] = ComputeLink,
+        on_ended_clients: Callable[[EndpointStore], None] = lambda store: None,
+    ) -> None:
+        self._entry, self._folder, self._device = entry, endpoint_folder(home, entry.name), device
+        self._link_of, self._on_ended_clients = link_of, on_ended_clients
+        self._end = threading.Event()
+
+    @property
+    def keys_file(self) -> Path:
+        """The file with the keys, which only its owner may read."""
+        return self._folder / KEYS_FILE
+
+    def end(self) -> None:
+        """Makes `run` return, from any thread or a signal's handler."""
+        self._end.set()
+
+    def run(self, announce: Callable[[ServedEndpoint], None]) -> bool:
+        """Serves; returns whether the endpoint ended by itself, as it was idle.
+
+        Raises InputError where it cannot be served.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with alone(self._folder, self._entry.name):
+            keys = kept_keys(self._folder, self._entry.serve.owners)
+            listener = bound_socket(self._folder, self._entry.serve.port)
+            url = f"http://{LOOPBACK[0]}:{listener.getsockname()[1]}"
+            store = self.store = EndpointStore(self._folder / STORE_FILE)
+            service = EndpointService(self._entry.serve, store)
+            schedulers = self._schedulers(service)
+            server = server_of(
+                checked(EndpointApp(service, keys=keys).app, LOOPBACK),
+                role=ProcessRole.METRICS,
+                host=LOOPBACK[0],
+                port=0,
+                log_level="warning",
+            )
+            server.config.timeout_graceful_shutdown = int(GRACE_S)
+            try:
+                service.start(schedulers)
+                self._wait_for_bases(schedulers)
+                with serving(server, listener, service):
+                    write_atomically(
+                        self._folder / SERVER_FILE,
+                        json.dumps({"url": url, "pid": os.getpid(), "began_s": time.time()}).encode(),
+                    )
+                    announce(ServedEndpoint(url=url, keys=keys))
+                    return self._look(service, server)
+            finally:
+                for scheduler in schedulers.values():
+                    scheduler.end()
+                store.close()
+                with suppress(FileNotFoundError):
+                    (self._folder / SERVER_FILE).unlink()
+
+    def _schedulers(self, service: EndpointService) -> dict[str, BaseScheduler]:
+        serve = self._entry.serve
+        limits = {"max_adapters": serve.max_adapters, "max_rank": serve.max_rank, "seq_len": serve.seq_len}
+        result = {}
+        for base in serve.bases:
+            settings = ComputeSettings(
+                base=base.from_pretrained,
+                limits=limits,
+                folder=self._folder / "bases" / base.name.replace("/", "--"),
+                device=self._device,
+            )
+            link = self._link_of(settings)
+            result[base.name] = BaseScheduler(base.name, store=service.store, link=link, on_answer=service.on_answer)
+        return result
+
+    def _wait_for_bases(self, schedulers: dict[str, BaseScheduler]) -> None:
+        for name, scheduler in schedulers.items():
+            try:
+                scheduler.call(lambda link: link.call("clients"))
+            except (CallFailed, ComputeProcessDied) as error:
+                raise InputError([f"the base {name} cannot be served: {error}"]) from error
+
+    def _look(self, service: EndpointService, server: uvicorn.Server) -> bool:
+        """Ends clients that are gone, and the endpoint once nobody asks; returns whether it was idle."""
+        num_ended = -1
+        while not self._end.wait(LOOK_EVERY_S):
+            for session in service.on_loop(service.expired_sessions):
+                service.on_loop(partial(service.finish_session, session))
+            ended = service.store.clients(where="is_ended AND NOT is_recorded")
+            if len(ended) != num_ended:
+                num_ended = len(ended)
+                if ended:
+                    self._on_ended_clients(service.store)
+            if server.should_exit or not all(each.is_alive for each in service.schedulers.values()):
+                raise RuntimeError("a thread of the endpoint has ended")
+            waits = any(scheduler.num_waiting() for scheduler in service.schedulers.values())
+            if not waits and time.monotonic() - service.active_s > self._entry.serve.idle_s:
+                self._end_all(service)
+                return True
+        return False
+
+    def _end_all(self, service: EndpointService) -> None:
+        """Ends all sessions, so that every client's state is a checkpoint."""
+        for session in service.store.open_sessions():
+            service.on_loop(partial(service.finish_session, session))
+        for scheduler in service.schedulers.values():
+            while scheduler.num_waiting() and scheduler.fault is None:
+                scheduler.call(lambda link: None)
+        self._on_ended_clients(service.store)
+
+
+@contextmanager
+def serving(server: uvicorn.Server, listener: socket.socket, service: EndpointService) -> Iterator[None]:
+    """Serves inside the context, in a thread: signals are then the caller's."""
+    started = threading.Event()
+
+    async def run() -> None:
+        service.attach(asyncio.get_running_loop())
+        started.set()
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="http", daemon=True)
+    thread.start()
+    started.wait()
+    while not server.started and thread.is_alive():
+        thread.join(0.01)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

@@ -1,0 +1,517 @@
+"""The thread that computes what the clients of one base ask for: requests that wait at the same time go together.
+
+Each client's requests are computed in the order of their numbers, and each answer is stored before anybody gets it. A
+request of many rows is computed in pieces that depend on that request alone, so that others wait for a piece at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied
+from ringmaster.flows.serving.shares import FairShares, RequestStream, within_budget
+from ringmaster.flows.serving.store import (
+    Checkpoint,
+    EndpointStore,
+    RequestKind,
+    RequestState,
+    Sampler,
+    StoredRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+PIECE_TOKENS = 8192  # of a request that are computed at a time, at least a row
+TURN_TOKENS = 32_768  # of one computation of several clients
+MAX_DEATHS = 3  # of the process during one computation, after which its requests fail
+MAX_SNAPSHOTS = 16  # unnamed checkpoints for sampling that are kept of a client
+COMPUTED = (RequestKind.LOSS, RequestKind.SAMPLE)
+
+
+@dataclass
+class PendingRequest:
+    """A request that waits or is computed. pieces: what is left of it; results: of the pieces before."""
+
+    request: StoredRequest
+    pieces: list[Mapping[str, Any]]
+    results: list[Mapping[str, Any]] = field(default_factory=list)
+    num_deaths: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the piece whose turn it is."""
+        return _num_tokens(self.pieces[0])
+
+
+class BaseScheduler:
+    """Computes the requests to one base.
+
+    on_answer: called with a request once its answer is stored, from this thread.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        *,
+        store: EndpointStore,
+        link: ComputeLink,
+        on_answer: Callable[[StoredRequest], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.base = base
+        self._store, self._link, self._on_answer, self._clock = store, link, on_answer, clock
+        self._wakeup = threading.Condition()
+        self._streams: dict[str, RequestStream[PendingRequest]] = {}
+        self._calls: list[tuple[Callable[[ComputeLink], Any], threading.Event, list[Any]]] = []
+        self._cancelled: set[str] = set()
+        self._shares = FairShares()
+        self._last_kind: RequestKind | None = None
+        self._is_ending = False
+        self._is_linked = False
+        self._num_deaths = 0  # of the process, since the last answer
+        self.fault: str | None = None
+        self._thread = threading.Thread(target=self._work, name=f"endpoint {base}", daemon=True)
+
+    # Called from the threads of the server.
+
+    def start(self) -> None:
+        """Takes up the requests that were waiting when the server ended, and begins to compute."""
+        for stream, seq in self._store.first_seqs(self.base).items():
+            self._streams[stream] = RequestStream(next_seq=seq)
+        for request in self._store.requests(self.base, RequestState.REFUSED):
+            self.refuse(request)
+        for request in self._store.requests(self.base, RequestState.WAITING):
+            self.submit(request)
+        self._thread.start()
+
+    def submit(self, request: StoredRequest) -> None:
+        """Adds a request that is stored."""
+        with self._wakeup:
+            stream = self._stream(request)
+            stream.refused.discard(request.seq)
+            stream.waiting[request.seq] = PendingRequest(request, pieces=_pieces(request))
+            self._wakeup.notify_all()
+
+    def refuse(self, request: StoredRequest) -> None:
+        """Notes that no request of this number comes, unless a corrected one does."""
+        with self._wakeup:
+            self._stream(request).refused.add(request.seq)
+            self._wakeup.notify_all()
+
+    def cancel(self, request: StoredRequest) -> None:
+        """Answers a sampling request that has not begun with a failure."""
+        with self._wakeup:
+            self._cancelled.add(request.id)
+            self._wakeup.notify_all()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; an error of its own ends it."""
+        return self._thread.is_alive()
+
+    def num_waiting(self) -> int:
+        """Returns how many requests wait."""
+        with self._wakeup:
+            return sum(len(stream.waiting) for stream in self._streams.values())
+
+    def call(self, act: Callable[[ComputeLink], Any]) -> Any:
+        """Returns what a function of the link returns, called between computations; raises what it raises."""
+        done, result = threading.Event(), list[Any]()
+        with self._wakeup:
+            self._calls.append((act, done, result))
+            self._wakeup.notify_all()
+        done.wait()
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        return result[0]
+
+    def end(self) -> None:
+        """Ends the thread after the computation that runs, and the process."""
+        with self._wakeup:
+            self._is_ending = True
+            self._wakeup.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._link.close()
+
+    # The thread.
+
+    def _stream(self, request: StoredRequest) -> RequestStream[PendingRequest]:
+        if request.stream not in self._streams:
+            is_ordered = request.kind is not RequestKind.SAMPLE
+            self._streams[request.stream] = RequestStream(next_seq=0 if is_ordered else None)
+        stream = self._streams[request.stream]
+        if request.kind is RequestKind.SAMPLE:
+            stream.next_seq = None
+        return stream
+
+    def _work(self) -> None:
+        while True:
+            with self._wakeup:
+                while not (self._is_ending or self._calls or self._heads()):
+                    self._wakeup.wait()
+                if self._is_ending:
+                    self._refuse_calls()
+                    return
+                calls, self._calls = self._calls, []
+            try:
+                self._link_up()
+                self._answer_calls(calls)
+                self._turn()
+            except ComputeProcessDied as error:
+                logger.warning("%s: %s", self.base, error)
+                self._is_linked = False
+                self._num_deaths += 1
+                if self._num_deaths > MAX_DEATHS:
+                    self._fail_all(f"{error}, {self._num_deaths} times without an answer", calls)
+                with self._wakeup:
+                    self._calls = [each for each in calls if not each[1].is_set()] + self._calls
+            except CallFailed as error:  # of the start, or of the state of all clients
+                self._fail_all(str(error), calls)
+
+    def _refuse_calls(self) -> None:
+        for _, done, result in self._calls:
+            result.append(ComputeProcessDied("the server ends"))
+            done.set()
+
+    def _fail_all(self, reason: str, calls: Sequence[tuple[Any, threading.Event, list[Any]]]) -> None:
+        self.fault = reason
+        for _, done, result in calls:
+            if not done.is_set():
+                result.append(CallFailed(reason))
+                done.set()
+        for pending in [*self._heads().values()]:
+            self._finish(pending, {"error": reason, "category": "server"}, has_failed=True)
+
+    def _heads(self) -> dict[str, PendingRequest]:
+        """Returns the request of each stream whose turn it is."""
+        with self._wakeup:
+            heads = ((name, stream, stream.head()) for name, stream in self._streams.items())
+            return {name: stream.waiting[seq] for name, stream, seq in heads if seq is not None}
+
+    def _link_up(self) -> None:
+        """Starts the process where there is none, and computes again the gradients that the last one had."""
+        if self._is_linked:
+            return
+        self._link.start()
+        self._link.call("forget_gradients")  # some of them may be of requests that were not answered
+        steps = self._link.call("clients")
+        live = {each.id: each for each in self._store.clients(where="base = ? AND NOT is_ended", values=(self.base,))}
+        for name in steps.keys() - live.keys():
+            self._link.call("remove", client=name)
+        for name in live.keys() - steps.keys():
+            self._link.call("add", client=name, spec=live[name].spec)
+        for request in self._store.pending_gradients(self.base):
+            for piece in _pieces(request):
+                self._link.call("compute", requests=[{"client": request.stream, **piece}])
+        self._is_linked, self.fault = True, None
+        for pending in self._pending():
+            pending.pieces, pending.results = _pieces(pending.request), []
+
+    def _pending(self) -> list[PendingRequest]:
+        with self._wakeup:
+            return [each for stream in self._streams.values() for each in stream.waiting.values()]
+
+    def _answer_calls(self, calls: Sequence[tuple[Callable[[ComputeLink], Any], threading.Event, list[Any]]]) -> None:
+        for act, done, result in calls:
+            try:
+                result.append(act(self._link))
+            except (CallFailed, ValueError, OSError) as error:
+                result.append(error)
+            done.set()
+
+    def _turn(self) -> None:
+        """Does what takes no computation, and one computation."""
+        for name, pending in self._heads().items():
+            if pending.request.id in self._cancelled:
+                self._cancelled.discard(pending.request.id)
+                self._finish(pending, {"error": "the request was cancelled", "category": "user"}, has_failed=True)
+            elif pending.request.kind not in (*COMPUTED, RequestKind.STEP):
+                self._do(name, pending)
+        if steps := {n: p for n, p in self._heads().items() if p.request.kind is RequestKind.STEP}:
+            self._step(steps)
+        waiting = {n: p for n, p in self._heads().items() if p.request.kind in COMPUTED}
+        if waiting:
+            self._compute(self._chosen(waiting))
+
+    def _chosen(self, waiting: Mapping[str, PendingRequest]) -> list[PendingRequest]:
+        """Returns the requests of the next computation, all of one kind. The kinds take turns where both may be."""
+        order = [*self._shares.eligible({_share_of(p): p for p in waiting.values()})]
+        ranked = sorted(
+            (p for p in waiting.values() if _share_of(p) in order), key=lambda each: order.index(_share_of(each))
+        )
+        kinds = list(dict.fromkeys(each.request.kind for each in ranked))
+        kind = kinds[-1] if len(kinds) > 1 and kinds[0] is self._last_kind else kinds[0]
+        self._last_kind = kind
+        of_kind = {each.request.id: each for each in ranked if each.request.kind is kind}
+        if suspects := [each for each in of_kind.values() if each.num_deaths]:
+            return suspects[:1]  # alone, as one of those that were computed when the process died may be the reason
+        chosen = within_budget(iter(of_kind), cost=lambda id: of_kind[id].num_tokens, budget=TURN_TOKENS)
+        return [of_kind[id] for id in chosen]
+
+    def _compute(self, batch: Sequence[PendingRequest]) -> None:
+        is_loss = batch[0].request.kind is RequestKind.LOSS
+        values = [self._loss(each) if is_loss else self._sample(each) for each in batch]
+        began_s = self._clock()
+        try:
+            results = self._link.call("compute" if is_loss else "sample", requests=values)
+        except ComputeProcessDied:
+            for each in batch:
+                each.num_deaths += 1
+                if each.num_deaths >= MAX_DEATHS:
+                    self._num_deaths = 0
+                    reason = f"the process that computes has died {MAX_DEATHS} times during this request"
+                    self._finish(each, {"error": reason, "category": "server"}, has_failed=True)
+            raise
+        except CallFailed as error:
+            results = [{"refusal": str(error), "category": "server"}] * len(batch)
+        used_s = self._clock() - began_s
+        total = sum(each.num_tokens for each in batch)
+        with self._store.changes():
+            for each, result in zip(batch, results, strict=True):
+                share = each.num_tokens / total
+                self._shares.add(_share_of(each), used_s * share)
+                if each.request.model is not None:
+                    self._store.note_use(
+                        each.request.model,
+                        device_s=used_s * share,
+                        num_tokens=each.num_tokens,
+                        loss=each.request.work.get("loss"),
+                    )
+                self._take_result(each, result)
+        self._tell(batch)
+
+    def _take_result(self, pending: PendingRequest, result: Mapping[str, Any]) -> None:
+        if "refusal" in result:
+            answer = {"error": result["refusal"], "category": result.get("category", "user")}
+            self._store_answer(pending, answer, has_failed=True)
+            return
+        pending.results.append(result)
+        if len(pending.pieces) > 1:
+            pending.pieces.pop(0)
+            return
+        if pending.request.kind is RequestKind.LOSS:
+            self._store_answer(pending, _joined(pending.results))
+        else:
+            self._store_answer(pending, _with_last_n(result, pending.request.work["last_n"]))
+
+    def _loss(self, pending: PendingRequest) -> dict[str, Any]:
+        return {"client": pending.request.stream, **pending.pieces[0]}
+
+    def _sample(self, pending: PendingRequest) -> dict[str, Any]:
+        plain = {key: value for key, value in pending.pieces[0].items() if key != "last_n"}
+        return {"client": None, **plain}
+
+    def _step(self, steps: Mapping[str, PendingRequest]) -> None:
+        """Does the optimizer steps, of which each is done once, also where the process has died after it."""
+        before = self._link.call("clients")
+        done = {
+            name: pending
+            for name, pending in steps.items()
+            if pending.request.step_before is not None and before.get(name, 0) > pending.request.step_before
+        }
+        for name, pending in done.items():
+            self._end_step(pending, {}, step=before[name])
+        left = {name: pending for name, pending in steps.items() if name not in done}
+        with self._store.changes():
+            for name, pending in left.items():
+                self._store.begin_step(pending.request.id, step=before.get(name, 0))
+                pending.request = replace(pending.request, step_before=before.get(name, 0))
+        if not left:
+            return
+        values = [{"client": name, **pending.request.work} for name, pending in left.items()]
+        began_s = self._clock()
+        try:
+            results = self._link.call("step", steps=values)
+        except CallFailed as error:
+            results = [{"refusal": str(error), "category": "server"}] * len(left)
+        used_s = (self._clock() - began_s) / len(left)
+        for (name, pending), result in zip(left.items(), results, strict=True):
+            self._shares.add(name, used_s)
+            if "refusal" in result:
+                answer = {"error": result["refusal"], "category": result.get("category", "user")}
+                self._finish(pending, answer, has_failed=True)
+            else:
+                self._end_step(pending, result, step=before.get(name, 0) + 1)
+
+    def _end_step(self, pending: PendingRequest, metrics: Mapping[str, float], *, step: int) -> None:
+        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+        with self._store.changes():
+            self._store.set_step(pending.request.stream, step)
+            self._store_answer(pending, {"metrics": finite})
+        self._tell([pending])
+
+    def _do(self, name: str, pending: PendingRequest) -> None:
+        """Does what concerns one client alone."""
+        request = pending.request
+        acts = {
+            RequestKind.CREATE: self._create,
+            RequestKind.SAVE: self._save,
+            RequestKind.LOAD: self._load,
+        }
+        try:
+            with_answer = acts[request.kind](name, request)
+        except (CallFailed, ValueError, OSError) as error:
+            self._finish(pending, {"error": str(error), "category": "user"}, has_failed=True)
+        else:
+            self._finish(pending, with_answer)
+
+    def _create(self, name: str, request: StoredRequest) -> Mapping[str, Any]:
+        self._link.call("add", client=name, spec=request.work["spec"])
+        self._store.add_client(
+            name,
+            owner=request.owner,
+            session=request.work["session"],
+            base=self.base,
+            name=request.work["name"],
+            spec=request.work["spec"],
+        )
+        if (path := request.work.get("path")) is not None:
+            self._load(name, request)
+            return {"type": "load_weights", "path": path, "model_id": name}
+        return {"type": "create_model", "model_id": name}
+
+    def _load(self, name: str, request: StoredRequest) -> Mapping[str, Any]:
+        checkpoint = self._store.checkpoint(request.work["path"], owner=request.owner)
+        if checkpoint is None:
+            raise ValueError(f"there is no checkpoint {request.work['path']}")
+        self._link.call("load", client=name, path=str(checkpoint.folder), with_optimizer=request.work["with_optimizer"])
+        self._store.set_step(name, self._link.call("clients")[name])
+        return {"type": "load_weights", "path": request.work["path"], "model_id": name}
+
+    def _save(self, _: str, request: StoredRequest) -> Mapping[str, Any]:
+        work, now_s, name = request.work, time.time(), str(request.model)
+        client = self._store.client(name)
+        assert client is not None, "its creation was answered"
+        if work["is_final"] and client.step == 0:
+            return self._remove(name)
+        folder = self._link.call("save", client=name, name=work["folder"], with_optimizer=work["with_optimizer"])
+        checkpoint = Checkpoint(
+            uri=work["uri"],
+            owner=request.owner,
+            model=name,
+            base=self.base,
+            folder=Path(folder),
+            spec=client.spec,
+            step=client.step,
+            created_s=now_s,
+            expires_s=None if work["ttl_s"] is None else now_s + work["ttl_s"],
+            is_snapshot=work["sampler"] is not None,
+        )
+        self._store.add_checkpoint(checkpoint)
+        if work["is_final"]:
+            return self._remove(name)
+        if work["sampler"] is None:
+            return {"type": work["type"], "path": work["uri"]}
+        self._store.add_sampler(
+            Sampler(
+                id=work["sampler"],
+                owner=request.owner,
+                session=client.session,
+                base=self.base,
+                checkpoint=work["uri"],
+            )
+        )
+        self._drop_snapshots(name)
+        return {"type": work["type"], "sampling_session_id": work["sampler"]}
+
+    def _remove(self, client: str) -> Mapping[str, Any]:
+        """Removes a client that has ended. What it still waits for fails."""
+        self._store.end_client(client)
+        self._link.call("remove", client=client)
+        stream = self._streams.get(client)
+        for pending in [] if stream is None else [*stream.waiting.values()]:
+            self._finish(pending, {"error": "the client has ended", "category": "user"}, has_failed=True)
+        return {"type": "unload_model", "model_id": client}
+
+    def _drop_snapshots(self, model: str) -> None:
+        """Removes the unnamed checkpoints of a client but the newest."""
+        snapshots = self._store.checkpoints(where="model = ? AND is_snapshot", values=(model,))
+        for checkpoint in snapshots[MAX_SNAPSHOTS:]:
+            self._store.remove_checkpoint(checkpoint)
+
+    def _finish(self, pending: PendingRequest, answer: Mapping[str, Any], *, has_failed: bool = False) -> None:
+        self._store_answer(pending, answer, has_failed=has_failed)
+        self._tell([pending])
+
+    def _store_answer(self, pending: PendingRequest, answer: Mapping[str, Any], *, has_failed: bool = False) -> None:
+        self._store.finish(pending.request, answer, has_failed=has_failed)
+        pending.pieces.clear()
+        self._num_deaths = 0
+
+    def _tell(self, batch: Sequence[PendingRequest]) -> None:
+        """Takes answered requests from their streams, and tells who waits for them."""
+        for pending in batch:
+            if pending.pieces:
+                continue
+            with self._wakeup:
+                stream = self._streams[pending.request.stream]
+                stream.waiting.pop(pending.request.seq, None)
+                if stream.next_seq is not None:
+                    stream.next_seq = max(stream.next_seq, pending.request.seq + 1)
+            self._on_answer(pending.request)
+
+
+def _share_of(pending: PendingRequest) -> str:
+    return pending.request.model or pending.request.stream
+
+
+def _num_tokens(work: Mapping[str, Any]) -> int:
+    if "rows" in work:
+        return sum(len(row["tokens"]) for row in work["rows"])
+    if "prompt" in work:
+        return int(len(work["prompt"]) + work["num_samples"] * work["max_tokens"])
+    return 1
+
+
+def _pieces(request: StoredRequest) -> list[Mapping[str, Any]]:
+    """Returns the parts in which a request is computed; they depend on nothing else."""
+    if request.kind is not RequestKind.LOSS:
+        return [request.work]
+    return [{**request.work, "rows": rows} for rows in _row_groups(request.work["rows"])]
+
+
+def _row_groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    group: list[Mapping[str, Any]] = []
+    num_tokens = 0
+    for row in rows:
+        num_tokens += len(row["tokens"])
+        if group and num_tokens > PIECE_TOKENS:
+            yield group
+            group, num_tokens = [], len(row["tokens"])
+        group.append(row)
+    yield group
+
+
+def _joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the answer of all pieces. The ending of a metric's name says how its values join."""
+    outputs = [output for result in results for output in result["outputs"]]
+    counts = [len(result["outputs"]) for result in results]
+    metrics = {}
+    for name in results[0]["metrics"]:
+        values = [result["metrics"][name] for result in results]
+        ending = name.rpartition(":")[2]
+        joins: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": sum, "min": min, "max": max}
+        if ending in joins:
+            metrics[name] = joins[ending](values)
+        else:
+            metrics[name] = sum(value * n for value, n in zip(values, counts, strict=True)) / sum(counts)
+    return {"outputs": outputs, "metrics": metrics}
+
+
+def _with_last_n(result: Mapping[str, Any], last_n: int | None) -> Mapping[str, Any]:
+    """Returns a sampling result with what was asked of the last places of the prompt alone."""
+    if last_n is None:
+        return result
+    masked = dict(result)
+    for key in ("prompt_logprobs", "topk_prompt_logprobs"):
+        if (values := result.get(key)) is not None:
+            masked[key] = [None] * (len(values) - last_n) + list(values[-last_n:])
+    return masked

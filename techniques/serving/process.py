@@ -1,0 +1,161 @@
+"""The process of an endpoint that computes: it reads calls from stdin and answers each on stdout, a line of JSON each.
+
+    {"call": "compute", "requests": [...]}   ->   {"answer": [{"outputs": ..., "metrics": ...} or {"refusal": ...}]}
+
+Tensors are `{"dtype", "shape", "data"}` with their bytes in base64. The process ends with its stdin. What libraries
+print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.registry import resolve
+from ringmaster.techniques.serving.requests import (
+    AdamStep,
+    AdapterSpec,
+    Limits,
+    LossRequest,
+    LossResult,
+    Refusal,
+    Row,
+    SampleRequest,
+    SampleResult,
+)
+from ringmaster.text import message_of
+
+logger = logging.getLogger(__name__)
+
+ENDPOINT = "ringmaster.techniques.serving.endpoint:Endpoint"
+"""The dotted name of what computes."""
+
+Value = Mapping[str, Any]
+
+
+def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:
+    """Returns a tensor of floats or integers as plain values of float32 or int64."""
+    flat = tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else torch.int64).contiguous()
+    content = base64.b64encode(flat.numpy().tobytes()).decode()
+    return {"dtype": str(flat.dtype).removeprefix("torch."), "shape": list(flat.shape), "data": content}
+
+
+def tensor_of_json(value: Value) -> torch.Tensor:
+    """Returns the tensor of plain values."""
+    content, dtype = bytearray(base64.b64decode(value["data"])), getattr(torch, value["dtype"])
+    return torch.frombuffer(content, dtype=dtype).reshape(value["shape"]) if content else torch.empty(0, dtype=dtype)
+
+
+def _loss_request(value: Value) -> LossRequest:
+    rows = (
+        Row(
+            tokens=tuple(row["tokens"]),
+            loss_inputs={name: tensor_of_json(each) for name, each in row["inputs"].items()},
+        )
+        for row in value["rows"]
+    )
+    return LossRequest(
+        client=value["client"],
+        rows=tuple(rows),
+        loss=value["loss"],
+        loss_config=value["config"],
+        with_gradients=value["with_gradients"],
+    )
+
+
+def _sample_request(value: Value) -> SampleRequest:
+    stop, checkpoint = value["stop"], value["checkpoint"]
+    return SampleRequest(
+        **{key: each for key, each in value.items() if key not in ("stop", "checkpoint", "prompt")},
+        prompt=tuple(value["prompt"]),
+        stop=None if stop is None else tuple(each if isinstance(each, str) else tuple(each) for each in stop),
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+    )
+
+
+def _result_to_json(result: Any) -> Any:
+    if isinstance(result, Refusal):
+        return {"refusal": result.reason}
+    if isinstance(result, LossResult):
+        outputs = [{name: tensor_to_json(each) for name, each in output.items()} for output in result.outputs]
+        return {"outputs": outputs, "metrics": dict(result.metrics)}
+    return to_json(result) if isinstance(result, SampleResult) else dict(result)
+
+
+def calls_of(endpoint: Any) -> Mapping[str, Callable[[Value], Any]]:
+    """Returns what answers each call, by its name."""
+
+    def add(value: Value) -> None:
+        if value["client"] not in endpoint.clients():
+            endpoint.add(value["client"], from_json(AdapterSpec, value["spec"]))
+
+    def remove(value: Value) -> None:
+        if value["client"] in endpoint.clients():
+            endpoint.remove(value["client"])
+
+    def load(value: Value) -> None:
+        endpoint.load(value["client"], Path(value["path"]), with_optimizer=value["with_optimizer"])
+
+    return {
+        "add": add,
+        "remove": remove,
+        "load": load,
+        "forget_gradients": lambda value: endpoint.forget_gradients(),
+        "clients": lambda value: {name: state.step for name, state in endpoint.clients().items()},
+        "compute": lambda value: [*map(_result_to_json, endpoint.compute([*map(_loss_request, value["requests"])]))],
+        "step": lambda value: [
+            *map(_result_to_json, endpoint.step([from_json(AdamStep, each) for each in value["steps"]]))
+        ],
+        "save": lambda value: str(
+            endpoint.save(value["client"], value["name"], with_optimizer=value["with_optimizer"])
+        ),
+        "sample": lambda value: [*map(_result_to_json, endpoint.sample([*map(_sample_request, value["requests"])]))],
+        "price": lambda value: to_json(endpoint.price(from_json(AdapterSpec, value["spec"]))),
+    }
+
+
+def _answer(make: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return {"answer": make()}
+    except Exception as error:  # the caller learns of it, and this process goes on
+        logger.exception("a call has failed")
+        return {"error": f"{type(error).__name__}: {message_of(error)}"}
+
+
+def main() -> None:
+    """Makes the endpoint that the first line of stdin describes, and answers calls until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    settings = json.loads(sys.stdin.readline())
+    endpoint: Any = None
+
+    def make() -> None:
+        nonlocal endpoint
+        endpoint = resolve(settings["endpoint"])(
+            base=settings["base"],
+            limits=from_json(Limits, settings["limits"]),
+            folder=Path(settings["folder"]),
+            device=settings["device"],
+        )
+
+    answers.write(json.dumps(made := _answer(make)) + "\n")
+    if "error" in made:
+        sys.exit(1)
+    calls = calls_of(endpoint)
+    for line in sys.stdin:
+        value = json.loads(line)
+        answers.write(json.dumps(_answer(lambda value=value: calls[value["call"]](value))) + "\n")  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""An endpoint without a model: each client is one number, which losses read and steps change."""
+
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from ringmaster.techniques.serving.requests import (
+    AdapterSpec,
+    ClientState,
+    LossResult,
+    Price,
+    Refusal,
+    SampledSequence,
+    SampleResult,
+)
+
+LOSSES = ("cross_entropy", "importance_sampling", "ppo")
+
+
+class FakeEndpoint:
+    """Writes each call into `calls.jsonl` of its folder. A row whose first token is 666 kills the process."""
+
+    def __init__(self, *, base, limits, folder, device):
+        if base == "broken":
+            raise ValueError("the base is broken")
+        self.limits, self._folder = limits, Path(folder)
+        self._states = {}
+        self._gradients = {}
+        for file in sorted(self._folder.glob("*.state")):
+            state = json.loads(file.read_text())
+            self._states[state["client"]] = state
+            self._gradients[state["client"]] = 0.0
+
+    def _note(self, call, clients):
+        with (self._folder / "calls.jsonl").open("a") as file:
+            file.write(json.dumps([call, clients]) + "\n")
+
+    def _write(self, client):
+        (self._folder / f"{client.replace(':', '-')}.state").write_text(json.dumps(self._states[client]))
+
+    def forget_gradients(self):
+        self._gradients = dict.fromkeys(self._states, 0.0)
+
+    def add(self, client, spec):
+        state = {"client": client, "rank": spec.rank, "seed": spec.seed, "step": 0, "value": 1.0}
+        self._states[client] = state
+        self._gradients[client] = 0.0
+        self._write(client)
+
+    def remove(self, client):
+        del self._states[client]
+        (self._folder / f"{client.replace(':', '-')}.state").unlink()
+
+    def clients(self):
+        return {
+            name: ClientState(spec=AdapterSpec(rank=state["rank"], seed=state["seed"]), step=state["step"])
+            for name, state in self._states.items()
+        }
+
+    def compute(self, requests):
+        self._note("compute", [each.client for each in requests])
+        if any(row.tokens[0] == 777 for each in requests for row in each.rows):
+            time.sleep(0.2)
+        return tuple(map(self._loss, requests))
+
+    def _loss(self, request):
+        if request.loss not in LOSSES:
+            return Refusal(reason=f"{request.loss!r} is not a loss that is served")
+        outputs, total = [], 0.0
+        for row in request.rows:
+            if row.tokens[0] == 666:
+                raise SystemExit(9)
+            logprobs = -torch.tensor(row.tokens, dtype=torch.float32) / 1000 * self._states[request.client]["value"]
+            outputs.append({"logprobs": logprobs})
+            weights = row.loss_inputs.get("weights", torch.ones(len(row.tokens)))
+            total += float(-(logprobs * weights).sum())
+        if request.with_gradients:
+            self._gradients[request.client] += total
+        return LossResult(outputs=tuple(outputs), metrics={"loss:sum": total})
+
+    def step(self, steps):
+        self._note("step", [each.client for each in steps])
+        for each in steps:
+            state = self._states[each.client]
+            state["value"] -= each.learning_rate * self._gradients[each.client]
+            state["step"] += 1
+            self._gradients[each.client] = 0.0
+            self._write(each.client)
+            if each.weight_decay == 0.666 and state["step"] == 2:  # dies after the state is on disk
+                raise SystemExit(9)
+        return tuple({"grad_norm": 1.0} for _ in steps)
+
+    def save(self, client, name, *, with_optimizer):
+        folder = self._folder / "checkpoints" / client.replace(":", "-") / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "state.json").write_text(json.dumps(self._states[client] | {"with_optimizer": with_optimizer}))
+        return folder
+
+    def load(self, client, path, *, with_optimizer):
+        saved = json.loads((Path(path) / "state.json").read_text())
+        if with_optimizer and not saved["with_optimizer"]:
+            raise ValueError("the checkpoint has no state of the optimizer")
+        step = saved["step"] if with_optimizer else 0
+        self._states[client] |= {"value": saved["value"], "step": step}
+        self._gradients[client] = 0.0
+        self._write(client)
+
+    def sample(self, requests):
+        self._note("sample", [str(each.checkpoint) for each in requests])
+        return tuple(map(self._sampled, requests))
+
+    def _sampled(self, request):
+        length = request.max_tokens
+        tokens = tuple((request.prompt[-1] + i + 1) % 1000 for i in range(length))
+        sequence = SampledSequence(tokens=tokens, logprobs=(-0.5,) * length, stop_reason="length")
+        n = len(request.prompt)
+        return SampleResult(
+            sequences=(sequence,) * request.num_samples,
+            prompt_logprobs=(None, *(-1.0,) * (n - 1)) if request.with_prompt_logprobs else None,
+            topk_prompt_logprobs=(None, *(((1, -0.1), (2, -0.2)),) * (n - 1)) if request.topk_prompt_logprobs else None,
+        )
+
+    def price(self, spec):
+        return Price(step_s_now=0.1, step_s_after=0.2, memory_bytes_after=spec.rank, memory_bytes_limit=1000)
