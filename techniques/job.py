@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 from ringmaster.codec import SINCE_LATER, set_fields, stored_features
@@ -341,6 +342,19 @@ class Job:
     def base_format(self) -> str | None:
         """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
         return next((name for feature in self.features if (name := feature.base_format) is not None), None)
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether the job has a Python of its own, with modules that this process may not find."""
+        return any(feature.runs_elsewhere for feature in self.features)
+
+    def interpreter(self, cache_dir: str) -> str | None:
+        """Returns the Python that runs the job, made where it is not there yet; None for that of this process.
+
+        cache_dir: the folder of what can be made again. Raises InterpreterError where there is none.
+        """
+        pythons = (feature.interpreter(self, cache_dir=Path(cache_dir)) for feature in self.features)
+        return next((python for python in pythons if python is not None), None)
 
     @property
     def adaptation(self) -> AdaptationSpec | None:

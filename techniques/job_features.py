@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from ringmaster.codec import feature_items, from_json
@@ -130,6 +131,7 @@ class JobFeature(FileKeys):
         is_for_training: whether the feature is about training, so that no job has it that trains nothing.
         is_divisible: whether a job with the feature may be trained as several jobs, one after another.
         parents_share_model: whether the jobs that it names have the model of the job.
+        runs_elsewhere: whether such a job has a Python of its own, with modules that this process may not find.
     """
 
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
@@ -141,6 +143,7 @@ class JobFeature(FileKeys):
     is_for_training: ClassVar[bool] = True
     is_divisible: ClassVar[bool] = True
     parents_share_model: ClassVar[bool] = True
+    runs_elsewhere: ClassVar[bool] = False
 
     @property
     def started_from(self) -> FirstCheckpoint | None:
@@ -206,6 +209,17 @@ class JobFeature(FileKeys):
     def why_not_on(self, device_kind: str) -> str | None:
         """Returns why a job with the feature cannot be trained on devices of a kind ("cpu" or "gpu"), or None."""
         return None
+
+    def interpreter(self, job: Any, *, cache_dir: Path) -> str | None:
+        """Returns the Python that runs a job (a `Job`), made where it is not there yet; None for that of this process.
+
+        cache_dir: the folder of what can be made again. Raises InterpreterError where there is none.
+        """
+        return None
+
+    def segment_result(self, *, cache_dir: Path) -> Mapping[str, Any]:
+        """Returns what the result of each segment has of the feature."""
+        return {}
 
     def why_unfit(self, job: Any, facts: Mapping[str, Any]) -> str:
         """Returns why a job (a `Job`) cannot have the feature; empty where it can. facts: of `Preflight`."""

@@ -171,7 +171,9 @@ class Reproduction:
         """Yields what differs between the libraries, devices and threads of then and now."""
         now = versions()
         for environment in _distinct(link.environment for link in self.training.links):
-            for name in sorted({*environment.versions, *now}):
+            # Those of a job's own environment follow from its digest, which is part of the job.
+            names = ["ringmaster"] if self._job.runs_elsewhere else sorted({*environment.versions, *now})
+            for name in names:
                 then = environment.versions.get(name, "not installed")
                 if then != (here := now.get(name, "not installed")):
                     yield f"{name} was {then} and is {here}"

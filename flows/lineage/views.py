@@ -127,6 +127,7 @@ def _facts(snapshot: Snapshot, node: LineageNode) -> Table:
         ("steps", origin.num_steps),
         ("seed", origin.seed),
         ("code", origin.code_version),
+        *((name, _short(value)) for name, value in node.params.items() if "." in name),
         ("plan", plan),
         ("checkpoints", origin.checkpoints),
         ("imported from", origin.source),

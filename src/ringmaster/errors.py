@@ -15,7 +15,8 @@
     ├── LedgerError               MLflow refuses, or does not answer
     ├── PoolUnreachable           the servers of a pool elsewhere do not answer
     ├── LineageCycle, UnknownModel, TensorStoreError, TensorObjectError
-    └── PromotionRefused, RetrainingInProgress, NodeAlreadyServed, ServerStartError, ForkServerError
+    └── PromotionRefused, RetrainingInProgress, NodeAlreadyServed, ServerStartError, ForkServerError,
+        InterpreterError
 
 Errors of one job derive from ValueError (its description or data), OSError (storage) or ConnectionError (a process or
 an engine that does not answer), as the code that runs jobs catches these from libraries as well.
@@ -137,6 +138,10 @@ class PoolUnreachable(RingmasterError):
 
 class ForkServerError(RingmasterError, RuntimeError):
     """The process that forks a machine's workers does not start."""
+
+
+class InterpreterError(RingmasterError, RuntimeError):
+    """The Python that is to run a job cannot be made, has changed, or lacks a package."""
 
 
 class LedgerError(RingmasterError, ValueError):

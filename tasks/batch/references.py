@@ -6,7 +6,6 @@ milliseconds and never runs the user's code.
 
 import ast
 import importlib.util
-import os
 import posixpath
 import re
 import shlex
@@ -41,6 +40,7 @@ from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
 from ringmaster.techniques.metrics.latency import latency_metric
 from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.processes.launcher import first_in_path
 from ringmaster.text import shortened
 
 MAX_LISTED = 16
@@ -48,6 +48,8 @@ MAX_LISTED = 16
 MAX_COMPARED = 2000
 """The most names among which a remedy searches for a similar one; among thousands, a file full of faults takes minutes.
 """
+ELSEWHERE = "runs_elsewhere"
+"""The key, in the context of a validation, of whether the job has a Python of its own."""
 MAX_QUOTED = 200
 """The most characters of a value that a message quotes."""
 
@@ -153,8 +155,10 @@ def data_kind(name: str) -> str:
     return one_of(data_source_names())(ALIASES.get(name, name))
 
 
-def architecture(name: str) -> str:
+def architecture(name: str, info: ValidationInfo) -> str:
     """Checks that a Hugging Face class can be built from its config. The list of classes is imported only on use."""
+    if _runs_elsewhere(info):
+        return name  # the preflight checks it with the libraries of the job
     from ringmaster.techniques.models.architectures import is_architecture, known_architectures
 
     if not is_architecture(name):
@@ -301,8 +305,8 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
         raise wrong(f"must be a command line or a list of words, {got(value)}", 'write "python train.py"')
     resolved_words = [_absolute(word, info) if is_file(_folder(info), word) else word for word in words]
     # As the command will find it: the folder of the running interpreter comes first.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    if not resolved_words[0].startswith("{") and shutil.which(resolved_words[0], path=path) is None:
+    is_known = resolved_words[0].startswith("{") or _runs_elsewhere(info)
+    if not is_known and shutil.which(resolved_words[0], path=first_in_path(sys.executable)) is None:
         raise wrong(f"there is no program {words[0]!r}", "name one that is on the PATH, or a file that can be executed")
     missing = [word for word in resolved_words[1:] if word.endswith((".py", ".sh")) and not is_file(Path(), word)]
     if missing:
@@ -329,7 +333,10 @@ def factory(path: str, info: ValidationInfo) -> str:
             f"{path} is in __main__, which the worker processes cannot import",
             "move the function into a module next to the batch file and name that module",
         )
-    spec = _find(module, folder=_folder(info))
+    elsewhere = _runs_elsewhere(info)
+    spec = _find(module, folder=_folder(info), is_installed=not elsewhere)
+    if spec is None and elsewhere:
+        return path  # the preflight imports it in the environment of the job
     if spec is None:
         raise wrong(
             f"module {module} cannot be found",
@@ -342,6 +349,11 @@ def factory(path: str, info: ValidationInfo) -> str:
             closest(attribute, [n for n in names if not n.startswith("_")], what="It has"),
         )
     return path
+
+
+def _runs_elsewhere(info: ValidationInfo) -> bool:
+    """Whether the value is one of a job with a Python of its own, as `schema.JobEntry` notes in the context."""
+    return bool(info.context and info.context.get(ELSEWHERE))
 
 
 def _folder(info: ValidationInfo) -> Path:
@@ -361,11 +373,14 @@ def _looks_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
 
 
-def _find(module: str, *, folder: Path) -> ModuleSpec | None:
-    """Returns the spec of `module` as workers find it: on the import path, then in `folder`. Imports nothing."""
+def _find(module: str, *, folder: Path, is_installed: bool = True) -> ModuleSpec | None:
+    """Returns the spec of `module` as workers find it: on the import path, then in `folder`. Imports nothing.
+
+    is_installed: whether workers have the import path of this process.
+    """
     top, *rest = module.split(".")
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top) if is_installed else None
     except ValueError:  # an imported module that has lost its spec
         spec = None
     spec = spec or PathFinder.find_spec(top, [str(folder)])

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, create_model
+from pydantic import Field, ValidationInfo, create_model, model_validator
 
 from ringmaster.findings import Location
 from ringmaster.tasks.batch import references
@@ -113,6 +113,15 @@ if not TYPE_CHECKING:
 
 class JobEntry(JobKeys):
     """One model to train."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note_python(cls, value: Any, info: ValidationInfo) -> Any:
+        """Notes whether the job has a Python of its own, for the checks of its values."""
+        kinds = feature_kinds().values()
+        if info.context is not None and isinstance(value, Mapping):
+            info.context[references.ELSEWHERE] = any(kind.runs_elsewhere and kind.is_in(value) for kind in kinds)
+        return value
 
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"

@@ -333,12 +333,11 @@ def score_models(
             trained_on=trained_on,
             import_paths=environment.import_paths,
         )
+        server = environment.server.server_for(job, cache_dir=order.cache_dir)
         with ExitStack() as stack:
             channel, *_ = [
                 stack.enter_context(
-                    closing(
-                        environment.server.spawn(target=SCORER, argument=to_json(replace(order, rank=rank)), log=log)
-                    )
+                    closing(server.spawn(target=SCORER, argument=to_json(replace(order, rank=rank)), log=log))
                 )
                 for rank in range(len(order.slots))
             ]

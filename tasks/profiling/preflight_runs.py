@@ -2,13 +2,13 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.errors import ChannelClosed
+from ringmaster.errors import ChannelClosed, ForkServerError, InterpreterError
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
@@ -160,16 +160,16 @@ def run_preflight(
         for name in names_of[first]:
             fail(name, why)
 
-    left, num_kills = [job for job in order.jobs if job.name in names_of], Counter[str]()
-    while left:
-        status = _preflight(
-            replace(order, jobs=tuple(left)), preflights, fail_all, names_of=names_of, server=server, notice=notice
-        )
-        left = [job for job in left if job.name not in preflights and job.name not in faults]
-        if left:
-            num_kills[left[0].name] += was_killed(status)
-            if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
-                fail_all(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
+    num_kills = Counter[str]()
+    for own_server, left in _by_server(order, names_of, server=server, notice=notice, fail=fail_all).items():
+        while left:
+            part = replace(order, jobs=tuple(left))
+            status = _preflight(part, preflights, fail_all, names_of=names_of, server=own_server, notice=notice)
+            left = [job for job in left if job.name not in preflights and job.name not in faults]
+            if left:
+                num_kills[left[0].name] += was_killed(status)
+                if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
+                    fail_all(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
     preflights = {
         name: replace(preflights[first], job=name)
         for first, names in names_of.items()
@@ -180,6 +180,26 @@ def run_preflight(
         del preflights[name]
         fail(name, why)
     return preflights, faults
+
+
+def _by_server(
+    order: PreflightOrder, names: Collection[str], *, server: ForkServerClient, notice: Notice, fail: ReportFailure
+) -> dict[ForkServerClient, list[Job]]:
+    """Returns the jobs with these names by the server of their Python; those without a Python fail."""
+    result: dict[ForkServerClient, list[Job]] = {}
+    for job in order.jobs:
+        if job.name in names:
+            if job.runs_elsewhere:
+                notice(f"preparing the environment of {job.name}")
+            try:
+                own = server.server_for(job, cache_dir=order.cache_dir)
+                if own is not server:
+                    own.start()
+            except (InterpreterError, ForkServerError) as error:
+                fail(job.name, str(error))
+            else:
+                result.setdefault(own, []).append(job)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class TrainingEnvironment:
     """What trained some steps of a job, as far as the bits of the result may depend on it.
 
     technique: its dotted path. config: its knobs. num_devices: the size of the gang.
-    device: the kind of device. num_threads: of each rank. versions: of `LIBRARIES`.
+    device: the kind of device. num_threads: of each rank. versions: of `LIBRARIES`, or of all that is installed.
     """
 
     technique: str
@@ -43,9 +43,12 @@ class TrainingEnvironment:
 
 
 def present_environment(
-    *, technique: str, config: Mapping[str, Any], num_devices: int, device: torch.device
+    *, technique: str, config: Mapping[str, Any], num_devices: int, device: torch.device, lists_all: bool = False
 ) -> TrainingEnvironment:
-    """Returns the environment of this process, a rank that trains on `device`."""
+    """Returns the environment of this process, a rank that trains on `device`.
+
+    lists_all: whether it has the versions of Python and of all that is installed, in place of those of `LIBRARIES`.
+    """
     import torch
 
     is_gpu = device.type == "cuda"
@@ -55,8 +58,17 @@ def present_environment(
         num_devices=num_devices,
         device=torch.cuda.get_device_name(device) if is_gpu else cpu_name(),
         num_threads=torch.get_num_threads(),
-        versions=versions(),
+        versions=all_versions() if lists_all else versions(),
     )
+
+
+def all_versions() -> Mapping[str, str]:
+    """Returns the versions of Python and of all installed distributions, those of `LIBRARIES` by their names there."""
+    known = {"python": platform.python_version()}
+    for each in metadata.distributions():  # the first on the import path is the one that is imported
+        known.setdefault(each.name.lower(), each.version)
+    known.pop(DISTRIBUTION, None)
+    return known | dict(versions())
 
 
 @lru_cache(maxsize=1)

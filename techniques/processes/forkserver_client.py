@@ -1,5 +1,7 @@
 """Clients of the fork server: one starts and ends it, others request worker processes of it. Both are `Launcher`s."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import math
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from ringmaster.errors import ChannelClosed, ForkServerError
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.channel import Channel, address_of
 from ringmaster.techniques.processes.forkserver import TICK, seconds_since_boot
-from ringmaster.techniques.processes.launcher import rank_argument, rank_environment
+from ringmaster.techniques.processes.launcher import first_in_path, linked_package, rank_argument, rank_environment
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 from ringmaster.text import shortened
@@ -102,6 +105,8 @@ class ForkServerClient:
 
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path
+        self._of_pythons: dict[str, ForkServer] = {}
+        self._changing = threading.Lock()
 
     @property
     def socket_path(self) -> Path:
@@ -129,10 +134,33 @@ class ForkServerClient:
 
         Raises OSError or ForkServerError where no process can be started.
         """
-        return self.spawn(target=WORKER, argument=rank_argument(order, rank=rank), log=log)
+        server = self.server_for(order.job, cache_dir=order.cache_dir)
+        return server.spawn(target=WORKER, argument=rank_argument(order, rank=rank), log=log)
+
+    def server_for(self, job: Job, *, cache_dir: str) -> ForkServerClient:
+        """Returns the server that forks the processes of a job: this one, or that of the job's own Python.
+
+        There is one for each Python, which starts with its first process, and ends when it is idle, or with this
+        process. What a command starts runs in the job's Python; its worker does not.
+
+        Raises InterpreterError where there is no such Python.
+        """
+        python = job.interpreter(cache_dir)
+        if python is None or job.is_black_box:
+            return self
+        with self._changing:
+            if python not in self._of_pythons:
+                self._of_pythons[python] = self._server_of(python)
+            return self._of_pythons[python]
+
+    def _server_of(self, python: str) -> ForkServer:
+        return ForkServer(python=python)
 
     def close(self) -> None:
-        """Does nothing: the server is another process's."""
+        """Ends the servers of other Pythons; the server itself is another process's."""
+        with self._changing:
+            while self._of_pythons:
+                self._of_pythons.popitem()[1].close()
 
     def _child_context(self) -> dict[str, Any]:
         """Returns what a child is to have that the server has not."""
@@ -182,6 +210,7 @@ class ForkServer(ForkServerClient):
     base: the imports of every worker, which come before `preload`; PRELOAD by default.
     kept: the socket of a server of another process, which is used for as long as it runs; its workers get the working
         folder and the environment of this process.
+    python: another Python, whose server ends when it has no workers for a while, for its memory; None for this one.
 
     `start` and `spawn` raise ForkServerError, with the end of the server's log, where the server cannot start.
     """
@@ -194,6 +223,7 @@ class ForkServer(ForkServerClient):
         fence_after_s: float | None = None,
         base: Sequence[str] | None = None,
         kept: Path | None = None,
+        python: str | None = None,
     ) -> None:
         self._folder = ScratchFolder()
         super().__init__(self._folder.path / "forkserver")
@@ -201,6 +231,7 @@ class ForkServer(ForkServerClient):
         self._preload = tuple(dict.fromkeys([*(PRELOAD if base is None else base), *preload]))
         self._kept = None if kept is None else KeptForkServer(kept)
         self._fence_after_s = fence_after_s
+        self._python = python
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._starting: subprocess.Popen[bytes] | None = None
@@ -233,7 +264,16 @@ class ForkServer(ForkServerClient):
             except OSError:  # it has ended
                 self._kept = None
         self.start()
+        try:
+            return super().spawn(target=target, argument=argument, log=log)
+        except OSError:
+            if self._python is None:
+                raise
+        self.start()  # it was idle for so long that it has just ended
         return super().spawn(target=target, argument=argument, log=log)
+
+    def _server_of(self, python: str) -> ForkServer:
+        return ForkServer(python=python, fence_after_s=self._fence_after_s)
 
     def tick(self, heard_s: float | None = None) -> None:
         """Reports to the server that its workers may continue. Never waits: a server that is starting needs no tick.
@@ -241,6 +281,8 @@ class ForkServer(ForkServerClient):
         `heard_s` is the moment at which this process was known to own its devices, by `seconds_since_boot`; now by
         default.
         """
+        for server in [*self._of_pythons.values()]:
+            server.tick(heard_s)
         process = self._process
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):  # the server has ended; the next `spawn` starts it again
@@ -270,6 +312,7 @@ class ForkServer(ForkServerClient):
 
     def close(self) -> None:
         """Ends the server and all its workers; a server that is still starting is killed."""
+        super().close()
         if (starting := self._starting) is not None:
             starting.kill()
         with self._lock:
@@ -325,16 +368,22 @@ class ForkServer(ForkServerClient):
             self._process.kill()
             self._process.wait()
 
+    def _environment(self) -> dict[str, str]:
+        if self._python is None:
+            return rank_environment()
+        import_root = linked_package(self._folder.path)
+        return rank_environment(import_root=import_root) | {"PATH": first_in_path(self._python)}
+
     def _launch(self) -> subprocess.Popen[bytes]:
         # -P: a file in the working folder with the name of a library must not be imported instead of the library.
         command = [
-            sys.executable,
+            self._python or sys.executable,
             "-P",
             "-m",
             "ringmaster.techniques.processes.forkserver",
         ]
         listener = self._listener or self._listen()
-        idle_after_s = math.inf if self._listener is None else IDLE_AFTER_S
+        idle_after_s = math.inf if self._listener is None and self._python is None else IDLE_AFTER_S
         command += [str(listener.fileno()), str(self._fence_after_s or math.inf), str(idle_after_s), *self._preload]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -343,7 +392,7 @@ class ForkServer(ForkServerClient):
                 stdout=subprocess.PIPE,
                 stderr=log,
                 # Some libraries create files of fixed names in the temporary folder, which other users share.
-                env={**rank_environment(), "TMPDIR": str(self._folder.path)},
+                env={**self._environment(), "TMPDIR": str(self._folder.path)},
                 preexec_fn=_restore_signals,
                 pass_fds=[listener.fileno()],
             )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import to_json
+from ringmaster.distribution import DISTRIBUTION
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.order import GangOrder
@@ -38,13 +41,36 @@ def rank_argument(order: GangOrder, *, rank: int) -> dict[str, Any]:
     return {**to_json(order), "rank": rank}
 
 
-def rank_environment() -> dict[str, str]:
+def linked_package(folder: Path) -> Path:
+    """Makes a folder with a link to Ringmaster, for another Python that must find nothing else of what is here."""
+    linked = folder / "ringmaster-only"
+    linked.mkdir(exist_ok=True)
+    sources = [IMPORT_ROOT / "ringmaster"]
+    try:
+        installed = Path(str(distribution(DISTRIBUTION).locate_file("")))
+        sources += installed.glob(f"{DISTRIBUTION.replace('-', '_')}-*.dist-info")  # with its version and entry points
+    except PackageNotFoundError:  # a checkout that is not installed
+        pass
+    for source in sources:
+        with suppress(FileExistsError):
+            (linked / source.name).symlink_to(source)
+    return linked
+
+
+def first_in_path(python: str) -> str:
+    """Returns the PATH of this process with the folder of a Python and of its programs before all others."""
+    return os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
+
+
+def rank_environment(*, import_root: Path = IMPORT_ROOT) -> dict[str, str]:
     """Returns this process's environment with changes for ranks.
 
     Our packages come first on the import path, ranks start with one thread until they know their cores, telemetry is
     off, and libraries compile code where no other user can place any.
+
+    import_root: the folder from which they import our packages.
     """
-    paths = [str(IMPORT_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [str(import_root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         **os.environ,
         **own_caches(),

@@ -72,7 +72,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
             result = checked_result(technique.run(order, reporter), order.job)
             if rank == 0 and order.model_url is not None and Path(order.model_dir or "").is_dir():
                 store_model(Path(order.model_dir or ""), order.model_url)
-        reporter.send(RankResult(result=result))
+        reporter.send(RankResult(result=_with_features(result, order)))
         _leave(0)
     slot = order.slots[0]
     shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
@@ -82,8 +82,15 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     trainer = Trainer(order, technique, ranks, beat=reporter.beat)
     result = trial(trainer, order, reporter) if order.purpose == TRIAL else train_segment(trainer, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
-    reporter.send(RankResult(result=result))
+    reporter.send(RankResult(result=_with_features(result, order)))
     _leave(0)
+
+
+def _with_features(result: dict[str, Any], order: GangOrder) -> dict[str, Any]:
+    """Returns the result of a segment with what the features of its job add."""
+    for feature in order.job.features:
+        result |= feature.segment_result(cache_dir=Path(order.cache_dir))
+    return result
 
 
 class _Log(io.FileIO):

@@ -52,6 +52,7 @@ BUILTIN = (
     "ringmaster.features.negatives",
     "ringmaster.features.reward_jobs",
     "ringmaster.features.external_trainers",
+    "ringmaster.features.environment",
     "ringmaster.features.clones",
     "ringmaster.features.objectives",
     "ringmaster.features.importance",

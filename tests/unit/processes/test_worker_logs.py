@@ -56,7 +56,7 @@ def test_groups_and_rewritten_models_have_lines_of_the_harness_and_commands_thei
     monkeypatch.setattr(worker, "_leave", leave)
     monkeypatch.setattr(worker.registry, "load", lambda _: technique())
     monkeypatch.setattr(technique, "run", lambda *_: {"status": "done", "step": 0, "metrics": {}})
-    job = SimpleNamespace(total_steps=0)
+    job = SimpleNamespace(total_steps=0, features=())
     order = SimpleNamespace(technique="", purpose=TRAIN, job=job, slots=(), model_url=None, model_urls={})
     reporter = SimpleNamespace(log=None, phase=lambda *_, **__: None, send=lambda _: None)
     with pytest.raises(SystemExit):

@@ -26,7 +26,7 @@ from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.processes.gang_events import MAX_STEPS, OutcomeStatus
-from ringmaster.techniques.processes.launcher import IMPORT_ROOT
+from ringmaster.techniques.processes.launcher import IMPORT_ROOT, first_in_path, linked_package
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.text import printable_lines, storable
 
@@ -321,7 +321,8 @@ def free_port() -> int:
 def words_of(order: GangOrder, *, port: int) -> list[str]:
     """Returns the words of the command, with the placeholders in braces replaced."""
     assert order.job.model.command is not None
-    values = {"num_devices": str(len(order.slots)), "port": str(port), "python": sys.executable}
+    python = order.job.interpreter(order.cache_dir) or sys.executable
+    values = {"num_devices": str(len(order.slots)), "port": str(port), "python": python}
     return [
         re.sub(r"\{(num_devices|port|python)\}", lambda match: values[match[1]], word)
         for word in order.job.model.command
@@ -334,7 +335,9 @@ def environment(order: GangOrder, *, port: int, order_file: Path, report_file: P
     # A command may have an interpreter of its own, which our packages must not reach: where Ringmaster is installed,
     # it has Ringmaster if it has it installed. The folder of a checkout has nothing else.
     installed = [path for path in getsitepackages() if (Path(path) / "ringmaster").is_dir()]
-    paths = [str(IMPORT_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    python = order.job.interpreter(order.cache_dir)
+    root = IMPORT_ROOT if python is None else linked_package(order_file.parent)
+    paths = [str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     paths = [*adoption, *(path for path in dict.fromkeys(paths) if path and path not in installed)]
     cores = {core for slot in order.slots for core in slot.cores}
     gpus = [slot.uuid or str(slot.index) for slot in order.slots if slot.kind == "gpu"]
@@ -342,8 +345,8 @@ def environment(order: GangOrder, *, port: int, order_file: Path, report_file: P
         **os.environ,
         ORDER: str(order_file),
         REPORT: str(report_file),
-        # This interpreter, and the torchrun next to it, come before any other.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        # The job's interpreter, and the torchrun next to it, come before any other.
+        "PATH": first_in_path(python or sys.executable),
         "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "OMP_NUM_THREADS": str(max(len(cores) // len(order.slots), 1)),

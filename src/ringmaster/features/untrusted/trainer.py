@@ -41,6 +41,7 @@ class StateChainCallback(TrainerCallback):
                     config=order.config,
                     num_devices=order.num_devices,
                     device=state.ranks.device,
+                    lists_all=order.job.runs_elsewhere,
                 ),
             )
 
