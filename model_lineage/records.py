@@ -14,6 +14,7 @@ ADAPTATION_KINDS = (
     "distilled",
     "pruned",
     "quantized",
+    "quantization-aware",
     "merged",
     "composed",
     "extracted",

@@ -34,6 +34,7 @@ COMMUNICATIONS = ("fp32", "bf16")
 MAX_DEVICES, MAX_EPOCHS = 2**16, 10**6
 """The most devices of a gang, and passes over the data."""
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
+QUANTIZATION_AWARE = "quantization-aware"
 STRUCTURED = "structured"
 """The method of pruning that leaves layers and channels out."""
 REWRITING = (QUANTIZED, MERGED)
@@ -42,6 +43,7 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     DISTILLED: (),
     PRUNED: ("magnitude", "2:4", STRUCTURED),
     QUANTIZED: ("dynamic-int8", "weight-only-int8"),
+    QUANTIZATION_AWARE: ("dynamic-int8-int4", "weight-only-int4"),
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
@@ -104,7 +106,8 @@ class AdaptationSpec(JobFeature):
         kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the
             base without its smallest weights, which stay zero in any steps that follow; by the method "structured"
             without layers or channels within them, so that it has the shape of the job's config. "quantized": the base
-            with its linear layers in 8 bits. "merged": several models in one. "composed": several jobs with a common
+            with its linear layers in 8 bits. "quantization-aware": trained with the rounding of a model that will be
+            quantized. "merged": several models in one. "composed": several jobs with a common
             component, trained as one. "extracted": the model of one of these. Models that are quantized, merged,
             extracted or pruned by "structured" do not train.
         method: one of `ADAPTATIONS[kind]`.
@@ -113,6 +116,7 @@ class AdaptationSpec(JobFeature):
         temperature, weight: with T and w, the loss is (1 - w) times the job's loss plus w T^2 times the KL divergence
             of the teacher's softened distribution softmax(logits / T) from the student's.
         sparsity: the share of each pruned matrix that becomes zero; always a half for the method "2:4".
+        group_size: the weights of a row that share a scale, in 4 bits.
         parents: the models that are merged.
         weights: the weight of each parent, in the same order; 1 by default, and divided by their sum in an average.
         composition: of composed and extracted models.
@@ -140,6 +144,9 @@ class AdaptationSpec(JobFeature):
     sparsity: Annotated[
         float, Limits(gt=0, lt=1), Description("the share of weights that become zero, such as 0.5")
     ] = 0.5
+    group_size: Annotated[Whole, Description("the weights of a row that share a scale in 4 bits, such as 32")] = field(
+        default=32, metadata=SINCE_LATER
+    )
     parents: Annotated[
         tuple[Annotated[str, Format("parent")], ...],
         Distinct(),
@@ -149,7 +156,9 @@ class AdaptationSpec(JobFeature):
     composition: Composition | None = field(default=None, metadata=SINCE_LATER)
 
     def why_not(self, technique: Any) -> str | None:
-        """Requires of techniques that train several jobs as one that layers may be called for each of them."""
+        """Requires layers that may be called for each of several jobs, or whose weights are whole."""
+        if self.kind == QUANTIZATION_AWARE and not technique.whole_layers:
+            return f"a {self.kind} job rounds the rows of whole weights and inputs, which {technique.name} divides"
         if self.kind != COMPOSED or technique.reuses_layers:
             return None
         needed = "layers that are called for each of several jobs in one step"
@@ -360,6 +369,12 @@ class Job:
     def adaptation(self) -> AdaptationSpec | None:
         """How the model is derived from other models besides training; None for plain training."""
         return self.feature(AdaptationSpec)
+
+    @property
+    def plain(self) -> "Job":
+        """The job without an adaptation that reads other models or masks weights; its layers are the same."""
+        how = self.adaptation
+        return self if how is not None and how.kind == QUANTIZATION_AWARE else self.without(AdaptationSpec)
 
     @property
     def is_exact(self) -> bool:

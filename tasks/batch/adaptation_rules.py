@@ -15,6 +15,7 @@ from ringmaster.techniques.job import (
     DISTILLED,
     MERGED,
     PRUNED,
+    QUANTIZATION_AWARE,
     QUANTIZED,
     REWRITING,
     STRUCTURED,
@@ -42,6 +43,7 @@ OF_KIND = {
     "weight": DISTILLED,
     "sparsity": PRUNED,
     "parents": MERGED,
+    "group_size": QUANTIZATION_AWARE,
     "weights": MERGED,
 }
 """The keys that only one kind has."""

@@ -10,7 +10,7 @@ from ringmaster.tasks.batch.batch import job_faults
 from ringmaster.tasks.batch.grid import SAME_SHAPE, key_findings, with_values
 from ringmaster.tasks.control.requests import MAX_PRIORITY, SETTINGS
 from ringmaster.techniques import Job
-from ringmaster.techniques.job import DISTILLED, PRUNED
+from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZATION_AWARE
 
 CHANGEABLE_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "global_batch_size")
 LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a user must approve
@@ -40,7 +40,8 @@ def with_steps(job: Job, num_steps: int) -> Job:
 
 def change_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with other values of a job of its speed and size, with remedies, by the rules of files."""
-    if job.made_by or (job.adaptation is not None and job.adaptation.kind not in (DISTILLED, PRUNED)):
+    trained = (DISTILLED, PRUNED, QUANTIZATION_AWARE)
+    if job.made_by or (job.adaptation is not None and job.adaptation.kind not in trained):
         return [f"{job.name} does not train on its own, so none of its values can differ. To fix: submit another job"]
     unknown = [key for key in settings if not any(key == each or key.startswith(f"{each}.") for each in SAME_SHAPE)]
     remedy = f"To fix: choose from {', '.join(SAME_SHAPE)}, or submit another job, which is measured first"

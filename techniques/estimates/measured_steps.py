@@ -39,7 +39,7 @@ from ringmaster.techniques.data.samples import PaddedDataset
 from ringmaster.techniques.estimates.device_rates import in_children, measured_once
 from ringmaster.techniques.estimates.layer_times import fill_at_random, kind_of
 from ringmaster.techniques.estimates.rank_memory import on_gradient
-from ringmaster.techniques.job import AdaptationSpec, Job
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
@@ -183,7 +183,7 @@ def measured_step_times(
 def _measurable(job: Job) -> Job:
     """The job without the weights of other models, which need not be there yet and do not matter to times."""
     adapter = None if job.adapter is None else replace(resolved(job.adapter), from_pretrained=None)
-    job = replace(job.synchronous.without(AdaptationSpec), base=None, compile=False, adapter=adapter)
+    job = replace(job.synchronous.plain, base=None, compile=False, adapter=adapter)
     return replace(job, features=tuple(each for each in job.features if Effect.TIME in each.effects))
 
 

@@ -25,7 +25,7 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
-from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.job_specs import EvaluationSpec, ScheduleSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.model_facts import ModelFacts
@@ -117,7 +117,7 @@ def _at_the_ends(peaks: Mapping[str, int], num_layers: int) -> Iterator[tuple[st
 def _plain(scene: RankScenario) -> RankScenario:
     """The scene without settings that do not affect it, so that jobs which differ only in these share an estimate."""
     job = replace(
-        scene.job.without(AdaptationSpec),
+        scene.job.plain,
         name="rehearsal",
         base=None,
         optimizer=replace(scene.job.optimizer, lr=1e-3, layer_decay=None, groups=(), decay_norms_and_biases=True),

@@ -139,6 +139,29 @@ def quantize_base(model: nn.Module, adapter: Adapter) -> nn.Module:
     return model
 
 
+INT4_WEIGHTS = "weight-only-int4"
+
+
+def int4_layers(model: nn.Module, *, group_size: int) -> tuple[str, ...]:
+    """Returns the names of the linear layers that are rounded to 4 bits.
+
+    Those are in the repeated layers, and groups of weights divide their rows. So embeddings and a head are not among
+    them. Raises ValueError where there are none.
+    """
+    names = tuple(
+        name
+        for layer in layer_names(model)
+        for name, module in model.get_submodule(layer).named_modules(prefix=layer)
+        if isinstance(module, nn.Linear) and module.in_features % group_size == 0
+    )
+    if not names:
+        raise ValueError(
+            f"adaptation: {type(model).__name__} has no linear layers (torch.nn.Linear) in repeated layers whose "
+            f"inputs are a multiple of {group_size}. To fix: set adaptation.group_size to a divisor of its width"
+        )
+    return names
+
+
 def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (int8 [n, m], scale [n, 1]) whose product is nearest to `rows` [n, m]; rows of zeros have scale 1."""
     scale = rows.abs().amax(1, keepdim=True) / LARGEST

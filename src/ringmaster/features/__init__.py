@@ -43,6 +43,7 @@ BUILTIN = (
     "ringmaster.features.adaptation",
     "ringmaster.features.local_updates",
     "ringmaster.features.fp8",
+    "ringmaster.features.quantization_aware",
     "ringmaster.features.kernels",  # before what reads the state of the optimizer, which kernels may replace
     "ringmaster.features.target",
     "ringmaster.features.stores",

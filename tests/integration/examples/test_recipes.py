@@ -17,7 +17,7 @@ from ringmaster.tasks.batch import load_batch
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "examples" / "recipes"
 SWEEP = "sweep"
-NEEDS = {"fp8": "torchao"}
+NEEDS = {"fp8": "torchao", "quantization_aware": "torchao"}
 NAMES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(NEEDS.get(name, "yaml")) is None, reason=NEEDS.get(name, "")))
     for name in sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(SWEEP))
@@ -77,6 +77,12 @@ def test_classify(place):
 def test_fp8(place):
     pytest.importorskip("torchao", reason="the extra torchao is not installed")
     assert place.run("fp8")["llama"]["metrics"]["loss"] < 6
+
+
+def test_quantization_aware(place):
+    pytest.importorskip("torchao", reason="the extra torchao is not installed")
+    jobs = place.run("quantization_aware")
+    assert jobs["prepared"]["metrics"]["loss"] < jobs["llama"]["metrics"]["loss"] + 0.2
 
 
 def test_images(place):

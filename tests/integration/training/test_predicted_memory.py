@@ -8,7 +8,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.features.fp8.job import Float8
 from ringmaster.features.quantized_base.job import QuantizedBase
-from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec
+from ringmaster.techniques import AdaptationSpec, Adapter, ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.facts import model_facts
 from tests.integration.kinds import MODELS, job_of
@@ -133,8 +133,15 @@ def test_the_peak_of_a_base_in_4_bits_is_foretold(bench, tmp_path, layout):
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
 @pytest.mark.parametrize("layout", matrix([REST[1][1], Layout("single")], quick=[]))
-def test_the_peak_of_products_in_fp8_is_foretold(bench, tmp_path, layout):
-    changes = {"precision": "bf16", "features": (Float8(emulate=True),)}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16", "features": (Float8(emulate=True),)},
+        {"features": (AdaptationSpec(kind="quantization-aware", method="dynamic-int8-int4"),)},
+    ],
+    ids=["fp8", "int4"],
+)
+def test_the_peak_of_layers_that_round_is_foretold(bench, tmp_path, layout, changes):
     assert_foretold(layout.technique, *predicted_and_measured(bench, tmp_path, LARGER, layout, **changes))
 
 

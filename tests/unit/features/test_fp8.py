@@ -10,7 +10,7 @@ from torch import nn
 from ringmaster.codec import from_json, to_json
 from ringmaster.features.fp8 import trainer
 from ringmaster.features.fp8.job import Float8
-from ringmaster.tasks.batch import parse_batch
+from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.techniques import Job, registry
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
@@ -165,6 +165,7 @@ def test_files_give_jobs_in_bf16_with_the_feature(tmp_path, more, emulate):
     (job,) = parsed(tmp_path, f"precision: fp8{more}").jobs
     assert (job.precision, job.features) == ("bf16", (Float8(emulate=emulate),))
     assert from_json(Job, to_json(job)) == job
+    assert Batch.of(name="again", jobs=[job], folder=tmp_path).jobs == (job,)
 
 
 @needs_torchao
@@ -172,6 +173,7 @@ def test_files_give_jobs_in_bf16_with_the_feature(tmp_path, more, emulate):
     ("more", "fault"),
     [
         ("fp8: {emulate: true}", r"fp8: is for precision: fp8. To fix: set precision to fp8"),
+        ("precision: bf16, fp8: {}", r"fp8: is for precision: fp8"),
         ("precision: bf16-params, fp8: {}", r"fp8: is for precision: fp8"),
         ("precision: fp8, adapter: {rank: 4}", r"precision: fp8 is for models of which all weights are trained"),
         ("precision: fp9", r"precision: 'fp9' is unknown. To fix: did you mean `fp8`"),

@@ -19,9 +19,15 @@ class Float8InFiles(BatchFileHook):
     def job_findings(self, job: Raw) -> Iterator[Finding]:
         """Yields why a job cannot compute in fp8."""
         precision = job.get("precision", Job.precision)
-        if job.get(Float8.key) is not None and precision not in (FP8, COMPUTED_IN):
-            yield Finding((Float8.key,), "is for precision: fp8", "set precision to fp8, or leave it out")
-        if precision != FP8 and job.get(Float8.key) is None:
+        if precision != FP8:
+            yield from findings_where(
+                (
+                    job.get(Float8.key) is not None,
+                    (Float8.key,),
+                    "is for precision: fp8",
+                    "set precision to fp8, or leave it out",
+                ),
+            )
             return
         place, other = ("precision",), f"set precision to {COMPUTED_IN}"
         missing, _, install = (missing_extra("torchao", feature="fp8") or "").partition(". To fix: ")
@@ -51,6 +57,10 @@ class Float8InFiles(BatchFileHook):
         if fields.get("precision") != FP8:
             return fields
         return {**fields, "precision": COMPUTED_IN, Float8.key: fields.get(Float8.key) or {}}
+
+    def entry_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values of a job's entry, with the precision that files name."""
+        return fields if fields.get(Float8.key) is None else {**fields, "precision": FP8}
 
 
 BATCH_FILE_HOOKS = (Float8InFiles(),)

@@ -1,0 +1,64 @@
+"""Linear layers that round weights and inputs in training, as the quantized model will."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ringmaster.compat.torchao import quieted
+from ringmaster.techniques.job import QUANTIZATION_AWARE, AdaptationSpec
+from ringmaster.techniques.models.quantization import INT4_WEIGHTS, int4_layers
+from ringmaster.techniques.processes.order import TRAIN, TRIAL
+from ringmaster.techniques.training.bound_loss import BoundLoss
+from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+
+
+class QuantizationAwareCallback(TrainerCallback):
+    """Prepares a model for quantization; its weights stay in floating point, and so does its export."""
+
+    @classmethod
+    def is_for(cls, state: TrainingState) -> bool:
+        """Returns whether the job learns with the rounding of 4 bits, and is trained."""
+        how = state.job.adaptation
+        is_trained = state.technique is not None and state.order.purpose in (TRAIN, TRIAL)
+        return is_trained and how is not None and how.kind == QUANTIZATION_AWARE
+
+    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: BoundLoss) -> BoundLoss:
+        """Replaces the linear layers, which round in the evaluations of the job, too."""
+        how = trainer.job.adaptation
+        assert how is not None
+        prepare(model, how)
+        return loss
+
+
+TRAINER_CALLBACKS = (QuantizationAwareCallback,)
+
+
+def prepare(model: nn.Module, adaptation: AdaptationSpec) -> nn.Module:
+    """Replaces linear layers by torchao's that round, in place; parameters stay the same objects.
+
+    In the forward, weights are rounded to 4 bits with a scale for each group of a row, and inputs, by the method
+    dynamic-int8-int4, to 8 bits with a scale and a zero point for each token. The backward takes a rounding as the
+    identity (straight-through estimator: Bengio et al., arXiv:1308.3432). Raises ValueError where no layer suits.
+    """
+    quieted()
+    from torchao.quantization import quantize_
+    from torchao.quantization.qat import QATConfig
+
+    names = {*int4_layers(model, group_size=adaptation.group_size)}
+    config = QATConfig(base_config(adaptation), step="prepare")
+    quantize_(model, config, filter_fn=lambda _, name: name in names)
+    return model
+
+
+def base_config(adaptation: AdaptationSpec) -> Any:
+    """Returns torchao's config of the quantized model."""
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig, PerGroup
+
+    int4: Any = torch.int4  # type: ignore[attr-defined]
+    groups = PerGroup(adaptation.group_size)
+    if adaptation.method == INT4_WEIGHTS:
+        return IntxWeightOnlyConfig(weight_dtype=int4, granularity=groups)
+    return Int8DynamicActivationIntxWeightConfig(weight_dtype=int4, weight_granularity=groups)
