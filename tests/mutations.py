@@ -123,7 +123,7 @@ def mutants(right: Any, *, count: int, seed: int, is_json: bool = False) -> Iter
             for _ in range(draw.choice((1, 1, 1, 2, 3))):
                 _change(tree, draw, OF_JSON if is_json else OF_YAML)
         content = _written(tree[0]).encode("utf-8", "surrogatepass")
-        yield _torn(content, draw) if is_text or draw.random() < 0.3 else content
+        yield torn(content, draw) if is_text or draw.random() < 0.3 else content
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def _written(node: Any, indent: str = "") -> str:
     return node if isinstance(node, Raw) else json.dumps(node)
 
 
-def _torn(content: bytes, draw: random.Random) -> bytes:
+def torn(content: bytes, draw: random.Random) -> bytes:
     """The content with some bytes changed, lost, doubled or inserted."""
     torn = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 5))):

@@ -126,7 +126,10 @@ class TensorMessage(Message):
 
     def array(self) -> np.ndarray:
         """Returns the tensor. Raises ValueError where the shape has another number of elements."""
-        values = np.asarray(self.data, dtype=self.dtype)
+        if self.dtype == "int64" and any(isinstance(each, float) for each in self.data):
+            raise ValueError("a tensor of int64 has values that are not whole")
+        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused
+            values = np.asarray(self.data, dtype=self.dtype)
         return values if self.shape is None else values.reshape(self.shape)
 
 

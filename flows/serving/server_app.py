@@ -62,10 +62,16 @@ async def _body(request: Request) -> bytes:
     return bytes(content)
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _json(content: bytes) -> dict[str, Any]:
     """Returns the object in a JSON body."""
     try:
-        value = json.loads(content)
+        value = json.loads(content.decode(), parse_constant=_refuse_constant)
+        if b"\\ud" in content.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise MessageError(f"the body is not JSON: {type(error).__name__}") from error
     if not isinstance(value, dict):
