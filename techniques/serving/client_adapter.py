@@ -80,9 +80,11 @@ class ClientAdapter:
     def take_step(self, adam: AdamStep) -> float:
         """Takes one step of AdamW, with the gradients clipped first; returns their norm before.
 
-        Raises ValueError, and changes nothing but that the gradients are dropped, where there are none or where they
-        are not finite.
+        Raises ValueError where a setting is out of its range or there are no gradients, and also, with the gradients
+        dropped, where they are not finite.
         """
+        if reason := _obstacle(adam):
+            raise ValueError(reason)
         if not self.has_gradients:
             raise ValueError("there are no gradients since the last step. To fix: call forward_backward first")
         self.has_gradients = False
@@ -159,6 +161,17 @@ class ClientAdapter:
                 if with_optimizer:
                     part.copy_(moments[f"optimizer/{name}/{key}"])
         self.step, self.has_gradients = int(moments.get(STEP, torch.tensor(0))), False
+
+
+def _obstacle(adam: AdamStep) -> str | None:
+    """Returns why a step cannot be taken with these settings."""
+    for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+        if not 0.0 <= (value := getattr(adam, name)) < math.inf:
+            return f"{name} is {value}. To fix: take a number of at least 0"
+    for name in ("beta1", "beta2"):
+        if not 0.0 <= (value := getattr(adam, name)) < 1.0:
+            return f"{name} is {value}. To fix: take a number of at least 0 and less than 1"
+    return None
 
 
 def checkpoint_weights(folder: Path, adapter: Adapter, model: nn.Module) -> dict[str, Tensor]:

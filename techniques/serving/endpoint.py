@@ -20,8 +20,10 @@ from ringmaster.files import storage_fault
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, read_adapter
 from ringmaster.techniques.serving.batch_independence import independent_multiple
 from ringmaster.techniques.serving.client_adapter import OPTIMIZER_FILE, ClientAdapter
 from ringmaster.techniques.serving.client_folders import ClientFolders, StoredClient, check_name
@@ -34,10 +36,14 @@ from ringmaster.techniques.serving.requests import (
     LossRequest,
     LossResult,
     Refusal,
+    SampleRequest,
+    SampleResult,
 )
 from ringmaster.techniques.serving.row_blocks import PaddedLength, RowBlock, blocks_of
+from ringmaster.techniques.serving.sampler import NO_ADAPTER, Sampler, sampling_obstacle
 from ringmaster.techniques.serving.token_losses import TARGETS, loss_obstacle
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.member import lay_below
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
@@ -79,6 +85,10 @@ class Endpoint:
         self._multiple = independent_multiple(self._stem, max_rank=limits.max_rank, max_positions=max_positions)
         self._padded = PaddedLength(multiple=self._multiple or 1, max_positions=max_positions)
         self._adapters: dict[str, ClientAdapter] = {}
+        self._read_checkpoints: dict[tuple[Path, int], AdapterModules] = {}
+        self._sampler = Sampler(
+            self._stem, padded=self._padded, seq_len=limits.seq_len, tokenizer_from=self._base.from_pretrained
+        )
         self._folders, self._journal = ClientFolders(folder), RequestJournal(folder)
         self.busy_s = self.storing_s = 0.0
         self._computed_s, self._storing_s = 0.0, FIRST_STORING_S  # since the last whole states, and what these took
@@ -264,6 +274,56 @@ class Endpoint:
 
     def _computed_together(self, blocks: list[RowBlock]) -> list[list[RowBlock]]:
         return [blocks] if self.batches else [[block] for block in blocks]
+
+    # -- samples -------------------------------------------------------------------------------------------------------
+
+    def sample(self, requests: Sequence[SampleRequest]) -> tuple[SampleResult | Refusal, ...]:
+        """Samples sequences of clients, of checkpoints and of the base."""
+        started_s = time.perf_counter()
+        refused: dict[int, Refusal] = {}
+        taken: dict[int, tuple[SampleRequest, AdapterModules]] = {}
+        for i, request in enumerate(requests):
+            try:
+                taken[i] = request, self._sampled_modules(request)
+            except ValueError as error:
+                refused[i] = Refusal(reason=str(error))
+        chunks = [list(taken)] if self.batches else [[i] for i in taken]
+        results = {
+            i: result
+            for chunk in chunks
+            for i, result in zip(chunk, self._sampler.sample([taken[i] for i in chunk]), strict=True)
+        }
+        self.busy_s += time.perf_counter() - started_s
+        return tuple(refused[i] if i in refused else results[i] for i in range(len(requests)))
+
+    def _sampled_modules(self, request: SampleRequest) -> AdapterModules:
+        """The adapter that samples. Raises ValueError where the request cannot be answered."""
+        if reason := self.tokens_obstacle(request.prompt):
+            raise ValueError(f"the prompt {reason}")
+        has_texts = any(isinstance(each, str) for each in request.stop or ())
+        has_tokenizer = has_texts and self._sampler.tokenizer is not None
+        if reason := sampling_obstacle(request, has_tokenizer=has_tokenizer):
+            raise ValueError(reason)
+        if request.checkpoint is not None:
+            return self._checkpoint_modules(request.checkpoint)
+        return NO_ADAPTER if request.client is None else self._known(request.client).modules()
+
+    def _checkpoint_modules(self, folder: Path) -> AdapterModules:
+        file = folder / ADAPTER_WEIGHTS
+        written = file.stat().st_mtime_ns if file.is_file() else 0
+        key = (folder, written)
+        if key not in self._read_checkpoints:
+            adapter = read_adapter(folder)
+            if adapter.kind != "lora" or adapter.dora or adapter.modules_to_save:
+                raise ValueError(f"{folder.name} is not a plain LoRA, which alone is served")
+            at = sites(self._stem.model, adapter)
+            state = first_state(self._stem.model, adapter, at, seed=0)
+            self._stem.open(at)
+            if len(self._read_checkpoints) >= 2 * self.limits.max_adapters:
+                del self._read_checkpoints[next(iter(self._read_checkpoints))]
+            on_device = {name: value.to(self._device) for name, value in state.items()}
+            self._read_checkpoints[key] = adapter_modules_of(adapter, at, (), on_device)
+        return self._read_checkpoints[key]
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 

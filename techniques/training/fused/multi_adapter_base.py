@@ -204,14 +204,24 @@ class MultiAdapterBase:
         return self._head is not None
 
     def hidden_states(
-        self, parts: Sequence[adapter_batches.AdapterBatch], *, positions: Tensor | None = None
+        self,
+        parts: Sequence[adapter_batches.AdapterBatch],
+        *,
+        positions: Tensor,
+        attention: Callable[..., tuple[Tensor, None]],
     ) -> Tensor:
         """The decoder's hidden states of the parts' tokens, [tokens, hidden]; a base with a divided head has them.
 
-        positions: of each token, [tokens]; None for those in samples that begin with the parts' first tokens.
+        positions: of each token in its sequence, [tokens].
+        attention: computes the attention in place of `packed_attention.PackedAttention`.
         """
+        assert self._packed is not None
         batch = self._enter(parts)
-        return self._packed_states(batch, parts, batch.positions if positions is None else positions.unsqueeze(0))
+        self._packed.replacement = attention
+        try:
+            return self._packed_states(batch, parts, positions.unsqueeze(0))
+        finally:
+            self._packed.replacement = None
 
     def logits(self, hidden: Tensor, parts: Sequence[adapter_batches.AdapterBatch]) -> Tensor:
         """The head's logits [tokens, vocabulary] of hidden states [tokens, hidden] that belong to the parts."""

@@ -10,7 +10,7 @@ or number its positions in another way. None of this raises an error: one adapte
 `packed_attention` tries the model once on a few tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
@@ -96,11 +96,13 @@ class PackedAttention:
     `attend` registers it with transformers under a unique name and sets that name as a model's implementation.
     blocks: the blocks of the current batch.
     prefixes: the prefix keys and values of each block that has a prefix, by the block's start.
+    replacement: computes the attention of the current batch in place of this, as of sequences with cached keys.
     """
 
     def __init__(self) -> None:
         self.blocks: Sequence[TokenBlock] = ()
         self.prefixes: Mapping[int, PrefixLayers] = {}
+        self.replacement: Callable[..., tuple[Tensor, None]] | None = None
 
     def attend(self, model: nn.Module) -> None:
         """Makes this the attention implementation of a transformers model."""
@@ -118,6 +120,8 @@ class PackedAttention:
 
         if mask is not None:
             raise ValueError("samples in one row are kept apart by attending to them one by one, not by a mask")
+        if self.replacement is not None:
+            return self.replacement(module, query, key, value, **options)
         out = []
         for block in self.blocks:
             q, k, v = (_rows(x, block) for x in (query, key, value))

@@ -267,6 +267,17 @@ def test_a_request_that_cannot_be_computed_is_refused_and_the_others_go_on(base,
     assert stepped[1]["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("change", [{"learning_rate": float("nan")}, {"beta2": 1.0}, {"eps": -1.0}])
+def test_a_step_with_settings_out_of_their_range_is_refused_and_may_be_taken_again(base, tmp_path, change):
+    endpoint = open_endpoint(base, tmp_path)
+    endpoint.add("c", AdapterSpec(rank=4))
+    endpoint.compute([request_of("c")])
+    (refused,) = endpoint.step([AdamStep(client="c", **change)])
+    assert isinstance(refused, Refusal) and next(iter(change)) in refused.reason
+    (taken,) = endpoint.step([AdamStep(client="c")])
+    assert taken["grad_norm"] > 0 and endpoint.clients()["c"].step == 1
+
+
 def test_limits(base, tmp_path):
     endpoint = open_endpoint(base, tmp_path, limits=replace(LIMITS, max_adapters=1))
     with pytest.raises(ValueError, match="1 to 8"):
