@@ -56,6 +56,7 @@ from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.execution_events import PlanUpdate
 from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
+from ringmaster.tasks.pool.node_hooks import store_facts
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -229,6 +230,7 @@ class PooledRun(BatchRun):
         ledger.warm_up()
         since_s = journal.clock()
         journal.put_all({"batch": batch.to_json(), STARTED: journal.get(STARTED, since_s), SINCE: since_s})
+        store_facts(batch.jobs, journal)
         run_folder.checkpoint_root_of(journal, resume=False)
         batch, self._weights = run_folder.with_models(batch, ledger, journal, settings.home())
         profiles = profile_on_pool(batch, key=self._run.id, database=self._run.database, caller=self._run.caller)

@@ -27,6 +27,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.job_rules import usable_options
+from ringmaster.tasks.pool.node_hooks import prepare_node
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.submissions import PROGRESS
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
@@ -176,6 +177,8 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
     """Profiles the batch on this node; returns the profiles, and stores them in its journal."""
     show, node = node_context.caller.view.notice, node_context.cluster.nodes[0]
     kind = node_context.cluster.device_kind()
+    for job in node_context.batch.jobs:
+        prepare_node(job, cache_dir=str(node_context.environment.cache_dir), database=journal.database)
 
     def notice(text: str) -> None:
         show(text)

@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.device_monitor import Telemetry
+from ringmaster.tasks.pool.node_hooks import prepare_node
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangShare, MessageStore, OrderStatus
@@ -294,7 +295,7 @@ class NodeAgent:
         self._address, self._devices, self._server = address, tuple(devices), server
         self._device_monitor = device_monitor
         self._gangs = Gangs(server, start_gang=start_gang)
-        self._message_store, self._nodes = MessageStore(database), NodeRegistry(database)
+        self._message_store, self._nodes, self._database = MessageStore(database), NodeRegistry(database), database
         self._quick_database = Database(
             database.url, timeout_s=0.0
         )  # for calls that must not wait until the database is back
@@ -442,6 +443,7 @@ class NodeAgent:
             status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log has the reason"
         )
         try:
+            prepare_node(share.order.job, cache_dir=share.order.cache_dir, database=self._database)
             self._device_monitor.begin(segment, numbers, is_part=bool(share.order.meeting))
             outcome = self._gangs.run(
                 segment, lambda event: None if isinstance(event, UNHEARD) else self._outbox.put(segment, event)

@@ -9,7 +9,8 @@ A feature's package has any of these modules, and the core imports those of the 
     execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), what it keeps in the records
                 of jobs (`ringmaster.tasks.storage.journal`), hooks of the executor
                 (`ringmaster.tasks.execution.executor_hooks`), policies that steer a batch
-                (`ringmaster.tasks.execution.steering`), and requests about running jobs
+                (`ringmaster.tasks.execution.steering`), what nodes of a pool need of a batch
+                (`ringmaster.tasks.pool.node_hooks`), and requests about running jobs
                 (`ringmaster.tasks.control.request_handler`)
     commands    its commands, which join the command line, and options of others (`ringmaster.flows.cli`); what it
                 shows in `ringmaster status` (`ringmaster.flows.reports.watch`)

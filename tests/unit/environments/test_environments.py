@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,17 @@ from ringmaster.features.environment.installation import describe, made
 from ringmaster.features.environment.job import RESULT, EnvironmentSpec
 from ringmaster.features.environment.lock_files import kept
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.pool.node_hooks import store_facts
 from ringmaster.tasks.profiling.preflight_runs import preflight_key
 from ringmaster.tasks.profiling.profile_store import speed_key
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.message_store import GangShare
 from ringmaster.techniques import Job
+from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.training.job_state import weights_digest
 from tests.unit.environments.locks import batch_of, write_lock, write_wheel
+from tests.unit.pool.node.test_agent import SLOTS, Site, until
 
 TOOLS = {"tinytools": {"tinytools.py": "NUMBER = 7\n"}}
 DATA = {
@@ -150,6 +157,32 @@ def test_a_failure_has_the_words_of_uv(home, tmp_path):
     with pytest.raises(InterpreterError, match=r"uv cannot make that of uv\.lock: .*Hash mismatch.*To fix: ") as raised:
         environment.installed(home / "cache")
     assert "\n" not in str(raised.value)
+
+
+def test_a_node_gets_the_files_of_a_lock_from_the_database(home, tmp_path):
+    """It shares no folder with whoever submits the batch."""
+    write_lock(tmp_path / "batch", TOOLS)
+    batch = batch_of(tmp_path / "batch", "{lock: uv.lock}")
+    with closing(Database(file_url(tmp_path / "pool.db"))) as database:
+        store_facts(batch.jobs, Journal(database, batch="b-1"))
+        home.rename(tmp_path / "elsewhere")
+        site = Site(database)
+        try:
+            order = GangOrder(
+                purpose=TRAIN,
+                job=batch.jobs[0],
+                technique="t:T",
+                config={},
+                slots=SLOTS,
+                folder="1",
+                cache_dir=str(tmp_path / "node" / "cache"),
+            )
+            shares = {"n": (site.host.incarnation, GangShare(order=order, num_ranks=1))}
+            site.message_store.give(1, batch="b-1", shares=shares)
+            until(lambda: site.started)
+        finally:
+            site.end()
+    assert environment_of(batch).installed(tmp_path / "node" / "cache").packages == {"tinytools": "1.0"}
 
 
 def test_files_that_are_not_kept_here_are_named(root):

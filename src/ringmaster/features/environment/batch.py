@@ -1,6 +1,5 @@
 """`environment` of jobs in batch files: the files of locks are kept, and Pythons are asked for their packages."""
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 from ringmaster.errors import InterpreterError
 from ringmaster.features.environment.installation import describe, uv_program
-from ringmaster.features.environment.job import FOLDER, EnvironmentSpec
+from ringmaster.features.environment.job import EnvironmentSpec, environments_folder
 from ringmaster.features.environment.lock_files import PYTHON_VERSION, files_of, kept, kept_lock
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import Finding, as_mapping
@@ -17,11 +16,6 @@ from ringmaster.tasks.batch.file_hooks import BatchFileHook
 
 OWN_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 KEY = EnvironmentSpec.key
-
-
-def environments_folder() -> Path:
-    """Returns the folder of all environments, in RINGMASTER_HOME."""
-    return Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster").absolute() / "cache" / FOLDER
 
 
 class EnvironmentsInFiles(BatchFileHook):

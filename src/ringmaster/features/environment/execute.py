@@ -1,13 +1,18 @@
-"""What the records of jobs keep of their environments."""
+"""What the records of jobs keep of their environments, and how the files of locks reach the nodes of a pool."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from ringmaster.codec import from_json
-from ringmaster.features.environment.job import RESULT
+from ringmaster.features.environment.job import FOLDER, RESULT, EnvironmentSpec, environments_folder
+from ringmaster.features.environment.lock_files import kept_lock, packed, unpack
 from ringmaster.tasks.execution.executor_hooks import ExecutorHook
 from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.pool.node_hooks import NodeHook
 from ringmaster.tasks.storage.journal import RecordFeature
+from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import Outcome
 
 
@@ -38,5 +43,31 @@ class EnvironmentNotes(ExecutorHook):
         return None
 
 
+class LockFilesOnNodes(NodeHook):
+    """Sends the files of locks to nodes that do not share the home of whoever submits a batch."""
+
+    def facts(self, jobs: Iterable[Job]) -> Mapping[str, Any]:
+        """Returns the files of each lock that jobs name."""
+        found: dict[str, Any] = {}
+        for job in jobs:
+            spec = job.feature(EnvironmentSpec)
+            if spec is not None and spec.lock is not None and spec.digest is not None and _fact(spec) not in found:
+                found[_fact(spec)] = packed(spec.digest, spec.lock, root=environments_folder())
+        return {key: files for key, files in found.items() if files is not None}
+
+    def prepare(self, job: Job, *, cache_dir: Path, read: Callable[[str], Any]) -> None:
+        """Keeps the files of the job's lock on this machine, if they are not here."""
+        spec, root = job.feature(EnvironmentSpec), cache_dir / FOLDER
+        if spec is None or spec.lock is None or spec.digest is None:
+            return
+        if not kept_lock(spec.digest, spec.lock, root=root).is_file() and (files := read(_fact(spec))) is not None:
+            unpack(files, spec.digest, spec.lock, root=root)
+
+
+def _fact(spec: EnvironmentSpec) -> str:
+    return f"environment:{spec.digest}"
+
+
 RECORD_FEATURES = (EnvironmentRecord,)
 EXECUTOR_HOOKS = (EnvironmentNotes,)
+NODE_HOOKS = (LockFilesOnNodes(),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,11 @@ class EnvironmentSpec(JobFeature):
         found = self.installed(cache_dir)
         content = {"digest": self.digest or found.digest, "python": found.version, "packages": to_json(found.packages)}
         return {RESULT: content}
+
+
+def environments_folder() -> Path:
+    """Returns the folder of all environments, in RINGMASTER_HOME."""
+    return Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster").absolute() / "cache" / FOLDER
 
 
 JOB_FEATURES = (EnvironmentSpec,)

@@ -8,6 +8,8 @@ import re
 import shutil
 import tomllib
 import uuid
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,8 @@ from ringmaster.findings import as_list, as_mapping
 UV_LOCK, PROJECT, PYTHON_VERSION = "uv.lock", "pyproject.toml", ".python-version"
 MAX_FILES, MAX_ALL_BYTES = 2000, 64 * 2**20
 """The most files of the local packages of a lock, and their most bytes."""
+MAX_SENT_BYTES = 16 * 2**20
+"""The most bytes of the files of a lock that nodes get from the database of a pool."""
 MADE = frozenset(
     {".git", ".venv", "venv", "__pycache__", "build", "dist", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 )
@@ -105,16 +109,36 @@ def kept(lock: Path, *, python: str, root: Path) -> str:
     Raises ValueError as `files_of` does.
     """
     files = {file.relative_to(lock.parent).as_posix(): file for file in files_of(lock)}
-    contents: Mapping[str, str] = {name: sha256_of(file) for name, file in files.items()}
-    key = digest([lock.name, python, contents], length=32)
+    digests = {name: sha256_of(file) for name, file in files.items()}
+    key = digest([lock.name, python, digests], length=32)
     target = kept_lock(key, lock.name, root=root).parent
     if not target.is_dir():
-        aside = root / key / f"source-{uuid.uuid4().hex}"
-        for name, file in files.items():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, aside / name)
-        (aside / PYTHON_VERSION).write_text(f"{python}\n")
-        with suppress(OSError):  # another process has kept them meanwhile
-            aside.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
+        contents = {name: file.read_bytes() for name, file in files.items()}
+        _write({**contents, PYTHON_VERSION: f"{python}\n".encode()}, target)
     return key
+
+
+def _write(files: Mapping[str, bytes], target: Path) -> None:
+    """Writes the files of a folder, all of them or none."""
+    aside = target.with_name(f"source-{uuid.uuid4().hex}")
+    for name, content in files.items():
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        (aside / name).write_bytes(content)
+    with suppress(OSError):  # another process has written them meanwhile
+        aside.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def packed(key: str, lock: str, *, root: Path) -> dict[str, str] | None:
+    """Returns the kept files of a lock as texts, for `unpack` on another machine; None where they are too large."""
+    folder = kept_lock(key, lock, root=root).parent
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    if sum(path.stat().st_size for path in files.values()) > MAX_SENT_BYTES:
+        return None
+    return {name: b64encode(zlib.compress(path.read_bytes())).decode() for name, path in files.items()}
+
+
+def unpack(files: Mapping[str, str], key: str, lock: str, *, root: Path) -> None:
+    """Keeps the files of a lock that another machine has packed."""
+    contents = {name: zlib.decompress(b64decode(text)) for name, text in files.items()}
+    _write(contents, kept_lock(key, lock, root=root).parent)
