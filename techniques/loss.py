@@ -49,6 +49,7 @@ class LossInputs:
     reference: what `compared` returns under the initial weights, or the log-probabilities of a pair's labelled tokens,
         [rows, 2]; None unless the loss has `needs_reference`.
     base: the folder or name on the hub of the pretrained model, if any.
+    model: the model as it was built, for what its config determines; not to be called.
     """
 
     output: Any
@@ -58,6 +59,7 @@ class LossInputs:
     totals: Mapping[str, float | Tensor]
     reference: Tensor | None
     base: str | None = None
+    model: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +315,7 @@ BUILTIN_LOSSES: dict[str, str] = {
     "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
     "weighted-outputs": "ringmaster.techniques.losses.supervised:WeightedOutputs",
+    "ctc": "ringmaster.techniques.losses.ctc:Ctc",
     "dpo": "ringmaster.techniques.losses.preferences:Dpo",
     "orpo": "ringmaster.techniques.losses.preferences:Orpo",
     "simpo": "ringmaster.techniques.losses.preferences:Simpo",

@@ -99,7 +99,7 @@ class ModelFacts:
     has_router_loss: whether the model adds a loss of its routers, which is one of the whole batch.
     undivided: what several adapters in one batch cannot each have of their own, as a message about `modules_to_save`
         or about tensors of the samples; empty if there is nothing.
-    computes_loss: whether the model itself computes the loss, from more than logits, when the job names no loss.
+    computes_loss: whether the loss, when the job names none, is the model's own, of more than logits, or one of rows.
     whole_batch: the reason why the job's batch must not be divided; empty if it may be (`runtime.probing`).
     scalar: the name of a parameter that is a single number, which cannot be sharded; empty if there is none.
     """

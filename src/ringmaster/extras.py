@@ -17,6 +17,7 @@ PACKAGES = {
     "s3": ("s3fs",),
     "serve": ("google.protobuf",),
     "signing": ("cryptography", "model_signing"),
+    "speech": ("soundfile",),
     "sweep": ("optuna",),
     "tensorboard": ("tensorboard",),
     "torchao": ("torchao",),

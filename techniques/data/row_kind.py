@@ -343,7 +343,9 @@ class RowKind(StoredSource):
     reads_messages: whether rows may have lists of messages. A tokenizer that is trained on the data then gets a chat
         template.
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
-    reads_images: whether roles that begin with "image" have images, or paths of these.
+    file_role: what the roles begin with that have files, such as images, or paths of these; "" where none has.
+    rounds_width: whether the width of a batch may be rounded up: not where a model reads its padding.
+    cuts: whether samples are cut at the maximal length.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
     uncut: arrays of `padding` that are not tokens, and so have any length. No model reads them.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
@@ -367,7 +369,9 @@ class RowKind(StoredSource):
     needs_tokenizer: ClassVar[bool] = False
     reads_messages: ClassVar[bool] = False
     encodes_texts: ClassVar[bool] = True
-    reads_images: ClassVar[bool] = False
+    file_role: ClassVar[str] = ""
+    rounds_width: ClassVar[bool] = True
+    cuts: ClassVar[bool] = True
     padding: ClassVar[Mapping[str, int]] = {
         "input_ids": 0,
         "attention_mask": 0,
@@ -431,16 +435,16 @@ class RowKind(StoredSource):
         return ()
 
     def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
-        """Returns what `sample` gets of a row: its values by role; the path of an image is relative to its table."""
+        """Returns what `sample` gets of a row: its values by role; the path of a file is relative to its table."""
         result = columns.by_role(row.content)
-        for role, value in result.items() if self.reads_images and spec.path is not None else ():
-            if role.startswith(IMAGE) and isinstance(value, str) and "://" not in value:
+        for role, value in result.items() if self.file_role and spec.path is not None else ():
+            if role.startswith(self.file_role) and isinstance(value, str) and "://" not in value:
                 result[role] = str(Path(row.file).parent / value)
         return result
 
-    def image_paths(self, values: Mapping[str, Any]) -> Iterable[str]:
-        """Returns the paths of the images that a row names, apart from URLs. values: as of `values`."""
-        named = (value for role, value in values.items() if role.startswith(IMAGE))
+    def file_paths(self, values: Mapping[str, Any]) -> Iterable[str]:
+        """Returns the paths of the files that a row names, apart from URLs. values: as of `values`."""
+        named = (value for role, value in values.items() if role.startswith(self.file_role))
         return [value for value in named if isinstance(value, str) and "://" not in value]
 
     def classes(self, value: Any) -> Iterable[Any]:

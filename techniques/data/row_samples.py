@@ -317,20 +317,22 @@ class RowSamples:
                 has_mask |= name == arrow_files.MASK
                 if self._finds_classes and name == arrow_files.LABELS and first.dtype.kind == "f":
                     continue  # indicators of the classes that were found so far: they are made of those of all rows
-                is_list = first.ndim > 0 and (first.dtype.kind in "biu" or first.size == 0)  # [] has floats
+                is_wave = first.dtype.kind == "f" and first.size > 0 and name not in RowKind.padding
+                is_list = first.ndim > 0 and (first.dtype.kind in "biu" or first.size == 0 or is_wave)  # [] has floats
                 if not is_list or name not in self._kind.padding:
                     dtype = None if first.ndim else first.dtype
                     columns[name] = arrow_files.column_of(np.stack(rows, dtype=dtype, casting="unsafe"))
                     continue
                 lengths = np.fromiter((row.shape[-1] for row in rows), np.int64, count=len(rows))
-                if name not in self._kind.uncut and first.dtype.kind != "f" and lengths.max() > self._max_length:
+                is_cut_here = self._kind.cuts and name not in self._kind.uncut and first.dtype.kind != "f"
+                if is_cut_here and lengths.max() > self._max_length:
                     is_cut |= lengths > self._max_length
                     rows = [row[..., : self._max_length] for row in rows]
                     lengths = np.minimum(lengths, self._max_length)
                 flat = rows if first.ndim == 1 else [np.moveaxis(row, -1, 0) for row in rows]
                 # 32 bits for tokens, which Python makes numbers of 64, and for empty lists.
                 is_small = first.dtype.kind in "iu" and first.dtype.itemsize < 4
-                values = np.concatenate(flat, dtype=first.dtype if is_small else np.int32, casting="unsafe")
+                values = np.concatenate(flat, dtype=first.dtype if is_small or is_wave else np.int32, casting="unsafe")
                 if self._kind.is_causal and name == arrow_files.LABELS:  # without one, a batch has no mean loss
                     is_learnt = _has_labels(values, lengths)
                 columns[name] = arrow_files.column_of(values, lengths)
@@ -453,7 +455,7 @@ class RowSamples:
     ) -> PreparedData:
         spec, kind, tokenizer = self._spec, self._kind, self._context._tokenizer
         longest = max(int(each.max(initial=0)) for each in chain.from_iterable(lengths.values()))
-        width = self._max_length if spec.packing else spec.seq_len or longest
+        width = self._max_length if spec.packing else (spec.seq_len if kind.cuts else None) or longest
         padding = {**kind.padding, arrow_files.TOKENS: 0 if tokenizer is None else tokenizer.pad_id}
         stored = next(arrow_files.read_tables(arrow_files.split_file(self._folder, "training")))
         samples = PaddedSamples(stored, collate=kind.collate, width=width, padding=padding, uncut=kind.uncut)

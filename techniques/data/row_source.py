@@ -44,23 +44,23 @@ class RowSource(RowKind):
         location, files = super().origin(spec)
         retriever = retriever_of(spec)
         read: dict[str, Any] = {} if retriever is None else {"store": retriever.digest}
-        read |= {"images": images} if (images := self._image_states(spec)) else {}
+        read |= {"images": states} if (states := self._file_states(spec)) else {}
         return location, {"form": "arrow", "version": self.version, "files": files, **read}
 
-    def _image_states(self, spec: DataSpec) -> list[Any]:
-        """Returns the states of the images that a table names; a Parquet file, which may hold images, is not read.
+    def _file_states(self, spec: DataSpec) -> list[Any]:
+        """Returns the states of the files that a table names; a Parquet file, which may hold them itself, is not read.
 
         Wrong rows are refused where they are prepared.
         """
         result: list[Any] = []
-        if not self.reads_images or spec.path is None or is_url(spec.path):
+        if not self.file_role or spec.path is None or is_url(spec.path):
             return result
         with suppress(ValueError, OSError):
             if any(format_of(file.path, spec.format) == "parquet" for files in data_files(spec) for file in files):
                 return result
             columns = self.columns(spec)
             for row in self.rows_of_path(spec):
-                for path in self.image_paths(self.values(row, columns, spec=spec)):
+                for path in self.file_paths(self.values(row, columns, spec=spec)):
                     result.append([path, *stamp(Path(path))])
         return result
 
@@ -76,13 +76,16 @@ class RowSource(RowKind):
     def samples(self, table: arrow_files.Table, prepared: PreparedData) -> Dataset:
         """Returns the samples in the rows of a table, which are padded."""
         padding = {**self.padding, arrow_files.TOKENS: prepared.pad_token_id or 0}
+        ragged = self.padding.keys() - self.uncut
+        widest = max((each.shape[-1] for each in prepared.tensors if each.name in ragged and each.shape), default=1)
         return PaddedSamples(
             table,
             collate=self.collate,
-            width=prepared.seq_len or 1,
+            width=prepared.seq_len or widest,
             padding=padding,
             uncut=self.uncut,
             pads_left=prepared.pads_left,
+            rounds_width=self.rounds_width,
         )
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:

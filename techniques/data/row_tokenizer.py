@@ -213,6 +213,11 @@ class RowTokenizer:
         tokens: list[int] = self._tokenizer(text_target=text, verbose=False, **settings)["input_ids"]
         return tokens
 
+    def is_token(self, token: int, text: str) -> bool:
+        """Returns whether a token is the added one that is written so."""
+        added = self._tokenizer.added_tokens_decoder.get(token)
+        return added is not None and str(added) == text
+
     @property
     def languages(self) -> tuple[str, str] | None:
         """The codes of the languages that the tokenizer marks texts and targets with; None where it marks none."""

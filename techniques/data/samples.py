@@ -59,7 +59,8 @@ class PaddedSamples(ArraySamples):
 
     width: the width where `rows` is given none. padding: the values that fill up the columns. pads_left: whether they
         come first, and not last. uncut: the columns that
-        are not tokens: they are padded to their longest row, and do not count in lengths.
+        are not tokens: they are padded to their longest row, and do not count in lengths. rounds_width: whether
+        widths may be rounded up.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class PaddedSamples(ArraySamples):
         padding: Mapping[str, int],
         uncut: Collection[str] = (),
         pads_left: bool = False,
+        rounds_width: bool = True,
     ) -> None:
         super().__init__(table, collate=collate)
         self._table, self._padding, self._uncut, self.width = table, padding, uncut, width
-        self._pads_left = pads_left
+        self._pads_left, self.rounds_width = pads_left, rounds_width
 
     def lengths(self) -> NDArray[np.int64]:
         """Returns the length of each sample, the longest of its columns: [samples]."""
@@ -145,14 +147,17 @@ def width_of(dataset: Dataset, indices: arrow_files.Indices, *, multiple_of: int
     """
     if not isinstance(dataset, PaddedDataset):
         return None
-    return min(-(-dataset.longest(indices) // multiple_of) * multiple_of, dataset.width)
+    multiple = multiple_of if getattr(dataset, "rounds_width", True) else 1
+    return min(-(-dataset.longest(indices) // multiple) * multiple, dataset.width)
 
 
 def num_tokens_of(batch: Mapping[str, torch.Tensor]) -> int:
     """Returns the number of input tokens of a batch: those of its mask, without padding, or all where it has none.
 
-    0 where the samples are not tokens, such as images.
+    0 where the samples are not tokens, such as images and speech.
     """
+    if "input_values" in batch or "input_features" in batch:
+        return 0
     if "attention_mask" in batch:
         return int(batch["attention_mask"].sum())
     return batch["input_ids"].numel() if "input_ids" in batch else 0

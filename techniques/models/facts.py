@@ -72,6 +72,7 @@ def _facts(key: str) -> ModelFacts:
     experts = expert_modules(model)
     num_experts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    loss = loss_of(None, model, spec)
     in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
     outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
     return ModelFacts(
@@ -88,7 +89,7 @@ def _facts(key: str) -> ModelFacts:
         has_router_loss=has_router_loss(model),
         undivided=undivided,
         scalar=next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), ""),
-        computes_loss=loss_of(None, model, spec).is_models,
+        computes_loss=loss.is_models or loss.function is not None,
     )
 
 

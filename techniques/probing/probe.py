@@ -342,7 +342,7 @@ def _check_size(config: Any) -> None:
         )
 
 
-FORMAT = 5  # to be incremented whenever a probe of the same job would have another result
+FORMAT = 6  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
 MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
 

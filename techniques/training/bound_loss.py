@@ -54,6 +54,9 @@ CLASSIFIER_SUFFIXES = (
     "ForMaskedLM",
 )
 
+CTC_SUFFIX, CTC = "ForCTC", "ctc"
+"""The ending of the names of transformers' models that write a token, or none, for each frame, and their loss."""
+
 # Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
 SEQUENCE_TO_SEQUENCE_SUFFIXES = ("ForConditionalGeneration", "MTModel")
 
@@ -201,10 +204,12 @@ class FunctionLoss(BoundLoss):
     """A loss function, for the kind of model that the job trains.
 
     known: totals of the global batch that the rows belong to; None where the rows are the global batch.
+    model: the model as it was built.
     """
 
     function: LossFunction
     kind: str
+    model: nn.Module | None = None
     known: Mapping[str, float] | None = None
 
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
@@ -304,6 +309,7 @@ class FunctionLoss(BoundLoss):
             totals=totals,
             reference=reference,
             base=self.base,
+            model=self.model,
         )
 
 
@@ -336,8 +342,9 @@ def loss_of(
 
     Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers: cross
     entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with float labels.
-    Encoder-decoders: cross entropy of the labelled tokens. Any other model that returns a `loss`: that loss times the
-    number of rows, which is exact under division of a batch only if the loss is a mean over rows.
+    Encoder-decoders: cross entropy of the labelled tokens. CTC models: the loss `ctc`. Any other model that returns a
+    `loss`: that loss times the number of rows, which is exact under division of a batch only if the loss is a mean over
+    rows.
 
     `model` is the result of `build_model`, before any technique wraps it. Raises ValueError where a named loss is
     unknown, has a wrong option or is not for such a model.
@@ -355,7 +362,9 @@ def loss_of(
     is_causal = is_plain and is_causal_name(name)
     is_classifier = is_plain and name.endswith(CLASSIFIER_SUFFIXES)
     is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE_SUFFIXES)
-    inputs = without_labels if is_causal or is_classifier else arguments
+    if job_loss is None and is_plain and name.endswith(CTC_SUFFIX):
+        job_loss = CTC
+    inputs = without_labels if is_causal or is_classifier or job_loss == CTC else arguments
     base = spec.from_pretrained
     if job_loss is not None and is_named(job_loss):
         function = loss_named(job_loss, options or {})
@@ -374,6 +383,7 @@ def loss_of(
             base=base,
             function=function,
             kind=kind,
+            model=model,
         )
     if job_loss is not None:
         compute = partial(_users, resolve(job_loss), job_loss)

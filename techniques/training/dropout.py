@@ -4,9 +4,9 @@ Whether an element is dropped is a hash of (seed, step, position of its sample i
 the draw in that module, indices of the element). So ranks, micro-batches and recomputed layers draw the same as an
 undivided batch; nothing is stored, and the order of draws has no effect.
 
-`Draws` are the draws of a forward pass, `drawing` replaces torch's random functions by them (`nn.Dropout` and
-transformers look these up at each call, so that no model has to be changed), and `find_sites` finds, by running a
-model, which of its draws are for tensors that hold samples.
+`Draws` are the draws of a forward pass, `drawing` replaces torch's random functions and transformers' SpecAugment by
+them (`nn.Dropout` and transformers look these up at each call, so that no model has to be changed), and `find_sites`
+finds, by running a model, which of its draws are for tensors that hold samples.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ringmaster.compat.transformers import span_mask_functions
 from ringmaster.techniques.models.layers import DROPOUTS
 
 Site = tuple[str, int]
@@ -96,6 +97,11 @@ class Draws:
         keys, rest = self._keys(shape)
         bits = random_bits(keys, rest, device).bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1)
         return bits.reshape(shape).float().mul_(2.0**-24)
+
+    def row_seeds(self, num_rows: int) -> list[int]:
+        """Returns a seed for each row of a tensor, for functions that draw from numpy. Raises UnsampledShapeError."""
+        keys, rest = self._keys((num_rows,))
+        return [int(key_of(int(key), row)) & 0xFFFFFFFF for key in keys for row in range(rest[0])]
 
     def _keys(self, shape: Sequence[int]) -> tuple[Keys, tuple[int, ...]]:
         """A key for each sample, and the shape of one sample's part of a tensor."""
@@ -318,6 +324,7 @@ def drawing() -> Iterator[None]:
         (torch, "rand_like", rand_like),
     ]
     names += [(functional, name, _dropout_of(name)) for name in _dropouts]
+    names += [(module, name, _by_row(function)) for module, name, function in span_mask_functions()]
     before = [(module, name, getattr(module, name)) for module, name, _ in names]
     for module, name, function in names:
         setattr(module, name, function)
@@ -327,6 +334,26 @@ def drawing() -> Iterator[None]:
         use(None)
         for module, name, function in before:
             setattr(module, name, function)
+
+
+def _by_row(span_masks: Callable[..., Any]) -> Callable[..., NDArray[np.bool_]]:
+    """Replacement of a function of transformers that draws the spans of speech that SpecAugment masks: row by row."""
+
+    def masks_of_rows(
+        shape: tuple[int, int], mask_prob: float, mask_length: int, attention_mask: Tensor | None = None, **more: Any
+    ) -> NDArray[np.bool_]:
+        if (draws := current()) is None:
+            whole: NDArray[np.bool_] = span_masks(shape, mask_prob, mask_length, attention_mask=attention_mask, **more)
+            return whole
+        masks, state = [], np.random.get_state()
+        for row, seed in enumerate(draws.row_seeds(shape[0])):
+            np.random.seed(seed)
+            own = None if attention_mask is None else attention_mask[row : row + 1]
+            masks.append(span_masks((1, shape[1]), mask_prob, mask_length, attention_mask=own, **more))
+        np.random.set_state(state)
+        return np.concatenate(masks)
+
+    return masks_of_rows
 
 
 def _dropout_of(name: str) -> Callable[..., Tensor]:
@@ -466,6 +493,10 @@ class _RecordingDraws(Draws):
     def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
         self._note(shape)
         return torch.full(shape, 0.5, device=device)
+
+    def row_seeds(self, num_rows: int) -> list[int]:
+        self._note((num_rows,))
+        return [0] * num_rows
 
     def _note(self, shape: Sequence[int]) -> None:
         site = self._next_site()

@@ -1,10 +1,12 @@
 """Private and undocumented names of transformers."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+MODELS = "transformers.models."
 Replacement = tuple[ModuleType, str, Callable[..., object]]
 """A module, the name in it, and what takes its place."""
 
@@ -44,6 +46,27 @@ def replacements_without_values() -> list[Replacement]:
     from transformers.integrations import moe
 
     return [(moe, "_can_use_grouped_mm", lambda *_: False), (masking_utils, "is_tracing", lambda *_: False)]
+
+
+# -- speech ------------------------------------------------------------------------------------------------------------
+
+
+def num_frames_of(model: Any, num_samples: Any) -> Any:
+    """Returns the number of frames that a model of speech makes of recordings with these numbers of samples, a tensor.
+
+    Its own CTC loss is computed with it. Without it the loss would read the frames of padding as speech.
+    """
+    return model._get_feat_extract_output_lengths(num_samples)
+
+
+def span_mask_functions() -> list[Replacement]:
+    """Returns the functions of loaded models that draw the spans which SpecAugment masks, from numpy's generator.
+
+    Without their replacement the masks of a row depend on the rows before it in its micro-batch.
+    """
+    name = "_compute_mask_indices"
+    loaded = [module for key, module in list(sys.modules.items()) if key.startswith(MODELS)]
+    return [(module, name, vars(module)[name]) for module in loaded if name in vars(module)]
 
 
 # -- exports -----------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ BUILTIN = (
     "ringmaster.features.deployment",
     "ringmaster.features.trackers",
     "ringmaster.features.image_text",
+    "ringmaster.features.speech",
     "ringmaster.flows.serving",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
@@ -75,6 +76,7 @@ DATA_SOURCES = {
     "passages": "ringmaster.features.stores.passages:Passages",
     "composite": "ringmaster.features.composition.data:CompositeData",
     "image-text": "ringmaster.features.image_text.data:ImageText",
+    "speech-text": "ringmaster.features.speech.data:SpeechText",
 }
 """Those of their data sources."""
 

@@ -424,12 +424,12 @@ def load_splits(spec: DataSpec) -> list[Any]:
 
 
 def _undecoded(feature: Any) -> Any:
-    """A feature with its images as files, which `datasets` would decode in any format that PIL knows."""
+    """A feature with its images and recordings as files, which `datasets` would decode by other packages."""
     import datasets
 
     if isinstance(feature, dict):
         return {name: _undecoded(each) for name, each in feature.items()}
-    if isinstance(feature, datasets.Image):
+    if isinstance(feature, (datasets.Image, datasets.Audio)):
         return replace(feature, decode=False)
     inner = getattr(feature, "feature", None)  # of a list
     return feature if inner is None else replace(feature, feature=_undecoded(inner))
@@ -462,12 +462,17 @@ def rows_of_splits(
     messages. Classes are there by their names, as each split may number them in its own order. key: returns the text by
     whose hash a row of a single split is held out, of its content and its index.
     """
+    import datasets
+
     where = f"dataset {spec.dataset!r}"
     for position, split in enumerate(splits):
         classes = _classes_by_column(split, names)
+        recordings = {name for name in names if isinstance(split.features[name], datasets.Audio)}
         for index, row in enumerate(split.select_columns([*names])):
             place = f"{where}, row {index + 1}"
-            values = {name: _image_or_value(value, place) for name, value in row.items()}
+            values = {
+                name: value if name in recordings else _image_or_value(value, place) for name, value in row.items()
+            }
             read = content(with_class_names(values, classes), place)
             held_out = position == 1 if len(splits) == 2 else is_held_out(key(read, index), share=spec.held_out)
             yield data_source.Row(file=where, number=index + 1, value=values, content=read, held_out=held_out)

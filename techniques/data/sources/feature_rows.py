@@ -69,7 +69,7 @@ class FeatureRows(row_source.RowSource):
     version = 3
     reads = ("path",)
     options_class = FeatureOptions
-    reads_images = True
+    file_role = IMAGE
     keeps_files = False  # samples depend on what was measured on all rows
     measured: Sequence[Feature] = ()
 

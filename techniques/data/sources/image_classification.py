@@ -31,6 +31,7 @@ from ringmaster.techniques.data.image_processors import (
 )
 from ringmaster.techniques.data.images import HAS_FRAMES, converted, is_image, is_transparent, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
+from ringmaster.techniques.data.row_kind import IMAGE
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column, shown
 from ringmaster.techniques.job_features import Description
@@ -112,7 +113,7 @@ class ImageClassification(RowSource):
     name = "image-classification"
     version = 3
     pads = False
-    reads_images = True
+    file_role = IMAGE
     keeps_files = False  # images are files of their own, and their pixels take more space than the files
     options_class = ImageOptions
     counts: Counter[str] | None = None

@@ -109,3 +109,26 @@ def test_a_model_is_saved_in_a_folder_alone(trainer, tmp_path, monkeypatch):
     assert pushed == []
     trainer.save_model(str(tmp_path / "there"))
     assert pushed == [1]
+
+
+SPEECH = {
+    "vocab_size": 5, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "conv_dim": [8, 8], "conv_kernel": [10, 4], "conv_stride": [5, 4], "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.2, "mask_time_length": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Hubert"])
+def test_the_frames_of_a_model_of_speech_are_counted_and_its_masks_are_drawn_by_what_is_replaced(name, monkeypatch):
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**SPEECH)
+    model = getattr(transformers, f"{name}ForCTC")(config).train()
+    replaced = {module.__name__.rpartition("_")[2]: module for module, _, _ in compat.span_mask_functions()}
+    calls = []
+    for module, function, original in compat.span_mask_functions():
+        monkeypatch.setattr(module, function, lambda *a, of=original, **kw: calls.append(1) or of(*a, **kw))
+    logits = model(torch.zeros(1, 400)).logits
+    assert logits.shape[1] == int(compat.num_frames_of(model, torch.tensor([400]))[0])
+    assert name.lower() in replaced
+    assert len(calls) == 1

@@ -15,6 +15,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
 from ringmaster.techniques.training.dropout import DrawSites, name_modules
 from tests.matrix import matrix
+from tests.speech_models import WAV2VEC2
 
 probing = importlib.import_module("ringmaster.techniques.probing.probe")  # its package has a function of this name
 
@@ -29,10 +30,12 @@ SPECS = {
     "late-interaction": ModelSpec(architecture="BertModel", config=SMALL),
     "mse": ModelSpec(architecture="BertForTokenClassification", config={**SMALL, "num_labels": 1}),
     "bradley-terry": ModelSpec(architecture="BertForSequenceClassification", config={**SMALL, "num_labels": 1}),
+    "ctc": WAV2VEC2,
 }
 OPTIONS = {
     "cross-entropy": [{}, {"label_smoothing": 0.1, "class_weights": [1.0 + 0.1 * i for i in range(VOCAB_SIZE)]}],
     "mse": [{}],
+    "ctc": [{}],
     "dpo": [{}, {"loss_type": "ipo"}, {"beta": 0.5, "label_smoothing": 0.1}],
     "orpo": [{}, {"prompt_loss": False}],
     "simpo": [{}],
@@ -68,6 +71,11 @@ def ragged_batch(function):
         batch[DESIRABLE] = torch.tensor([[1], [0], [0], [1]])
     if function.name == "rag-sequence":
         batch[PASSAGE_SCORES] = torch.randn(4, num, generator=draw)
+    if function.name == "ctc":
+        lengths = torch.tensor([[900], [700], [600], [800]])
+        speech = (torch.arange(900) < lengths).long()
+        batch["attention_mask"], batch["input_values"] = speech[:, None], torch.randn(4, 1, 900, generator=draw)
+        del batch["input_ids"]
     if function.name == "mse":
         batch["labels"] = torch.randn(labels.shape, generator=draw)
     if function.generation is not None:

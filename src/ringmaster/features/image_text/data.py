@@ -29,6 +29,7 @@ from ringmaster.features.image_text.layouts import (
 from ringmaster.techniques.data import arrow_files
 from ringmaster.techniques.data.chat_template import CONTENT, Message
 from ringmaster.techniques.data.image_processors import digest_of, processor_files
+from ringmaster.techniques.data.row_kind import IMAGE
 from ringmaster.techniques.data.row_source import Columns, SampleContext
 from ringmaster.techniques.data.samples import as_tensors
 from ringmaster.techniques.data.sources.chat import (
@@ -59,7 +60,8 @@ class ImageTextOptions(ChatOptions):
         str | None, Description("the column that holds the images of a conversation: paths, or files as bytes")
     ] = column("images", "image", is_optional=True)
     processor: Annotated[
-        str | None, Description("a folder or hub name with the image processor, by default that of data.tokenizer")
+        str | None,
+        Description("a folder or hub name with the image processor or feature extractor, by default data.tokenizer's"),
     ] = None
 
 
@@ -75,7 +77,7 @@ class ImageText(ConversationSource):
     options_class = ImageTextOptions
     needs_tokenizer = True
     encodes_texts = False
-    reads_images = True
+    file_role = IMAGE
     keeps_files = False  # images are files of their own
     is_causal = True
     rows_at_once = 16
@@ -117,7 +119,7 @@ class ImageText(ConversationSource):
             "folder": folder,
         }
 
-    def image_paths(self, values: Mapping[str, Any]) -> Iterator[str]:
+    def file_paths(self, values: Mapping[str, Any]) -> Iterator[str]:
         """Yields the paths of the images of a row; none of a wrong row."""
         images = images_in(values["images"])
         with suppress(ValueError):

@@ -1,0 +1,23 @@
+"""Tiny models of speech, which draw nothing at random."""
+
+from ringmaster.techniques import ModelSpec
+
+CONVOLUTIONS = {"conv_dim": [16, 16], "conv_kernel": [10, 4], "conv_stride": [5, 4]}
+NOTHING_DRAWN = {
+    **dict.fromkeys(("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout"), 0.0),
+    **dict.fromkeys(("final_dropout", "layerdrop", "mask_time_prob"), 0.0),
+}
+CTC = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    **CONVOLUTIONS,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    "feat_extract_norm": "layer",
+    "ctc_loss_reduction": "mean",
+    **NOTHING_DRAWN,
+}
+WAV2VEC2 = ModelSpec(architecture="Wav2Vec2ForCTC", config=CTC)
+HUBERT = ModelSpec(architecture="HubertForCTC", config=CTC)
