@@ -26,6 +26,7 @@ from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, read_adapter
 from ringmaster.techniques.serving.batch_independence import independent_multiple
 from ringmaster.techniques.serving.client_adapter import OPTIMIZER_FILE, ClientAdapter
+from ringmaster.techniques.serving.client_costs import ComputationTimes, adapter_bytes, available_bytes, used_bytes
 from ringmaster.techniques.serving.client_folders import ClientFolders, StoredClient, check_name
 from ringmaster.techniques.serving.request_journal import RequestJournal
 from ringmaster.techniques.serving.requests import (
@@ -35,6 +36,7 @@ from ringmaster.techniques.serving.requests import (
     Limits,
     LossRequest,
     LossResult,
+    Price,
     Refusal,
     SampleRequest,
     SampleResult,
@@ -85,6 +87,7 @@ class Endpoint:
         self._multiple = independent_multiple(self._stem, max_rank=limits.max_rank, max_positions=max_positions)
         self._padded = PaddedLength(multiple=self._multiple or 1, max_positions=max_positions)
         self._adapters: dict[str, ClientAdapter] = {}
+        self._times = ComputationTimes()
         self._read_checkpoints: dict[tuple[Path, int], AdapterModules] = {}
         self._sampler = Sampler(
             self._stem, padded=self._padded, seq_len=limits.seq_len, tokenizer_from=self._base.from_pretrained
@@ -115,16 +118,7 @@ class Endpoint:
         check_name(client, what="client")
         if client in self._adapters:
             raise ValueError(f"client: {client} is there already. To fix: take another name")
-        if len(self._adapters) >= self.limits.max_adapters:
-            raise ValueError(
-                f"client: there are {len(self._adapters)} adapters, the most that this endpoint takes. "
-                "To fix: wait until another client ends, or raise max_adapters"
-            )
-        if not 1 <= spec.rank <= self.limits.max_rank:
-            raise ValueError(
-                f"adapter: rank is {spec.rank}, and this endpoint takes 1 to {self.limits.max_rank}. "
-                "To fix: take a smaller rank, or raise max_rank"
-            )
+        self._check_fits(spec)
         adapter = ClientAdapter(spec, self._stem.model)
         self._folders.add(client, StoredClient(spec=spec, number=self._journal.number))
         self._join(client, adapter)
@@ -135,6 +129,64 @@ class Endpoint:
         self._folders.remove(client)
         del self._adapters[client]
         self._lay_out()
+
+    def price(self, spec: AdapterSpec) -> Price:
+        """Returns what one more client with such an adapter costs. Raises ValueError where `add` would.
+
+        Seconds are those of rows as the clients have sent them; before they have sent any, of one row of `seq_len`
+        tokens for each client, which is computed for it.
+        """
+        self._check_fits(spec)
+        if not self._times.can_predict:
+            self._time_rows(spec)
+        num = len(self._adapters)
+        return Price(
+            step_s_now=self._times.seconds_of(num),
+            step_s_after=self._times.seconds_of(num + 1),
+            memory_bytes_after=self._bytes_with(spec),
+            memory_bytes_limit=self._limit_bytes(),
+        )
+
+    def _check_fits(self, spec: AdapterSpec) -> None:
+        if len(self._adapters) >= self.limits.max_adapters:
+            raise ValueError(
+                f"client: there are {len(self._adapters)} adapters, the most that this endpoint takes. "
+                "To fix: wait until another client ends, or raise max_adapters"
+            )
+        if not 1 <= spec.rank <= self.limits.max_rank:
+            raise ValueError(
+                f"adapter: rank is {spec.rank}, and this endpoint takes 1 to {self.limits.max_rank}. "
+                "To fix: take a smaller rank, or raise max_rank"
+            )
+        if (needed := self._bytes_with(spec)) > (limit := self._limit_bytes()):
+            raise ValueError(
+                f"adapter: with it, this process takes {needed / 1e9:.2f} GB of memory, of {limit / 1e9:.2f}. "
+                "To fix: take a smaller rank, or wait until another client ends"
+            )
+
+    def _bytes_with(self, spec: AdapterSpec) -> int:
+        return used_bytes(self._device) + adapter_bytes([spec], self._stem.model)
+
+    def _limit_bytes(self) -> int:
+        return self.limits.memory_bytes or available_bytes(self._device)
+
+    def _time_rows(self, spec: AdapterSpec) -> None:
+        """Computes one row, and two of two clients, without any effect."""
+        adapters = [ClientAdapter(spec, self._stem.model) for _ in range(2)]
+        tokens = torch.zeros((1, self._padded.of(self.limits.seq_len)), dtype=torch.int64, device=self._device)
+        for adapter in adapters:
+            self._stem.open(adapter.sites)
+            lay_below([adapter.row])
+        for num in (1, 1, 2, 1, 2):
+            parts = [
+                AdapterBatch(adapter_modules=each.modules(), inputs={"input_ids": tokens}, layout=each.row.layout)
+                for each in adapters[:num]
+            ]
+            started_s = time.perf_counter()
+            self._stem.learn(parts, [lambda output: (output.logits.logsumexp(-1).sum(), 1)] * num)
+            seconds = time.perf_counter() - started_s
+            self._times.note(num_tokens=num * tokens.shape[1], num_clients=num, seconds=seconds)
+        self._stem.forget()
 
     def _known(self, client: str) -> ClientAdapter:
         if client not in self._adapters:
@@ -249,8 +301,14 @@ class Endpoint:
         while waiting:
             wave = [queue.popleft() for queue in waiting.values()]
             waiting = {client: queue for client, queue in waiting.items() if queue}
+            started_s = time.perf_counter()
             for blocks in self._computed_together(wave):
                 sums |= self._learn_blocks(blocks)
+            self._times.note(
+                num_tokens=sum(block.tokens.numel() for block in wave),
+                num_clients=len(wave),
+                seconds=time.perf_counter() - started_s,
+            )
         return [_result(blocks, sums) for blocks in divided]
 
     def _learn_blocks(self, blocks: Sequence[RowBlock]) -> dict[int, float]:

@@ -8,6 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM
 
+from ringmaster.techniques.serving.client_costs import ComputationTimes
 from ringmaster.techniques.serving.client_folders import ClientFolders
 from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec, Refusal, Row
 
@@ -265,6 +266,36 @@ def test_a_request_that_cannot_be_computed_is_refused_and_the_others_go_on(base,
     stepped = endpoint.step([AdamStep(client="c"), AdamStep(client="d")])
     assert isinstance(stepped[0], Refusal) and "no gradients" in stepped[0].reason
     assert stepped[1]["grad_norm"] > 0
+
+
+def test_a_client_learns_its_price_before_it_joins(base, tmp_path):
+    endpoint = open_endpoint(base, tmp_path)
+    first = endpoint.price(AdapterSpec(rank=8))
+    assert first.step_s_now == 0.0 < first.step_s_after
+    assert endpoint.clients() == {}
+    small, large = (endpoint.price(AdapterSpec(rank=rank)).memory_bytes_after for rank in (1, 8))
+    assert small < large < first.memory_bytes_limit
+    for i in range(3):
+        endpoint.add(f"c{i}", AdapterSpec(rank=8))
+    for num in (1, 2, 3):
+        endpoint.compute([request_of(f"c{i}") for i in range(num)])
+    joined = endpoint.price(AdapterSpec(rank=8))
+    assert 0.0 < joined.step_s_now <= joined.step_s_after
+
+
+def test_seconds_are_fitted_to_tokens():
+    times = ComputationTimes()
+    for tokens, clients in ((10, 1), (20, 2), (40, 4)):
+        times.note(num_tokens=tokens, num_clients=clients, seconds=0.5 + 0.01 * tokens)
+    assert times.seconds_of(8) == pytest.approx(1.3)
+
+
+def test_an_adapter_without_room_in_memory_is_refused(base, tmp_path):
+    endpoint = open_endpoint(base, tmp_path, limits=replace(LIMITS, memory_bytes=1_000_000))
+    with pytest.raises(ValueError, match="GB of memory"):
+        endpoint.add("c", AdapterSpec(rank=8))
+    with pytest.raises(ValueError, match="GB of memory"):
+        endpoint.price(AdapterSpec(rank=8))
 
 
 @pytest.mark.parametrize("change", [{"learning_rate": float("nan")}, {"beta2": 1.0}, {"eps": -1.0}])
