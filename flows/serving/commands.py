@@ -29,6 +29,7 @@ def serve(
     """Serve clients of the Tinker API on this machine: each trains an adapter of a base by its own loop."""
     from ringmaster.errors import input_errors
     from ringmaster.extras import require_extra
+    from ringmaster.flows.serving.compute_link import RecordingProcess
     from ringmaster.flows.serving.endpoint_file import load_endpoint_file
     from ringmaster.flows.serving.endpoint_server import EndpointServer, ServedEndpoint, served_device
 
@@ -36,7 +37,9 @@ def serve(
     with input_errors():
         require_extra("serve", feature=f"the endpoint {entry.name}")
     settings.check_folders(settings.home())
-    server = EndpointServer(entry, home=settings.home(), device=entry.serve.device or served_device())
+    recording = RecordingProcess(file)
+    device = entry.serve.device or served_device()
+    server = EndpointServer(entry, home=settings.home(), device=device, record=recording.start)
     received: list[int] = []
 
     def stop(number: int, _: Any) -> None:
@@ -58,6 +61,9 @@ def serve(
     server.run(announce)
     if received:
         raise typer.Exit(SIGNALLED + received[0])
+    recording.wait()
+    recording.start()  # clients that have ended since
+    recording.wait()
 
 
 def with_endpoint_schema(command: Callable[..., None]) -> Callable[..., None]:

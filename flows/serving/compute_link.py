@@ -1,4 +1,4 @@
-"""The process that computes for the clients of one base, started again where it has died."""
+"""The processes of an endpoint: one that computes for each base, started again where it has died; one that records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
 PROCESS = "ringmaster.techniques.serving.process"
+RECORDING = "ringmaster.flows.serving.recording"
 ENDPOINT = "ringmaster.techniques.serving.endpoint:Endpoint"
+
+
+def child_environment() -> dict[str, str]:
+    """Returns the environment of a child process that finds what this process finds, from the same import root."""
+    paths = [*(path for path in sys.path if path), str(Path(__file__).absolute().parents[3])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 class ComputeProcessDied(RingmasterError):
@@ -63,14 +70,12 @@ class ComputeLink:
         """Starts the process, and returns once the base is loaded. Raises CallFailed where it cannot be."""
         self.close()
         self._settings.folder.mkdir(parents=True, exist_ok=True)
-        source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
-        paths = [*(path for path in sys.path if path), source]
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", PROCESS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C at a terminal reaches the server alone, which then ends the process
         )
         self._exchange({**asdict(self._settings), "folder": str(self._settings.folder)})
@@ -111,3 +116,24 @@ class ComputeLink:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+class RecordingProcess:
+    """Records the clients of an endpoint that have ended (`recording`), one process at a time.
+
+    file: of the endpoint.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._command = [sys.executable, "-P", "-m", RECORDING, str(file.absolute())]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts to record, unless that is being done."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(self._command, env=child_environment(), start_new_session=True)
+
+    def wait(self) -> None:
+        """Waits until what was begun is recorded."""
+        if self._process is not None:
+            self._process.wait()

@@ -114,7 +114,7 @@ class EndpointServer:
 
     device: such as "cpu".
     link_of: makes the link to the process of a base.
-    on_ended_clients: called, between looks, after clients have ended.
+    record: starts to record the clients that have ended, and returns at once.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class EndpointServer:
         home: Path,
         device: str,
         link_of: Callable[[ComputeSettings], ComputeLink] = ComputeLink,
-        on_ended_clients: Callable[[EndpointStore], None] = lambda store: None,
+        record: Callable[[], None] = lambda: None,
     ) -> None:
         self._entry, self._folder, self._device = entry, endpoint_folder(home, entry.name), device
-        self._link_of, self._on_ended_clients = link_of, on_ended_clients
+        self._link_of, self._record = link_of, record
         self._end = threading.Event()
 
     @property
@@ -201,15 +201,14 @@ class EndpointServer:
 
     def _look(self, service: EndpointService, server: uvicorn.Server) -> bool:
         """Ends clients that are gone, and the endpoint once nobody asks; returns whether it was idle."""
-        num_ended = -1
+        known = set[str]()  # clients that have ended, whose recording was begun
         while not self._end.wait(LOOK_EVERY_S):
             for session in service.on_loop(service.expired_sessions):
                 service.on_loop(partial(service.finish_session, session))
-            ended = service.store.clients(where="is_ended AND NOT is_recorded")
-            if len(ended) != num_ended:
-                num_ended = len(ended)
-                if ended:
-                    self._on_ended_clients(service.store)
+            ended = [client.id for client in service.store.clients(where="is_ended AND NOT is_recorded")]
+            if set(ended) - known:
+                self._record()
+            known |= set(ended)
             if server.should_exit or not all(each.is_alive for each in service.schedulers.values()):
                 raise RuntimeError("a thread of the endpoint has ended")
             waits = any(scheduler.num_waiting() for scheduler in service.schedulers.values())
@@ -225,7 +224,6 @@ class EndpointServer:
         for scheduler in service.schedulers.values():
             while scheduler.num_waiting() and scheduler.fault is None:
                 scheduler.call(lambda link: None)
-        self._on_ended_clients(service.store)
 
 
 @contextmanager
