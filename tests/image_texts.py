@@ -95,6 +95,87 @@ def write_image(file: Path, *, width: int, height: int, seed: int) -> None:
     Image.fromarray(pixels).save(file)
 
 
+QWEN_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['role'] == 'assistant' %}{% generation %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for line in message['content'] %}{{ line['text'] }}{% endfor %}{% endif %}<|im_end|>{% endgeneration %}"
+    "{% elif message['content'] is string %}{{ message['content'] }}<|im_end|>{% else %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ line['text'] }}{% endif %}{% endfor %}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template as that of Qwen2-VL, which marks what the assistant wrote."""
+
+
+def qwen_processor(*, template: str = QWEN_TEMPLATE) -> Any:
+    """Returns the processor of a tiny Qwen2-VL without its part for videos, which needs torchvision."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+    from transformers.processing_utils import ProcessorMixin
+
+    class Processor(Qwen2VLProcessor):
+        def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None) -> None:
+            self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
+            self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+            self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
+            ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+    special = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    sizes = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": (6 * PATCH) ** 2}
+    images = Qwen2VLImageProcessorPil(size=sizes, patch_size=PATCH, merge_size=2)
+    return Processor(images, tiny_tokenizer(special), chat_template=template)
+
+
+def save_processor(processor: Any, folder: Path) -> None:
+    """Saves a processor, without a part for videos."""
+    if type(processor).__name__ == "Processor":
+        processor.tokenizer.chat_template = processor.chat_template
+        processor.tokenizer.save_pretrained(folder)
+        processor.image_processor.save_pretrained(folder)
+    else:
+        processor.save_pretrained(folder)
+
+
+QWEN, QWEN_2_5 = "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
+_QWEN_TEXT = {
+    "vocab_size": 288,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+}
+QWEN_CONFIG: Mapping[str, Any] = {
+    "tie_word_embeddings": False,
+    "text_config": _QWEN_TEXT,
+    "vision_config": {
+        "depth": 2,
+        "embed_dim": 16,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "mlp_ratio": 2,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+    },
+}
+QWEN_2_5_CONFIG: Mapping[str, Any] = {
+    **QWEN_CONFIG,
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 16,
+        "out_hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "window_size": 4 * PATCH,
+        "fullatt_block_indexes": [1],
+    },
+}
+
+
 COLOURS = ("red", "green", "blue")
 
 

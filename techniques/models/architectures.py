@@ -494,9 +494,15 @@ def _checked(config: Any, data: PreparedData, spec: ModelSpec, *, of: str) -> An
             f"model: {of} cuts images of {size} pixels into patches of {patch}. "
             f"To fix: set model.config.patch_size to a divisor of {size}"
         )
-    if hasattr(config, "use_cache"):
-        config.use_cache = False  # past keys and values serve generation only
+    set_cache(config, uses=False)  # past keys and values serve generation only
     return config
+
+
+def set_cache(config: Any, *, uses: bool) -> None:
+    """Sets whether a model keeps past keys and values, in its config and in the part of it that is of text."""
+    for part in (config, text_config_of(config)):
+        if hasattr(part, "use_cache"):
+            part.use_cache = uses
 
 
 def _check_images(config: Any, data: PreparedData, *, of: str) -> None:

@@ -25,7 +25,7 @@ from ringmaster.techniques.job_specs import Adapter, ModelSpec
 from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models import model_folders, peft_format
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
-from ringmaster.techniques.models.architectures import family_of, instantiate
+from ringmaster.techniques.models.architectures import family_of, instantiate, set_cache
 from ringmaster.techniques.models.build import build_model, factory_arguments, no_progress_bar, skeleton
 from ringmaster.techniques.models.quantization import compressed_tensors
 from ringmaster.techniques.models.sentence_embeddings import copy_modules
@@ -188,8 +188,7 @@ def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -
 
 def _config_to_save(model: Any) -> Any:
     config = copy.deepcopy(model.config)
-    if hasattr(config, "use_cache"):
-        config.use_cache = True
+    set_cache(config, uses=True)
     return config
 
 

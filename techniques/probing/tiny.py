@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ringmaster.techniques.data_source import PreparedData, SampleTensor
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.model_facts import text_config_of
 from ringmaster.techniques.models.architectures import LAYERS, PIXELS
 
 NUM_LAYERS = 2
@@ -48,6 +49,7 @@ def tiny_config(config: Any, *, thin: bool = True) -> Any:
         _shorten(part)
         if thin:
             _thin(part)
+    _fit_images(tiny)
     return tiny
 
 
@@ -59,6 +61,19 @@ def _parts(config: Any) -> Iterator[Any]:
     for value in list(vars(config).values()):
         if isinstance(value, PreTrainedConfig):
             yield from _parts(value)
+
+
+def _fit_images(config: Any) -> None:
+    """Makes a part for images write embeddings of the text's width, and rotates as many features as a head has."""
+    text, vision = text_config_of(config), getattr(config, "vision_config", None)
+    written = next((name for name in ("out_hidden_size", "hidden_size") if hasattr(vision, name)), "")
+    if written == "out_hidden_size" or hasattr(vision, "embed_dim"):
+        setattr(vision, written, text.hidden_size)
+    rotation = getattr(text, "rope_parameters", None)
+    if isinstance(rotation, Mapping) and (sections := rotation.get("mrope_section")):
+        half = (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) // 2
+        cut = [part * half // sum(sections) for part in sections]
+        text.rope_parameters = {**rotation, "mrope_section": [*cut[:-1], half - sum(cut[:-1])]}
 
 
 def _shorten(config: Any) -> None:

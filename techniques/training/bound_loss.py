@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ringmaster import features
 from ringmaster.registry import resolve
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import (
@@ -73,6 +74,7 @@ class BoundLoss:
     is_of_classes: whether it compares each label with the prediction in the same place, or that of a row.
     base: the folder or name on the hub of the pretrained model, if any.
     function: the loss that the job names; None for any other.
+    arrange: makes the model's inputs of entries of a batch, where a feature knows that it takes them in another form.
     """
 
     compute: Callable[[Any, Batch], SumAndCount] | None
@@ -82,6 +84,7 @@ class BoundLoss:
     is_of_classes: bool = False
     base: str | None = None
     function: LossFunction | None = None
+    arrange: Callable[[Batch], dict[str, Tensor]] = dict
 
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
         """Returns (sum, count) of a batch; the sum is a differentiable fp32 scalar."""
@@ -161,6 +164,9 @@ class BoundLoss:
 
     def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; labels only where the model itself computes the loss."""
+        return self.arrange(self._entries(batch))
+
+    def _entries(self, batch: Batch) -> dict[str, Tensor]:
         given = {name: value for name, value in batch.items() if self.inputs is None or name in self.inputs}
         if not given:
             raise ValueError(
@@ -229,10 +235,10 @@ class FunctionLoss(BoundLoss):
     def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; of pairs and groups all sequences of each in turn."""
         added = (*ADDED, *self.function.reads)
-        given = super().forward_inputs({name: value for name, value in batch.items() if name not in added})
+        given = self._entries({name: value for name, value in batch.items() if name not in added})
         sequences = self.function.num_sequences
         if sequences is None:
-            return given
+            return self.arrange(given)
         for name, value in given.items():
             if value.dim() < 2 or value.shape[1] != sequences:
                 remedy = f"give samples whose tensors are [{sequences}, tokens] (docs/losses.md)"
@@ -242,7 +248,7 @@ class FunctionLoss(BoundLoss):
                     f"loss {self.function.name}: {name} of a sample is {list(value.shape[1:])}, and not of {sequences} "
                     f"sequences. To fix: {remedy}"
                 )
-        return {name: value.flatten(0, 1) for name, value in given.items()}
+        return self.arrange({name: value.flatten(0, 1) for name, value in given.items()})
 
     def predictions(self, output: Any, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """Returns logits and labels; of pairs [rows, 2, tokens, vocabulary] and [rows, 2, tokens]; of groups alike."""
@@ -351,6 +357,13 @@ def loss_of(
     """
     if isinstance(own := getattr(model, "own_loss", None), BoundLoss):
         return own
+    forms = (form for make in features.listed("trainer", "MODEL_INPUTS") if (form := make(model)) is not None)
+    return replace(_loss_of(job_loss, model, spec, options=options), arrange=next(forms, dict))
+
+
+def _loss_of(
+    job_loss: str | None, model: nn.Module, spec: ModelSpec, *, options: Mapping[str, Any] | None
+) -> BoundLoss:
     arguments = _arguments(model)
     without_labels = None if arguments is None else arguments - {"labels"}
     name = type(model).__name__

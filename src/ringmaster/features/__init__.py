@@ -3,7 +3,8 @@
 A feature's package has any of these modules, and the core imports those of the kind that it needs:
 
     job         its values in a job: keys, rules, parents (`ringmaster.techniques.job_features.JobFeature`)
-    trainer     its callbacks in training (`ringmaster.techniques.training.callbacks`)
+    trainer     its callbacks in training (`ringmaster.techniques.training.callbacks`), and inputs of models in
+                another form than batches have (`ringmaster.techniques.training.bound_loss`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
                 (`ringmaster.tasks.batch.file_hooks`)
     execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), what it keeps in the records

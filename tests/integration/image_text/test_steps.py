@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoModelForImageTextToText
 
 from ringmaster.techniques import DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.data_source import data_source_of
-from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.bound_loss import BoundLoss
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import build_model, model_config
+from ringmaster.techniques.training.bound_loss import loss_of
 from tests import image_texts
 from tests.integration.losses.test_trl import settings
 from tests.integration.training.test_predicted_memory import assert_foretold, predicted_and_measured
@@ -22,10 +24,19 @@ from tests.integration.workbench import ADAMW, SGD, Layout, is_bit_equal, larges
 from tests.matrix import matrix
 
 NUM_STEPS, NUM_ROWS = 20, 4
-PROCESSORS = {"smol": image_texts.smol_processor}
-TEMPLATES = {"smol": image_texts.MARKED_TEMPLATE}
 needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="no trl, whose numbers these are")
-MODELS = {"smol": ModelSpec(architecture=image_texts.SMOL, config=image_texts.SMOL_CONFIG)}
+MODELS = {
+    "smol": ModelSpec(architecture=image_texts.SMOL, config=image_texts.SMOL_CONFIG),
+    "qwen": ModelSpec(architecture=image_texts.QWEN, config=image_texts.QWEN_CONFIG),
+    "qwen 2.5": ModelSpec(architecture=image_texts.QWEN_2_5, config=image_texts.QWEN_2_5_CONFIG),
+}
+
+
+def processor_of(name):
+    """A processor whose template marks answers, as TRL needs it."""
+    if name == "smol":
+        return image_texts.smol_processor(template=image_texts.MARKED_TEMPLATE)
+    return image_texts.qwen_processor()
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +45,7 @@ def specs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("image-text")
     image_texts.write_rows(folder, number=10)
     for name in MODELS:
-        PROCESSORS[name](template=TEMPLATES[name]).save_pretrained(folder / name)
+        image_texts.save_processor(processor_of(name), folder / name)
     return {
         name: DataSpec(
             kind="image-text", path=str(folder / "train.jsonl"), tokenizer=str(folder / name), seq_len=256, held_out=0.2
@@ -79,17 +90,19 @@ def decoded_row(messages, folder):
 def test_samples_are_those_of_trls_collator(bench, specs, name):
     from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-    _, training = prepared_and_training(bench, specs[name])
+    prepared, training = prepared_and_training(bench, specs[name])
     rows = rows_for_trl(specs[name], training)
-    processor = PROCESSORS[name](template=TEMPLATES[name])
+    processor = processor_of(name)
     collated = DataCollatorForVisionLanguageModeling(processor, assistant_only_loss=True)(rows)
     width = collated["input_ids"].shape[1]
     ours = fetch(training, range(len(rows)), width=width)
     assert torch.equal(ours["labels"], collated["labels"])
     assert torch.equal(ours["input_ids"], collated["input_ids"])
     assert (ours["labels"] != -100).any(1).all()
-    given = BoundLoss(compute=None, inputs=None).forward_inputs(ours)
-    for key in collated.keys() - {"attention_mask", "labels"}:
+    with torch.device("meta"):
+        model = instantiate(model_config(MODELS[name], prepared))
+    given = loss_of(None, model, MODELS[name]).forward_inputs(ours)
+    for key in collated.keys() - {"attention_mask", "labels", "mm_token_type_ids"}:
         assert torch.equal(given[key].to(collated[key].dtype), collated[key]), key
 
 
@@ -126,17 +139,17 @@ def test_twenty_steps_are_those_of_trl(bench, specs, tmp_path, name):
         model=model,
         args=SFTConfig(**{**settings(tmp_path), "per_device_train_batch_size": NUM_ROWS}, assistant_only_loss=True),
         train_dataset=Dataset.from_list([rows[index] for index in order]).cast_column("images", List(DatasetImage())),
-        processing_class=PROCESSORS[name](template=TEMPLATES[name]),
+        processing_class=processor_of(name),
         optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)),
     )
     trainer.losses = []
     trainer.train()
     trained = bench.reference(job)
     assert trained.losses == pytest.approx(trainer.losses, abs=1e-4)
-    weights = {key: value for key, value in model.state_dict().items() if key in trained.weights}
-    assert largest_difference(trained.weights, weights) < 1e-3
+    exported = AutoModelForImageTextToText.from_pretrained(trained.order.model_dir).state_dict()
+    assert largest_difference(exported, model.state_dict()) < 1e-3
     fresh = build_model(job.model, data=prepared, seed=job.seed).state_dict()
-    assert all(not torch.equal(fresh[key], value) for key, value in trained.weights.items()), "all parts are trained"
+    assert all(not torch.equal(fresh[key], value) for key, value in exported.items()), "all parts are trained"
 
 
 LAYOUTS = [

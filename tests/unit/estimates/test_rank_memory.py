@@ -1,6 +1,7 @@
 """What estimates of memory replace in their process is there, and what replaces it is called."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,10 +10,12 @@ from ringmaster.codec import to_json
 from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
+from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.estimates import rank_memory
 from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankScenario, estimate_rank
 from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape
+from tests.image_texts import QWEN_2_5, QWEN_2_5_CONFIG
 from tests.integration.workbench import GPT2_WITH_DROPOUT, LLAMA
 from tests.matrix import matrix
 
@@ -21,6 +24,21 @@ TOKENS = PreparedData(
 )
 MIXTURE = ModelSpec(
     architecture="MixtralForCausalLM", config={**LLAMA.config, "num_local_experts": 4, "num_experts_per_tok": 2}
+)
+QWEN = ModelSpec(architecture=QWEN_2_5, config=QWEN_2_5_CONFIG)
+WITH_IMAGES = replace(
+    TOKENS,
+    vocab_size=288,
+    tensors=tuple(
+        SampleTensor(name=name, dtype=dtype, shape=shape)
+        for name, dtype, shape in (
+            ("input_ids", "int64", (16,)),
+            ("labels", "int64", (16,)),
+            ("pixel_values", "float32", (16, 96)),
+            ("image_grid_thw", "int64", (1, 3)),
+        )
+    ),
+    images={"token": 5, "counts": [4], "arrays": {"image_grid_thw": [[1, 4, 4]]}},
 )
 EVERYWHERE = {"build_model", "draws_of", "open_data", "prepare", "rollout_of"}
 # What a model, a technique and a config need, in addition to what all of them do.
@@ -35,6 +53,7 @@ CASES = [
         {"_are_we_tracing"},
     ),
     (MIXTURE, "expert", {"reshard": True}, {"sizes_of", "_can_use_grouped_mm"}),
+    (QWEN, "single", {}, {"positions_of", "windows_of"}),
 ]
 
 
@@ -49,7 +68,7 @@ def scene(folder, model, technique, config):
     )
     return RankScenario(
         job=job,
-        data=to_json(TOKENS),
+        data=to_json(WITH_IMAGES if model is QWEN else TOKENS),
         technique=registry.BUILTIN[technique],
         config={"micro_batch": 4, "recompute": "none", **config},
         shape=GangShape(kind="cpu", num_devices=1 if technique == "single" else 2, memory_bytes=1 << 33),
@@ -80,7 +99,8 @@ def calls(a_scene):
 
 
 @pytest.mark.parametrize(
-    ("model", "technique", "config", "needed"), matrix(CASES, quick=CASES[:1], ids=[case[1] for case in CASES])
+    ("model", "technique", "config", "needed"),
+    matrix(CASES, quick=CASES[:1], ids=[f"{case[0].architecture}-{case[1]}" for case in CASES]),
 )
 def test_what_an_estimate_replaces_is_used(tmp_path, model, technique, config, needed):
     counted = in_child(partial(calls, scene(tmp_path, model, technique, config)))

@@ -243,12 +243,13 @@ def processor_of(name: str) -> Any:
 
     Some need packages of videos, which are not read.
     """
-    from transformers import AutoProcessor
+    from transformers import AutoProcessor, ProcessorMixin
 
     try:
-        return AutoProcessor.from_pretrained(name, local_files_only=Path(name).is_dir(), trust_remote_code=False)
+        result = AutoProcessor.from_pretrained(name, local_files_only=Path(name).is_dir(), trust_remote_code=False)
     except (ImportError, OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    return result if isinstance(result, ProcessorMixin) else None  # else a tokenizer, of a folder that names no class
 
 
 def split_files(values: arrow_files.Array, sizes: arrow_files.Array) -> list[bytes]:

@@ -18,7 +18,7 @@ from ringmaster.techniques.models.model_folders import read_json
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-IMAGE_MASK = "pixel_attention_mask"
+IMAGE_MASK, GRID = "pixel_attention_mask", "image_grid_thw"
 
 
 class ImageLayout(ABC):
@@ -88,7 +88,28 @@ class TiledImages(ImageLayout):
         return result
 
 
-LAYOUTS: tuple[type[ImageLayout], ...] = (TiledImages,)
+class PatchedImages(ImageLayout):
+    """Qwen2-VL and Qwen2.5-VL: an image of any size is divided into patches, of which `merge_size` squared are a token.
+
+    The arrays of a batch have a row for each sample, as batches are divided by rows; models take the patches of all
+    images one after another (`ringmaster.features.image_text.trainer`).
+    """
+
+    processors = ("Qwen2VLImageProcessor",)
+    placeholder = "<|image_pad|>"
+
+    def text(self, image: Image, tokenizer: Any) -> str:
+        """Returns one token for each merged patch."""
+        grid = np.asarray(self.called([image])[GRID])[0]
+        return self.placeholder * (int(grid.prod()) // int(self.processor.merge_size) ** 2)
+
+    def arrays(self, images: Sequence[Image]) -> dict[str, Array]:
+        """Returns the patches of all images, [patches, values], and their numbers in each direction, [images, 3]."""
+        outputs = self.called(images)
+        return {PIXELS: np.asarray(outputs[PIXELS], np.float32), GRID: np.asarray(outputs[GRID], np.int64)}
+
+
+LAYOUTS: tuple[type[ImageLayout], ...] = (TiledImages, PatchedImages)
 
 
 def layout_in(folder: str) -> ImageLayout:
