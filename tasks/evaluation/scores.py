@@ -333,7 +333,9 @@ def score_models(
             trained_on=trained_on,
             import_paths=environment.import_paths,
         )
-        server = environment.server.server_for(job, cache_dir=order.cache_dir)
+        server = environment.server
+        if job.runs_elsewhere:
+            server = server.server_for(job, cache_dir=order.cache_dir)
         with ExitStack() as stack:
             channel, *_ = [
                 stack.enter_context(

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,7 +161,7 @@ def run_preflight(
             fail(name, why)
 
     num_kills = Counter[str]()
-    for own_server, left in _by_server(order, names_of, server=server, notice=notice, fail=fail_all).items():
+    for own_server, left in _by_server(order, names_of, server=server, notice=notice, fail=fail_all):
         while left:
             part = replace(order, jobs=tuple(left))
             status = _preflight(part, preflights, fail_all, names_of=names_of, server=own_server, notice=notice)
@@ -184,22 +184,24 @@ def run_preflight(
 
 def _by_server(
     order: PreflightOrder, names: Collection[str], *, server: ForkServerClient, notice: Notice, fail: ReportFailure
-) -> dict[ForkServerClient, list[Job]]:
+) -> Iterable[tuple[ForkServerClient, list[Job]]]:
     """Returns the jobs with these names by the server of their Python; those without a Python fail."""
-    result: dict[ForkServerClient, list[Job]] = {}
+    result: dict[int, tuple[ForkServerClient, list[Job]]] = {}
     for job in order.jobs:
-        if job.name in names:
-            if job.runs_elsewhere:
-                notice(f"preparing the environment of {job.name}")
+        if job.name not in names:
+            continue
+        own = server
+        if job.runs_elsewhere:
+            notice(f"preparing the environment of {job.name}")
             try:
                 own = server.server_for(job, cache_dir=order.cache_dir)
                 if own is not server:
                     own.start()
             except (InterpreterError, ForkServerError) as error:
                 fail(job.name, str(error))
-            else:
-                result.setdefault(own, []).append(job)
-    return result
+                continue
+        result.setdefault(id(own), (own, []))[1].append(job)
+    return result.values()
 
 
 @dataclass(frozen=True, kw_only=True)

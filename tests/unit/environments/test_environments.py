@@ -74,6 +74,7 @@ def test_a_lock_becomes_a_python_with_its_packages(home, tmp_path):
     assert printed == "7\n"
     result = environment.segment_result(cache_dir=home / "cache")[RESULT]
     assert result == {"digest": environment.digest, "python": found.version, "packages": {"tinytools": "1.0"}}
+    assert environment.installed(tmp_path / "cache of a reproduction") == found
 
 
 def test_its_digest_is_of_what_the_lock_defines(home, tmp_path):

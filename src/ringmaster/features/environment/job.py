@@ -67,7 +67,9 @@ class EnvironmentSpec(JobFeature):
 
         if self.lock is not None:
             assert self.digest is not None, "a batch keeps the files of a lock"
-            return installation.made(self.digest, lock=self.lock, root=cache_dir / FOLDER)
+            roots = (cache_dir / FOLDER, environments_folder())  # a reproduction has a cache of its own
+            root = next((each for each in roots if (each / self.digest).is_dir()), roots[0])
+            return installation.made(self.digest, lock=self.lock, root=root)
         assert self.python is not None
         found = installation.describe(self.python)
         if self.digest not in (None, found.digest):
