@@ -160,6 +160,16 @@ class JobFeature(FileKeys):
         """The names of what the job reads for the feature."""
         return ()
 
+    @property
+    def teacher(self) -> str | None:
+        """The model whose outputs the job learns: one of `parents`, or a folder or hub name; None without any."""
+        return None
+
+    @property
+    def frozen_models(self) -> tuple[Any, ...]:
+        """The models (`ModelSpec`) that each device holds in addition to the one that is trained."""
+        return ()
+
     def renamed(self, rename: Callable[[str], str]) -> Self:
         """Returns the feature with `rename` applied to the names of jobs."""
         return self

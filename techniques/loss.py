@@ -47,7 +47,7 @@ class LossInputs:
     labels: the label that each position predicts, [rows, ...] (for language models the next token); None without any.
     totals: the totals of `LossFunction.total_names` over the global batch; tensors [rows] where rows are scored alone.
     reference: what `compared` returns under the initial weights, or the log-probabilities of a pair's labelled tokens,
-        [rows, 2]; None unless the loss has `needs_reference`.
+        [rows, 2]; of a teacher, what `compared` returns for its logits; None unless the loss has `needs_reference`.
     base: the folder or name on the hub of the pretrained model, if any.
     model: the model as it was built, for what its config determines; not to be called.
     """
@@ -66,7 +66,8 @@ class LossInputs:
 class Generation:
     """The completions that a model writes to the prompts of each step, on which its loss is computed.
 
-    rewards: dotted names of functions f(prompts, completions, **columns) that return a number for each completion.
+    rewards: dotted names of functions f(prompts, completions, **columns) that return a number for each completion; ()
+        where completions are not rewarded.
     weights: the factor of each function's rewards in their sum.
     num_generations: completions of each prompt.
     max_new_tokens: the most tokens of a completion.
@@ -89,7 +90,8 @@ class LossFunction(ABC):
     kinds: the `MODEL_KINDS` that it is for.
     in_pairs: whether a sample holds several sequences, mostly a pair: its tensors are [`num_sequences`, ...], and the
         model gets as many times the rows.
-    needs_reference: whether it compares the model with its initial weights.
+    needs_reference: whether it compares the model with its initial weights, or with a teacher.
+    needs_teacher: whether that is a teacher, which a feature of the job names (`JobFeature.teacher`).
     drops_out: whether the model's dropout stays on in training.
     mixes_rows: whether a row's summand depends on the other rows of the global batch, which then is not divided.
     per_token: whether each position's summand depends on its own logits and label alone.
@@ -101,6 +103,7 @@ class LossFunction(ABC):
     kinds: ClassVar[tuple[str, ...]] = MODEL_KINDS
     in_pairs: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = False
+    needs_teacher: ClassVar[bool] = False
     drops_out: ClassVar[bool] = True
     mixes_rows: ClassVar[bool] = False
     per_token: ClassVar[bool] = False
@@ -118,7 +121,7 @@ class LossFunction(ABC):
 
     @property
     def compares(self) -> bool:
-        """Whether, under its options, it compares the model with its initial weights."""
+        """Whether, under its options, it compares the model with its initial weights, or with a teacher."""
         return self.needs_reference
 
     @property
@@ -161,12 +164,16 @@ class LossFunction(ABC):
         return {}
 
     def compared(self, logits: Tensor, labels: Tensor) -> Tensor | None:
-        """Returns what the loss compares with the initial weights; None for log-probabilities of whole sequences.
+        """Returns what the loss compares with a reference; None for log-probabilities of whole sequences.
 
         logits: [rows, sequences, tokens, vocabulary]. labels: the token that each position predicts, [rows, sequences,
         tokens].
         """
         return None
+
+    def reference_shape(self, labels: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns a shape of `LossInputs.reference`, for labels of a shape, in which a made-up one is as good."""
+        return labels[:-1]
 
     def advantages(self, rewards: Tensor, *, of_batch: Tensor) -> Tensor:
         """Returns how much better each completion is than the others, [prompts, completions]. NaN is not a reward.
@@ -206,6 +213,7 @@ class Values:
     above: float = -math.inf
     least: float = -math.inf
     below: float = math.inf
+    most: float = math.inf
     is_list: bool = False
     required: bool = False
 
@@ -222,14 +230,19 @@ class Values:
             return f"one of {', '.join(self.among)}"
         limits = [
             f"{word} {limit:g}"
-            for word, limit in (("above", self.above), ("at least", self.least), ("below", self.below))
+            for word, limit in (
+                ("above", self.above),
+                ("at least", self.least),
+                ("below", self.below),
+                ("at most", self.most),
+            )
             if math.isfinite(limit)
         ]
         return " ".join(["a list of numbers" if self.is_list else "a number", " and ".join(limits)]).strip()
 
     def _allows_number(self, value: Any) -> bool:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        return is_number and self.above < value and self.least <= value < self.below
+        return is_number and self.above < value and self.least <= value < self.below and value <= self.most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +335,7 @@ BUILTIN_LOSSES: dict[str, str] = {
     "kto": "ringmaster.techniques.losses.kto:Kto",
     "bradley-terry": "ringmaster.techniques.losses.reward_models:BradleyTerry",
     "grpo": "ringmaster.techniques.losses.grpo:Grpo",
+    "on-policy-distillation": "ringmaster.techniques.losses.on_policy:OnPolicyDistillation",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
     "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",
     "rag-sequence": "ringmaster.techniques.losses.preferences:RagSequence",
@@ -367,7 +381,7 @@ def loss_function_of(loss: str | None, options: Mapping[str, Any]) -> LossFuncti
 def compares(loss: str | None, options: Mapping[str, Any]) -> bool:
     """Returns whether a job's loss compares the model with its initial weights."""
     function = loss_function_of(loss, options)
-    return function is not None and function.compares
+    return function is not None and function.compares and not function.needs_teacher
 
 
 def source_of(loss: str | None) -> str | None:

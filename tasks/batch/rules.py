@@ -309,7 +309,7 @@ def _loss(job: Raw) -> Iterator[Finding]:
         yield Finding(("loss", fault.option), problem, remedy)
     yield from findings_where(
         (
-            "rewards" in known and not reads_prompts,
+            "max_new_tokens" in known and not reads_prompts,
             ("data", "kind"),
             f"is not prompt, and the loss {name} reads prompts",
             "set kind: prompt",
@@ -321,7 +321,7 @@ def _loss(job: Raw) -> Iterator[Finding]:
             "give 2 or more, or another loss or loss_type",
         ),
         (
-            loss_type.needs_reference and job.get("adaptation") is not None,
+            loss_type.needs_reference and not loss_type.needs_teacher and job.get("adaptation") is not None,
             ("loss",),
             f"{name} compares with the weights that the job begins with, which an adaptation changes",
             "leave the adaptation out, or give another loss",

@@ -17,7 +17,7 @@ from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
-from ringmaster.techniques.loss import reward_names, source_of
+from ringmaster.techniques.loss import loss_function_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.profiles import ProfileKey
 
@@ -76,7 +76,8 @@ def speed_key(
     if lengths := _lengths(data):
         data_shape["lengths"] = lengths
     code = [job.model.factory, source_of(job.loss), spec.factory, installed_source(spec)]
-    rewards = reward_names(job.loss, job.loss_options)
+    rewards, function = reward_names(job.loss, job.loss_options), loss_function_of(job.loss, job.loss_options)
+    generates = function is not None and function.generation is not None
     factories = [name for name in (*code, *map(installed_metric, job.evaluation.metrics), *rewards) if name]
     # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.
     num_evaluated = min(data["num_held_out"], job.max_evaluated_rows)
@@ -94,7 +95,7 @@ def speed_key(
             "exact": job.exact,  # decides which configs exist
             "evaluation": [list(job.evaluation.metrics), num_evaluated],
             "sources": {name: source_digest(name, import_paths) for name in factories} | _scripts(job.model.command),
-            **({"generation": dict(job.loss_options)} if rewards else {}),  # lengths and numbers of completions
+            **({"generation": dict(job.loss_options)} if generates else {}),  # lengths and numbers of completions
             **({"freeze": list(job.freeze)} if job.freeze else {}),
             **_adaptation(job),  # no key without an adaptation, so that earlier profiles stay valid
             **({"others": others} if (others := _others(job)) else {}),

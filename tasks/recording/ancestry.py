@@ -106,9 +106,10 @@ class Ancestry:
 
     def first_weights(self, job: Job) -> str | None:
         """Returns the URI or id of the model that a student starts from, where it is not its teacher; else None."""
-        if job.adaptation is None or job.adaptation.teacher is None:
+        name = next((feature.teacher for feature in job.features if feature.teacher is not None), None)
+        if name is None:
             return None
-        teacher = self._named(job, job.adaptation.teacher)
+        teacher = self._named(job, name)
         starts = (
             [self._imported(source) for source in _sources(job)] if job.base is None else [self._named(job, job.base)]
         )
@@ -171,6 +172,9 @@ def _sources(job: Job) -> Iterator[str]:
             yield from _sources(from_json(Job, part))
     if job.adapter is not None and job.adapter.from_pretrained is not None:
         yield job.adapter.from_pretrained
+    for feature in job.features:
+        if feature.teacher is not None and feature.teacher not in job.parents:
+            yield feature.teacher
 
 
 def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:

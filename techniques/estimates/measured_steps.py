@@ -41,6 +41,7 @@ from ringmaster.techniques.estimates.layer_times import fill_at_random, kind_of
 from ringmaster.techniques.estimates.rank_memory import on_gradient
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
+from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.architectures import instantiate
@@ -100,6 +101,18 @@ class StepTimes:
         """
         token_s = max(self.launch_s, self.host_s) + num_rows * self.row_s / (width or 1.0)
         return num_tokens * self.forward_share * token_s
+
+    def with_generation(self, *, num_tokens: int, width: float) -> StepTimes:
+        """Returns the times of steps that write the tokens of rows of a width before they are trained on."""
+        first_s = self.generating_s(num_rows=0, num_tokens=num_tokens, width=width)
+        row_s = self.row_s * num_tokens * self.forward_share / width
+        share = (first_s + row_s) / max(self.launch_s + self.row_s, 1e-12)
+        return replace(
+            self,
+            launch_s=self.launch_s + first_s,
+            row_s=self.row_s + row_s,
+            forward_share=(self.forward_share + share) / (1 + share),
+        )
 
     def with_extra_forward(self, size: float) -> StepTimes:
         """Returns the times with a forward of another model for each row; `size` in sizes of the job's model."""
@@ -376,8 +389,10 @@ class _TimedSteps:
         given = {field.name: getattr(self.trainer.batches, field.name) for field in fields(self.trainer.batches)}
         self._batches = self.trainer.batches = _ChosenRows(**given, timer=self._timer, row_width=self.width)
         self._timer.watch(self.trainer.unwrapped)
-        if self.trainer.reference is not None and self.trainer.reference.model is not None:
-            self._timer.watch(self.trainer.reference.model)
+        reference, function = self.trainer.reference, loss_function_of(order.job.loss, order.job.loss_options)
+        is_copy = function is not None and not function.needs_teacher  # with few layers, as the model itself
+        if reference is not None and reference.model is not None and is_copy:
+            self._timer.watch(reference.model)
 
     def times(self, kinds: Sequence[str], *, more: Mapping[str, int]) -> tuple[_MicroBatch, _MicroBatch]:
         """Returns the times of a small and a larger micro-batch of the whole model.

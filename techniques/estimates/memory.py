@@ -335,7 +335,7 @@ def copies_reference(job: Job) -> bool:
     """Returns whether the job's loss compares with its initial weights, of which it then keeps a frozen copy."""
     loss = loss_function_of(job.loss, job.loss_options)
     has_base = job.adapter is not None and job.adapter.begins_as_base
-    return loss is not None and loss.compares and not has_base
+    return loss is not None and loss.compares and not loss.needs_teacher and not has_base
 
 
 def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
@@ -350,12 +350,17 @@ def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
     if adaptation.kind == PRUNED:
         return student.num_parameters * MASK_BYTES
     teacher = model_facts(teacher_model(job, None), data=data)
+    check_vocabulary(teacher, student, name=adaptation.teacher)
     if teacher.decoder is None or student.decoder is None:
         return teacher.parameter_bytes
-    sizes = [facts.vocab_size for facts in (teacher.decoder, student.decoder)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"distillation: the teacher {adaptation.teacher} has a vocabulary of {sizes[0]} tokens, and the student "
-            f"one of {sizes[1]}. To fix: give both the same data.tokenizer and vocab_size"
-        )
-    return teacher.parameter_bytes + num_rows * teacher.decoder.seq_len * sizes[0] * FP32_BYTES
+    return teacher.parameter_bytes + num_rows * teacher.decoder.seq_len * teacher.decoder.vocab_size * FP32_BYTES
+
+
+def check_vocabulary(teacher: ModelFacts, student: ModelFacts, *, name: str | None) -> None:
+    """Raises ValueError where a teacher, whose name is `name`, has another vocabulary than its student."""
+    if teacher.decoder is None or student.decoder is None or teacher.decoder.vocab_size == student.decoder.vocab_size:
+        return
+    raise ValueError(
+        f"distillation: the teacher {name} has a vocabulary of {teacher.decoder.vocab_size} tokens, and the student "
+        f"one of {student.decoder.vocab_size}. To fix: give both the same data.tokenizer and vocab_size"
+    )

@@ -459,13 +459,13 @@ class _Completions:
     """Completions of the greatest length, as if a `Rollout` had written them with a cache of keys and values."""
 
     def __init__(self, generation: Generation, model: nn.Module) -> None:
-        self._generation, self._config = generation, getattr(model, "config", None)
+        self.generation, self._config = generation, getattr(model, "config", None)
 
     def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Returns a batch without values."""
-        number = self._generation.num_generations
+        number = self.generation.num_generations
         rows, width = prompts["input_ids"].shape
-        longest = -(-(width + self._generation.max_new_tokens) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+        longest = -(-(width + self.generation.max_new_tokens) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
         cache = torch.empty(self._cache_bytes(rows * number * longest), dtype=torch.uint8)
         del cache  # its peak is counted
         with unset_fake_temporarily():

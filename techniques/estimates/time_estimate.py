@@ -19,6 +19,7 @@ from ringmaster.techniques.estimates.memory import (
     EstimateError,
     Workload,
     adaptation_bytes,
+    check_vocabulary,
     copies_reference,
     data_parallel,
     estimate_alone,
@@ -350,10 +351,20 @@ class Estimator:
             return state
         return state + int(SURELY_KEPT * self._activations(technique, config, shape))
 
-    @property
+    @cached_property
     def _reference_bytes(self) -> int:
-        """Bytes of the frozen copy that the job's loss compares with."""
-        return self._facts.parameter_bytes if copies_reference(self._job) else 0
+        """Bytes of the frozen copy that the job's loss compares with, and of the other models that it reads.
+
+        Raises ValueError where a teacher has another vocabulary than the job.
+        """
+        num_bytes = self._facts.parameter_bytes if copies_reference(self._job) else 0
+        for feature in self._job.features:
+            for model in feature.frozen_models:
+                facts = model_facts(model, data=self._data)
+                num_bytes += facts.parameter_bytes
+                if feature.teacher is not None:
+                    check_vocabulary(facts, self._facts, name=feature.teacher)
+        return num_bytes
 
     def _adaptation_bytes(self, config: Config) -> int:
         """Bytes that the job's adaptation needs in addition to the training state."""
@@ -466,6 +477,11 @@ class Estimator:
         alone = self._measured
         if alone is None and self._outline is not None and self._rates is not None:
             alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
+            function = loss_function_of(self._job.loss, self._job.loss_options)
+            if function is not None and function.generation is not None:
+                num_tokens = function.generation.max_new_tokens
+                width = (self._widths.training or self._data.seq_len or 1) + num_tokens
+                alone = alone.with_generation(num_tokens=num_tokens, width=width)
         return alone if alone is None else alone.with_extra_forward(self._teacher_size)
 
     @cached_property

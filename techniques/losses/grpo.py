@@ -158,6 +158,10 @@ class Grpo(loss.LossFunction):
 
         return token_log_probabilities(logits if self.temperature == 1 else logits / self.temperature, labels)
 
+    def reference_shape(self, labels: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the labels."""
+        return labels
+
     def advantages(self, rewards: Tensor, *, of_batch: Tensor) -> Tensor:
         """Returns A; 0 for completions without a reward (NaN), which the mean and the deviation leave out too."""
         if self.loss_type == RLOO:

@@ -312,9 +312,11 @@ def has_lost_base(folder: Path) -> bool:
 def reference_of(*folders: Path) -> str | None:
     """Returns the folder or hub name of the weights that a loss compares models with; None where they are not there.
 
-    folders: of models; the first that names them decides, an adapter by its base.
+    folders: of models; the first that names them decides, an adapter without a teacher by its base.
     """
-    names = (read_config(f).get(NAMED) if is_adapter(f) else read_json(f / LOSS).get(REFERENCE) for f in folders)
+    names = (
+        read_json(f / LOSS).get(REFERENCE) or (read_config(f).get(NAMED) if is_adapter(f) else None) for f in folders
+    )
     name = next((name for name in names if name), None)
     return None if name is None or _is_lost(name) else str(name)
 

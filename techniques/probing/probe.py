@@ -77,7 +77,7 @@ MAX_NEW_TOKENS = 8
 def completions_of(
     prompts: Mapping[str, Tensor], *, model: nn.Module, function: LossFunction, job: Job, data: PreparedData
 ) -> dict[str, Tensor]:
-    """Returns the batch of a few short completions, with random advantages, which alone have gradients in any case.
+    """Returns the batch of a few short completions; rewarded ones with random advantages, which always have gradients.
 
     Raises StepError where the model has too few positions, or where a reward function fails or returns no numbers.
     """
@@ -104,6 +104,8 @@ def completions_of(
         short = replace(generation, max_new_tokens=min(generation.max_new_tokens, MAX_NEW_TOKENS))
         seeds = [prompt_seed(job.seed, 0, place) for place in range(len(prompts["input_ids"]))]
         batch = replace(rollout, generation=short).completed(model, _last_tokens(prompts), seeds=seeds)
+    if not generation.rewards:
+        return batch
     draw = torch.Generator().manual_seed(0)
     rewards = torch.rand(batch[REWARDS].shape, generator=draw)
     return {**batch, ADVANTAGES: function.advantages(rewards, of_batch=rewards)}

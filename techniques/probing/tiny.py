@@ -203,7 +203,7 @@ def ragged(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     batch = dict(batch)
     tokens, labels = batch.get("input_ids"), batch.get("labels")
-    if tokens is not None and tokens.dim() == 3:
+    if tokens is not None and tokens.dim() == 3 and tokens.shape[1] > 1:
         is_same = (tokens[:, 1] == tokens[:, 0]).all(-1)
         batch["input_ids"] = tokens.clone()
         batch["input_ids"][is_same, 1] = tokens[is_same, 1].roll(1, dims=-1)

@@ -26,7 +26,7 @@ from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, metrics_n
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites
 from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts, model_facts
-from ringmaster.techniques.models.model_folders import LOSS, REFERENCE
+from ringmaster.techniques.models.model_folders import LOSS, REFERENCE, read_json
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter, reference_of
 from ringmaster.techniques.scoring import scored_rows
 from ringmaster.techniques.sharding.tensor_plan import cut
@@ -246,11 +246,16 @@ def score_alone(
     if rollout is not None:
         rollout.rewards.check_without_training()
     answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), **writes)
-    reference = initial = None
-    if (is_compared := loss.function is not None and loss.function.compares) and not is_adapter(model_dir):
-        initial = _initial_model(model_dir, rows, device=device, mesh=mesh)
-    if is_compared and (initial is not None or is_adapter(model_dir)):
-        reference = ReferenceModel(model=initial, loss=loss, autocast=writes["autocast"])
+    reference = compared = None
+    is_compared = loss.function is not None and loss.function.compares
+    has_teacher = loss.function is not None and loss.function.needs_teacher
+    is_base = is_adapter(model_dir) and not has_teacher  # the model itself gives what its initial weights do
+    if is_compared and not is_base:
+        is_named = not has_teacher or read_json(model_dir / LOSS).get(REFERENCE)  # an adapter's base is no teacher
+        name = reference_of(model_dir, rows.reader) if is_named else None
+        compared = None if name is None else _compared_model(name, rows, device=device, mesh=mesh)
+    if is_compared and (compared is not None or is_base):
+        reference = ReferenceModel(model=compared, loss=loss, autocast=writes["autocast"])
     collected, config = ScoreCollector(), getattr(model, "config", None)
     metrics = scored_metrics(rows.job.evaluation.metrics)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
@@ -277,10 +282,11 @@ def score_alone(
         )
         collected.add(numbers, {**scores_of_batch(loss, outputs, metrics=metrics), **known})
         if is_compared and reference is None and (lost := collected.missing(rows.job.evaluation.metrics)):
+            named = "a teacher, which is" if has_teacher else "the weights that it began with, which are"
+            remedy = "" if has_teacher else ", or name a registered model whose parent is there"
             raise ValueError(
-                f"{', '.join(lost)}: the loss {job.loss} compares a model with the weights that it began with, which "
-                f"are not known. To fix: write their folder or hub name as {REFERENCE!r} into {model_dir / LOSS}, or "
-                "name a registered model whose parent is there"
+                f"{', '.join(lost)}: the loss {job.loss} compares a model with {named} not known. To fix: write their "
+                f"folder or hub name as {REFERENCE!r} into {model_dir / LOSS}{remedy}"
             )
         count(len(numbers))
     scores = collected.scores(shifted=loss.shifted)
@@ -302,12 +308,10 @@ def _laid_out(
     return model.to(device)
 
 
-def _initial_model(
-    model_dir: Path, rows: scored_rows.ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
-) -> nn.Module | None:
-    """Returns the model with the weights that a whole model began with; None where these are not known."""
-    if (name := reference_of(model_dir, rows.reader)) is None:
-        return None
+def _compared_model(
+    name: str, rows: scored_rows.ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
+) -> nn.Module:
+    """Returns the weights that a whole model began with, or its teacher, from a folder or the hub."""
     folder = Path(name).absolute() if Path(name).is_dir() else None
     spec = ModelSpec(from_pretrained=name) if folder is None else scored_rows.model_spec(folder)
     model = build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=folder)

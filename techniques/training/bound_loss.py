@@ -42,7 +42,7 @@ from ringmaster.techniques.models.layers import DROPOUTS
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]
 REFERENCE = "reference_log_probabilities"
-"""The entry of a batch with what its loss compares, under the job's initial weights; [rows, 2] for pairs."""
+"""The entry of a batch with what its loss compares, under initial weights or a teacher's; [rows, 2] for pairs."""
 ADDED = (REFERENCE, ADVANTAGES, REWARDS)
 """The entries of batches that training adds, and that are not the model's inputs."""
 
@@ -321,12 +321,10 @@ class FunctionLoss(BoundLoss):
 
 def with_made_up_reference(loss: BoundLoss, batch: Batch) -> dict[str, Tensor]:
     """Returns a batch with zeros for what a reference gives, for a step that only tries or times the loss."""
-    if loss.is_known(batch):
+    if loss.function is None or loss.is_known(batch):
         return dict(batch)
-    tensor = next(iter(batch.values()))
-    is_of_tokens = loss.function is not None and loss.function.generation is not None
-    labels = batch["labels"].shape
-    return {**batch, REFERENCE: torch.zeros(labels if is_of_tokens else labels[:-1], device=tensor.device)}
+    labels = batch["labels"]
+    return {**batch, REFERENCE: torch.zeros(loss.function.reference_shape(labels.shape), device=labels.device)}
 
 
 def disable_dropout(model: nn.Module, loss: BoundLoss) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques.processes.reporter import Reporter
     from ringmaster.techniques.technique import Config, Technique
     from ringmaster.techniques.training.bound_loss import BoundLoss
+    from ringmaster.techniques.training.reference_model import ReferenceModel
 
 Share = tuple[int, int]
 """A share of a global batch: its number, and how many there are."""
@@ -66,6 +67,7 @@ class TrainedModel(TrainingState, Protocol):
 
     model: as the technique has laid it out. parameters: those that are trained.
     optimizer: a callback may replace it by another one of `build_optimizer`, before the first step.
+    reference: what the loss compares the model with, if anything; a callback sets a teacher in `change_model`.
     own_share: of the global batch. micro_batch: the rows of a forward pass.
     """
 
@@ -73,6 +75,7 @@ class TrainedModel(TrainingState, Protocol):
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
     build_optimizer: Callable[..., torch.optim.Optimizer]
+    reference: ReferenceModel | None
     own_share: Share
     micro_batch: int
     beat: Callable[[], None]

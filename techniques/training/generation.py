@@ -68,7 +68,7 @@ class Rollout:
     beat: Callable[[], None] = lambda: None
 
     def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> Batch:
-        """Returns the batch of the prompts' completions, [prompts, completions, ...], with rewards, on the device.
+        """Returns the batch of the prompts' completions, [prompts, completions, ...], with any rewards, on the device.
 
         `input_ids` are padded on the right, so that they need no mask. Only the completions have `labels`.
 
@@ -90,14 +90,17 @@ class Rollout:
                 beat=self.beat,
             )
         batch = _sequences(tokens, written, is_learnt=self._is_learnt, pad_id=self.ends.pad_id)
-        rewards = self._rewards(rows, written).view(len(rows), -1)
-        return {key: tensor.to(self.device) for key, tensor in {**batch, REWARDS: rewards}.items()}
+        if self.generation.rewards:
+            batch[REWARDS] = self._rewards(rows, written).view(len(rows), -1)
+        return {key: tensor.to(self.device) for key, tensor in batch.items()}
 
     def with_advantages(self, batches: Sequence[Batch], *, of_batch: Tensor | None = None) -> list[Batch]:
-        """Returns batches with the advantages of their completions.
+        """Returns batches with the advantages of their completions, where these are rewarded.
 
         of_batch: the rewards of the global batch, [all completions]; None where these batches are it.
         """
+        if not self.generation.rewards:
+            return list(batches)
         every = torch.cat([batch[REWARDS].flatten() for batch in batches]) if of_batch is None else of_batch
         return [
             {**batch, ADVANTAGES: self.function.advantages(batch[REWARDS], of_batch=every.to(batch[REWARDS]))}

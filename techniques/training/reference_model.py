@@ -1,4 +1,4 @@
-"""The weights that a job began with, for losses that compare the trained model with them."""
+"""The weights that a job began with, or a teacher, for losses that compare the trained model with them."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -20,9 +20,10 @@ Forward = Callable[[dict[str, Tensor]], Any]
 
 
 class ReferenceModel:
-    """Adds to batches their log-probabilities under the initial weights.
+    """Adds to batches their log-probabilities under the initial weights, or what a teacher gives for them.
 
-    model: a frozen copy of the model with them; None where the trained model computes them without its adapter.
+    model: a frozen copy of the model with them, or the teacher; None where the trained model computes them without its
+        adapter.
 
     With an adapter, the initial weights are those of the model itself without its adapter, and one more forward of the
     same model gives their log-probabilities. Otherwise a frozen copy computes them.
@@ -107,9 +108,9 @@ def reference_of(
     """Returns the job's initial weights, where its loss compares with them.
 
     `model` has them in training, before a checkpoint is restored. In an evaluation of trained weights they are built
-    again, unless they were another model's.
+    again, unless they were another model's. A callback sets the teacher of losses that need one.
     """
-    if loss.function is None or not loss.function.compares:
+    if loss.function is None or not loss.function.compares or loss.function.needs_teacher:
         return None
     job, in_half, copied = order.job, order.job.precision == "bf16-params", None
     if order.purpose in (TRAIN, TRIAL):

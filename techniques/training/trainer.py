@@ -280,7 +280,7 @@ class Trainer(JobTrainingState):
         return ShareSums(loss=float(loss_sum), loss_count=count, num_tokens=work.num_tokens), reward
 
     def _generate(self, work: _TrainerWork) -> float | None:
-        """Writes the completions of a step on which the loss is computed; returns their mean reward.
+        """Writes the completions of a step on which the loss is computed; returns their mean reward, if any.
 
         Their random numbers depend on the seed, the step and the prompt's place in the global batch alone.
         """
@@ -291,6 +291,9 @@ class Trainer(JobTrainingState):
             seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places[index]]
             batches.append(self._rollout.completed(model, fetch(self._training, rows, width=work.width), seeds=seeds))
             self.beat()
+        work.completions = batches
+        if not self._rollout.generation.rewards:
+            return None
         own_rewards = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
         every = torch.cat(self.ranks.gather([own_rewards])[0])
         work.completions = self._rollout.with_advantages(batches, of_batch=every)

@@ -54,6 +54,7 @@ BUILTIN = (
     "ringmaster.features.ludwig",
     "ringmaster.features.negatives",
     "ringmaster.features.reward_jobs",
+    "ringmaster.features.loss_teacher",
     "ringmaster.features.external_trainers",
     "ringmaster.features.environment",
     "ringmaster.features.clones",

@@ -199,6 +199,16 @@ def test_reward_model(place):
     assert jobs["rewarded"]["metrics"]["reward"] != 0
 
 
+def test_on_policy_distillation(place):
+    """The student comes nearer to its teacher, whose tokens it writes."""
+    from transformers import AutoModelForCausalLM
+
+    jobs = place.run("on_policy_distillation")
+    assert jobs["student"]["metrics"]["loss"] < 0.8
+    student = AutoModelForCausalLM.from_pretrained(jobs["student"]["model_dir"])
+    assert answer(student, jobs["student"]["model_dir"], question(place))
+
+
 def share(are):
     """The share of those that are true."""
     found = list(are)

@@ -217,6 +217,10 @@ def test_a_trained_model_writes_as_much_as_the_true_answers():
 def test_each_written_token_is_a_forward_of_one_token_a_row():
     times = measuring.StepTimes(launch_s=0.2, row_s=0.3, update_s=1.0, forward_share=0.5, layers_share=0.4)
     assert times.generating_s(num_rows=4, num_tokens=10, width=6) == pytest.approx(10 * 0.5 * (0.2 + 4 * 0.3 / 6))
+    longer = times.with_generation(num_tokens=10, width=6)
+    alone_s, step_s = times.launch_s + 4 * times.row_s, longer.launch_s + 4 * longer.row_s
+    assert step_s == pytest.approx(alone_s + times.generating_s(num_rows=4, num_tokens=10, width=6))
+    assert times.forward_share < longer.forward_share < 1
 
 
 def test_steps_and_evaluations_of_a_model_that_writes_are_predicted(tmp_path):

@@ -45,6 +45,7 @@ OPTIONS = {
         {"rewards": ["math:fsum"], "num_generations": 2, "beta": beta, "loss_type": loss_type}
         for beta, loss_type in [(0.0, "dapo"), (0.1, "dapo"), (0.1, "grpo"), (0.0, "dr_grpo"), (0.1, "rloo")]
     ],
+    "on-policy-distillation": [{}, {"beta": 0.4}, {"loss_type": "policy_gradient"}],
     "contrastive": [{}],
     "late-interaction": [{}, {"hard_negatives": 2}],
     "rag-sequence": [{"num_passages": 3}],

@@ -21,6 +21,7 @@ from ringmaster.flows.retraining.examine import EvaluatedModel
 from ringmaster.model_lineage.model_pages import CARD
 from ringmaster.model_lineage.records import IMPORTED
 from ringmaster.model_lineage.snapshot import LineageNode
+from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models.model_folders import LOSS, REFERENCE, read_json
 from ringmaster.techniques.models.peft_format import ADAPTER_CONFIG, NAMED, is_adapter
 
@@ -62,7 +63,7 @@ def _name_bases(folder: Path, model: EvaluatedModel, home: LineageHome, node: Li
             (folder / ADAPTER_CONFIG).write_text(content)
     loss = read_json(folder / LOSS)
     if loss.get(REFERENCE) is not None and not is_hub_name(loss[REFERENCE]):
-        if is_hub_name(on_hub):
+        if is_hub_name(on_hub) and compares(loss["loss"], loss["loss_options"]):  # else a teacher
             (folder / LOSS).write_text(json.dumps({**loss, REFERENCE: on_hub}))
         else:
             (folder / LOSS).unlink()  # it compares with weights that nobody else has

@@ -33,6 +33,11 @@ class RewardJobs(JobFeature):
         """The jobs of the reward models."""
         return self.jobs
 
+    @property
+    def frozen_models(self) -> tuple[ModelSpec, ...]:
+        """The reward models."""
+        return self.models
+
     def renamed(self, rename: Callable[[str], str]) -> "RewardJobs":
         """Returns the feature with `rename` applied to the names of the jobs."""
         return replace(self, jobs=tuple(map(rename, self.jobs)))
