@@ -182,6 +182,10 @@ class LossFunction(ABC):
         """
         raise NotImplementedError(f"{self.name} has no completions; a loss with `generation` implements this")
 
+    def written(self, inputs: LossInputs) -> list[list[int]] | None:
+        """Returns the tokens that a model writes to each row, where its output alone determines them; else None."""
+        return None
+
     def rewards_of(self, inputs: LossInputs) -> Tensor | None:
         """Returns the reward of the sequences of each row that are compared, the right one first: [rows, sequences].
 

@@ -246,6 +246,8 @@ BUILTIN_METRICS: dict[str, str] = {
     "generated_rouge_1": "ringmaster.techniques.metrics.token_sequences:GeneratedRouge1",
     "generated_rouge_2": "ringmaster.techniques.metrics.token_sequences:GeneratedRouge2",
     "generated_rouge_l": "ringmaster.techniques.metrics.token_sequences:GeneratedRougeL",
+    "word_error_rate": "ringmaster.techniques.metrics.transcripts:WordErrorRate",
+    "character_error_rate": "ringmaster.techniques.metrics.transcripts:CharacterErrorRate",
     "preference_accuracy": "ringmaster.techniques.metrics.comparisons:PreferenceAccuracy",
     "reward_accuracy": "ringmaster.techniques.metrics.comparisons:RewardAccuracy",
     "reward": "ringmaster.techniques.metrics.comparisons:Reward",

@@ -61,3 +61,21 @@ def spec_of(table, processor, **changes):
     """The spec of a table whose recordings are read by the processor in a folder; all rows are trained on."""
     plain = DataSpec(kind="speech-text", path=str(table), tokenizer=str(processor), held_out=0.0)
     return replace(plain, **changes)
+
+
+def whisper_processor(folder):
+    """Saves a tokenizer of letters and a feature extractor of one second; returns the processor of both."""
+    from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|hi|>", "<|transcribe|>", "<|translate|>"]
+    special += ["<|notimestamps|>"]
+    letters = [*LETTERS, "Ġ"]
+    vocabulary = {each: place for place, each in enumerate([*letters, "ab", "cd"])}
+    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[("a", "b"), ("c", "d")], pad_token="<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
+    tokenizer.set_prefix_tokens(language="en", task="transcribe")
+    tokenizer.save_pretrained(folder)
+    extractor = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    extractor.save_pretrained(folder)
+    return WhisperProcessor(extractor, tokenizer)

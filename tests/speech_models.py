@@ -21,3 +21,20 @@ CTC = {
 }
 WAV2VEC2 = ModelSpec(architecture="Wav2Vec2ForCTC", config=CTC)
 HUBERT = ModelSpec(architecture="HubertForCTC", config=CTC)
+WHISPER = ModelSpec(
+    architecture="WhisperForConditionalGeneration",
+    config={
+        "num_mel_bins": 8,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_source_positions": 50,
+        "max_target_positions": 24,
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop"), 0.0),
+        "decoder_layerdrop": 0.0,
+    },
+)

@@ -14,6 +14,7 @@ from ringmaster.errors import StepError
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.inference import architecture_of
 from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.device_rates import start_gpu_children
@@ -23,7 +24,7 @@ from ringmaster.techniques.job import DISTILLED, PRUNED, STRUCTURED, Job
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, DataSpec
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.metric import why_generating
-from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
+from ringmaster.techniques.model_facts import CTC_SUFFIX, ModelFacts, why_no_attention
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.architectures import note_on_classes
 from ringmaster.techniques.models.build import check_weights, skeleton
@@ -278,7 +279,8 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
         return None
     loss = loss_function_of(job.loss, job.loss_options)
     writes_in_steps = loss is not None and loss.generation is not None
-    what = f"the loss {loss.name}" if loss and writes_in_steps else why_generating(job.evaluation.metrics)
+    metric = None if (architecture_of(job.model) or "").endswith(CTC_SUFFIX) else why_generating(job.evaluation.metrics)
+    what = f"the loss {loss.name}" if loss and writes_in_steps else metric
     if what is None:
         return None
     if not technique.generates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.compat.transformers import num_frames_of
@@ -57,6 +58,14 @@ class Ctc(loss.LossFunction):
             zero_infinity=config.ctc_zero_infinity,
         )
         return losses / num_labels.clamp(min=1) if reduction == "mean" else losses, torch.ones_like(losses)
+
+    def written(self, inputs: loss.LossInputs) -> list[list[int]] | None:
+        """Returns the likeliest token of each frame of speech, equal neighbours joined, without blanks."""
+        if inputs.logits is None:
+            return None
+        blank = inputs.model.config.pad_token_id
+        rows = zip(inputs.logits.argmax(-1).tolist(), num_frames(inputs).tolist(), strict=True)
+        return [[token for token, _ in groupby(row[:number]) if token != blank] for row, number in rows]
 
 
 def num_frames(inputs: loss.LossInputs) -> Tensor:

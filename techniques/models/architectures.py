@@ -25,6 +25,7 @@ from ringmaster.techniques.model_facts import (
     text_config_of,
 )
 from ringmaster.techniques.models.model_folders import read_json
+from ringmaster.techniques.models.transcripts import WHISPER
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,6 +49,11 @@ LAYERS = (
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
 """The different names of the width between the two or three matrices of a feed-forward layer."""
 PIXELS, IMAGE_TOKEN = "pixel_values", "image_token_id"
+TOKENS_OF_CONFIGS = (
+    *("pad_token_id", "bos_token_id", "eos_token_id"),
+    *("suppress_tokens", "begin_suppress_tokens"),
+)
+"""The fields of configs with tokens by their numbers."""
 HIDDEN_SIZES = frozenset({"hidden_size", "hidden_sizes", "n_embd", "d_model", "dim", "dims", "embed_dim", "embed_dims"})
 """The different names of the width of the layers."""
 OF_LOADING = frozenset(
@@ -337,6 +343,8 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
     if "token" in data.images and hasattr(default, IMAGE_TOKEN):
         yield IMAGE_TOKEN, data.images["token"]
     yield from _of_images(data, default)
+    if default.model_type == WHISPER and data.empty_target:
+        yield "decoder_start_token_id", data.empty_target[0]
     positions = num_positions(default)
     if positions is not None and data.seq_len is not None:
         needed = data.seq_len + num_positions_before(default, pad_token_id=found.get("pad_token_id"))
@@ -389,9 +397,11 @@ def _leave_out_foreign_tokens(config: Any) -> None:
     """Removes the architecture's default special tokens that lie outside a small vocabulary: embeddings refuse them."""
     for part in (config, text_config_of(config)):
         vocab_size = getattr(text_config_of(part), "vocab_size", None)
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            token = getattr(part, name, None)
-            if isinstance(token, int) and isinstance(vocab_size, int) and not 0 <= token < vocab_size:
+        for name in TOKENS_OF_CONFIGS:
+            given = getattr(part, name, None)
+            tokens = given if isinstance(given, (list, tuple)) else [given]  # such as those that are never written
+            numbers = [token for token in tokens if isinstance(token, int)]
+            if isinstance(vocab_size, int) and any(not 0 <= token < vocab_size for token in numbers):
                 setattr(part, name, None)
 
 

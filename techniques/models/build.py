@@ -36,6 +36,7 @@ from ringmaster.techniques.models.model_folders import (
 )
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.models.quantization import load_quantized, quantize_base
+from ringmaster.techniques.models.transcripts import WHISPER, begin_transcripts
 from ringmaster.techniques.models.weight_values import check_stored_values, check_values
 
 # The methods of quantization whose tensors transformers turns into the model's own without reading values.
@@ -96,6 +97,9 @@ def _begin_as_targets(model: Any, data: PreparedData) -> None:
     if not data.empty_target or not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return
     first = data.empty_target[0]
+    if model.config.model_type == WHISPER:
+        begin_transcripts(model, data.empty_target)
+        return
     if (shift := getattr(model, "prepare_decoder_input_ids_from_labels", None)) is not None:
         model.config.decoder_start_token_id = int(shift(labels=torch.tensor([data.empty_target]))[0, 0])
     if getattr(model, "generation_config", None) is not None:

@@ -36,7 +36,7 @@ from ringmaster.techniques.loss import (
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.model_facts import is_causal_name
+from ringmaster.techniques.model_facts import CTC_SUFFIX, is_causal_name
 from ringmaster.techniques.models.layers import DROPOUTS
 
 Batch = Mapping[str, Tensor]
@@ -55,8 +55,8 @@ CLASSIFIER_SUFFIXES = (
     "ForMaskedLM",
 )
 
-CTC_SUFFIX, CTC = "ForCTC", "ctc"
-"""The ending of the names of transformers' models that write a token, or none, for each frame, and their loss."""
+CTC = "ctc"
+"""The loss of models whose names end in `CTC_SUFFIX`."""
 
 # Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
 SEQUENCE_TO_SEQUENCE_SUFFIXES = ("ForConditionalGeneration", "MTModel")
@@ -111,6 +111,10 @@ class BoundLoss:
         if self.shifted and ("shift_labels" in batch or (labels is not None and labels.dim() > 1)):
             labels = next_tokens(batch)
         return logits_of(output), labels
+
+    def written(self, output: Any, batch: Batch) -> list[list[int]] | None:
+        """Returns the tokens that the model writes to each row, where its output alone determines them; else None."""
+        return None
 
     def is_known(self, batch: Batch) -> bool:
         """Whether the loss of these rows can be computed: not where it compares with weights that are not there."""
@@ -257,6 +261,10 @@ class FunctionLoss(BoundLoss):
             return super().predictions(output, batch)
         logits = logits_of(output)
         return None if logits is None else logits.reshape(-1, sequences, *logits.shape[1:]), self._labels(batch)
+
+    def written(self, output: Any, batch: Batch) -> list[list[int]] | None:
+        """Returns what the loss reads of the output."""
+        return self.function.written(self._inputs(output, batch, totals={}))
 
     def is_known(self, batch: Batch) -> bool:
         """Whether the batch has the log-probabilities that the loss compares with, if it compares."""

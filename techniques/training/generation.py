@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
 from ringmaster.techniques.metrics.token_sequences import answer_of
-from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.model_facts import CTC_SUFFIX, num_positions
 
 WIDTH_MULTIPLE = 8
+SPEECH_INPUTS = frozenset({"input_features", "input_values"})
+"""The names of what models of speech read."""
+MAX_START_TOKENS = 4
+"""The most tokens before a text: start, language, task and that there are no timestamps."""
 HELD_OUT = "held out"
 """In place of a step, for the random numbers of completions of held-out prompts."""
 
@@ -181,6 +186,8 @@ class AnswerWriter:
         Raises ValueError where the rows are not prompts with answers.
         """
         ids, labels = batch.get("input_ids"), batch.get("labels")
+        if ids is None and labels is not None and SPEECH_INPUTS & batch.keys():
+            return self._transcripts(model, batch, labels)
         if ids is None or labels is None or ids.dim() != 2 or labels.dim() != 2 or "position_ids" in batch:
             raise ValueError(f"the samples are not rows of a prompt and an answer. {PROMPTS_REMEDY}")
         mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
@@ -200,6 +207,33 @@ class AnswerWriter:
                 model, prompts, seeds=None, generation=greedy, ends=self.ends, device=self.device, beat=self.beat
             )
         return [row for (row,) in groups]
+
+    def _transcripts(self, model: Any, batch: Mapping[str, Tensor], labels: Tensor) -> list[list[int]]:
+        """Returns the tokens of recordings, by the model's own settings, which begin as the targets in training do."""
+        (name,) = SPEECH_INPUTS & batch.keys()
+        most = num_expected(labels, self.max_new_tokens) if self.ends.are_ignored else self.max_new_tokens
+        if (positions := getattr(model.config, "max_target_positions", None)) is not None:
+            most = min(most, positions - MAX_START_TOKENS)
+        greedy = Generation(rewards=(), weights=(), num_generations=1, max_new_tokens=most, temperature=1.0)
+        watch = _GumbelNoise(None, generation=greedy, device=self.device, beat=self.beat)
+        mask = {key: batch[key].to(self.device) for key in ("attention_mask",) if key in batch}
+        was_training = model.training
+        model.eval()
+        with self.autocast(), torch.no_grad():
+            rows = model.generate(
+                batch[name].to(self.device),
+                max_new_tokens=most,
+                min_new_tokens=most if self.ends.are_ignored else None,
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                logits_processor=LogitsProcessorList([watch]),
+                **mask,
+            ).tolist()
+        model.train(was_training)
+        start, ends = model.generation_config.decoder_start_token_id, {self.ends.pad_id, *self.ends.token_ids}
+        rows = [row[1:] if row and row[0] == start else row for row in rows]
+        return rows if self.ends.are_ignored else [[*takewhile(lambda token: token not in ends, row)] for row in rows]
 
     def _most_prompt_tokens(self, model: nn.Module) -> int:
         """Returns of how many tokens, the last ones of a prompt, the model has positions in addition to those of the
@@ -237,6 +271,8 @@ def answer_writer_of(
 
     Arguments as of `rollout_of`. Raises ValueError where the model cannot generate.
     """
+    if type(model).__name__.endswith(CTC_SUFFIX):  # its loss reads what it writes of its output
+        return None
     reading = [m for m in metrics_named(evaluation.metrics) if m.generates and not isinstance(m, ModelMetric)]
     if not reading:
         return None

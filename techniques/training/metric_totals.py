@@ -38,7 +38,7 @@ def outputs_of(
         tokenizer_dir=None if data is None else data.tokenizer_dir,
         class_names=() if data is None else data.labels,
         base=loss.base,
-        written=written,
+        written=loss.written(output, batch) if written is None else written,
     )
 
 
