@@ -61,7 +61,7 @@ def test_built_in_metrics_have_their_names_sums_and_directions():
     assert metric_names()[:3] == ("loss", "perplexity", "accuracy")
     assert all(metric_named(name).name == name for name in metric_names())
     lower = {name for name in metric_names() if not metric_named(name).higher_is_better}
-    assert lower == {"loss", "perplexity", "mse", "mae"}
+    assert lower == {"loss", "perplexity", "mse", "mae", "word_error_rate", "character_error_rate"}
     assert metric_named("perplexity").sums == metric_named("loss").sums == ("loss_sums", "loss_counts")
     assert EvaluationSpec.metrics[0] in metric_names()
 
