@@ -39,11 +39,13 @@ STRUCTURED = "structured"
 """The method of pruning that leaves layers and channels out."""
 REWRITING = (QUANTIZED, MERGED)
 """The kinds that involve no training."""
+INT8_METHODS = ("dynamic-int8", "weight-only-int8")
+INT4_METHODS = ("dynamic-int8-int4", "weight-only-int4")
 ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     DISTILLED: (),
     PRUNED: ("magnitude", "2:4", STRUCTURED),
-    QUANTIZED: ("dynamic-int8", "weight-only-int8"),
-    QUANTIZATION_AWARE: ("dynamic-int8-int4", "weight-only-int4"),
+    QUANTIZED: INT8_METHODS + INT4_METHODS,
+    QUANTIZATION_AWARE: INT4_METHODS,
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
@@ -106,9 +108,9 @@ class AdaptationSpec(JobFeature):
         kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the
             base without its smallest weights, which stay zero in any steps that follow; by the method "structured"
             without layers or channels within them, so that it has the shape of the job's config. "quantized": the base
-            with its linear layers in 8 bits. "quantization-aware": trained with the rounding of a model that will be
-            quantized. "merged": several models in one. "composed": several jobs with a common
-            component, trained as one. "extracted": the model of one of these. Models that are quantized, merged,
+            with its linear layers in 8 or 4 bits. "quantization-aware": trained with the rounding of a model that will
+            be quantized. "merged": several models in one. "composed": several jobs with a common component, trained as
+            one. "extracted": the model of one of these. Models that are quantized, merged,
             extracted or pruned by "structured" do not train.
         method: one of `ADAPTATIONS[kind]`.
         teacher: the teacher of a distilled model.

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from ringmaster.extras import missing_extra
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.job import MERGED, Job
+from ringmaster.techniques.job import MERGED, QUANTIZED, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
@@ -23,7 +24,7 @@ class Rewrite(BlackBox):
             return "the job trains steps"
         if gang.num_devices > 1:
             return "one process rewrites on one device"
-        return None
+        return missing_extra("torchao", feature=job.adaptation.kind) if job.adaptation.kind == QUANTIZED else None
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Returns the bytes of the model; for a merged one, also of a parent and of the sums in double precision."""

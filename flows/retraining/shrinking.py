@@ -10,6 +10,7 @@ from typing import Any
 
 from ringmaster.codec import digest
 from ringmaster.errors import InputError
+from ringmaster.extras import missing_extra
 from ringmaster.files import kept_value
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
@@ -188,8 +189,12 @@ def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy,
     plain = Job(**{name: getattr(job, name) for name in KEPT})
     pruned = [_pruned(plain, folder, *shape, base=uri) for shape in _shapes(job, folder, share=share)]
     students = [_recovered(each, teacher=uri, teacher_model=job.model, of=plain) for each in pruned]
-    jobs = [*pruned, *students, *(_quantized(plain, of) for of in students)]
-    jobs.append(_quantized(replace(plain, base=uri), None))
+    jobs, lacking = [*pruned, *students], missing_extra("torchao", feature="quantization")
+    if lacking is None:
+        jobs += [_quantized(plain, of) for of in students]
+        jobs.append(_quantized(replace(plain, base=uri), None))
+    if not jobs:
+        raise InputError([f"{node.label} is not made smaller: {lacking}"])
     return Batch(
         name=batch_name(node),
         jobs=tuple(jobs),

@@ -13,9 +13,9 @@ from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
     DISTILLED,
+    INT4_METHODS,
     MERGED,
     PRUNED,
-    QUANTIZATION_AWARE,
     QUANTIZED,
     REWRITING,
     STRUCTURED,
@@ -36,6 +36,8 @@ MAX_CIRCLES = 100
 MAX_NAMED = 500
 """The most jobs among which a remedy searches for a similar name."""
 
+PACKED = 8
+"""The weights of 4 bits that files pack in an int32."""
 OF_KIND = {
     "teacher": DISTILLED,
     "teacher_model": DISTILLED,
@@ -43,7 +45,6 @@ OF_KIND = {
     "weight": DISTILLED,
     "sparsity": PRUNED,
     "parents": MERGED,
-    "group_size": QUANTIZATION_AWARE,
     "weights": MERGED,
 }
 """The keys that only one kind has."""
@@ -59,6 +60,7 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
         return
     at = ("adaptation",)
     method, methods = adaptation.get("method"), ADAPTATIONS[kind]
+    size = adaptation.get("group_size", AdaptationSpec.group_size)
     yield from findings_where(
         *(
             (
@@ -122,6 +124,18 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
             ("loss",),
             "does not go with a teacher, whose logits are weighed against the model's own loss",
             "remove loss, or the adaptation",
+        ),
+        (
+            size != AdaptationSpec.group_size and method not in INT4_METHODS,
+            (*at, "group_size"),
+            "is for weights in 4 bits",
+            f"remove group_size, or take method {' or '.join(INT4_METHODS)}",
+        ),
+        (
+            isinstance(size, int) and size % PACKED,
+            (*at, "group_size"),
+            f"must be a multiple of {PACKED}, {got(size)}",
+            "give 32, 64 or 128",
         ),
         (
             kind == PRUNED

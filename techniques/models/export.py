@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from ringmaster.techniques.models import model_folders, peft_format
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import family_of, instantiate, set_cache
 from ringmaster.techniques.models.build import build_model, factory_arguments, no_progress_bar, skeleton
-from ringmaster.techniques.models.quantization import compressed_tensors
+from ringmaster.techniques.models.quantization import compressed_tensors, stored_tensors
 from ringmaster.techniques.models.sentence_embeddings import copy_modules
 
 GENERATION = "generation_config.json"
@@ -120,27 +120,28 @@ def export_quantized(
     *,
     spec: ModelSpec,
     model: nn.Module,
-    names: Iterable[str],
-    method: str,
+    quantization: Mapping[str, Any],
     prepared: PreparedData,
     base: str | None = None,
     job: Job | None = None,
 ) -> None:
-    """Exports a quantized model: int8 weights and scales in safetensors, and the method and layers in its config.
+    """Exports a quantized model: weights in 8 or 4 bits and scales in safetensors, and the layers in its config.
 
-    Arguments as of `export_model`. names: of the quantized layers.
+    Arguments as of `export_model`. quantization: the result of `quantize`.
     """
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
 
-    quantization = {"method": method, "modules": list(names)}
+    quantized = frozenset(f"{name}.weight" for name in quantization["modules"])
+    others = {name: tensor for name, tensor in model.state_dict().items() if name not in quantized}
+    tensors = _untied(model, others, but=quantized) | stored_tensors(model, quantization)
     with publish(folder) as aside:
         _save_loss(aside, job)
-        save_model(model, str(aside / model_folders.WEIGHTS), metadata={"format": "pt"})
+        save_file(tensors, aside / model_folders.WEIGHTS, metadata={"format": "pt"})
         if spec.factory is not None:
             _describe_factory(aside, spec, prepared, **{model_folders.QUANTIZATION: quantization})
             return
         config = _config_to_save(model)
-        config.quantization_config = compressed_tensors(model, method=method)
+        config.quantization_config = compressed_tensors(model, quantization)
         setattr(config, model_folders.QUANTIZATION, quantization)
         (aside / model_folders.CONFIG).write_text(config.to_json_string())
         _copy_description(aside, model, prepared=prepared, base=base)
@@ -232,15 +233,18 @@ def _describe_factory(folder: Path, spec: ModelSpec, prepared: PreparedData, **m
         copy_processors(folder, prepared=prepared, base=None)
 
 
-def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` on the CPU with one name for each tensor, as safetensors requires: tied tensors appear once."""
+def _untied(whole: nn.Module, state: Mapping[str, Tensor], *, but: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+    """`state` on the CPU with one name for each tensor, as safetensors requires: tied tensors appear once.
+
+    but: the names of tensors that are stored in another way, which `state` lacks.
+    """
     first: dict[int, str] = {}
     kept: dict[str, Tensor] = {}
     for name, tensor in whole.state_dict(keep_vars=True).items():
         first.setdefault(id(tensor), name)
         if name in state:
             kept.setdefault(first[id(tensor)], state[name].detach().cpu().contiguous())
-    missing = sorted(set(first.values()) - set(kept))
+    missing = sorted(set(first.values()) - set(kept) - but)
     assert not missing, f"the state lacks {missing[:3]}"
     return kept
 

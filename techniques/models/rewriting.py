@@ -203,11 +203,8 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
     of = job.model.from_pretrained if adaptation.kind == EXTRACTED else order.weights_from or job.model.from_pretrained
     job = with_loss_of(job, *(Path(each) for each in (of, *order.parents.values()) if each is not None))
     if adaptation.kind == QUANTIZED:
-        assert adaptation.method is not None
-        names, method = quantize(model, adaptation), adaptation.method
-        export_quantized(
-            folder, spec=job.model, model=model, names=names, method=method, prepared=prepared, base=of, job=job
-        )
+        how = quantize(model, adaptation)
+        export_quantized(folder, spec=job.model, model=model, quantization=how, prepared=prepared, base=of, job=job)
         return
     if adaptation.method == STRUCTURED:
         whole, model = model, instantiate(model_config(job.model, prepared))

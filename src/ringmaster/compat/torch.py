@@ -25,7 +25,6 @@ __all__ = [
     "foreach_neg_",
     "foreach_sign_",
     "forward_pre_hooks",
-    "int_mm",
     "is_mutable",
     "is_view",
     "is_wrapper",
@@ -167,10 +166,6 @@ foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 foreach_neg_ = torch._foreach_neg_
 foreach_sign_ = torch._foreach_sign_
-
-# The product of int8 matrices in int32. Public products of integers have no fast kernel. Without it models that compute
-# with 8 bits are slower than those that do not.
-int_mm = torch._int_mm
 
 # The names of the operators of `scaled_dot_product_attention`, which "selective" recomputation stores. Where a name
 # changes, attention is computed twice.

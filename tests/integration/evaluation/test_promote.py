@@ -198,6 +198,7 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
     monkeypatch.setattr(running, "train_and_show", train)
     training = SimpleNamespace(job=IMAGES)
     monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
+    monkeypatch.setattr(shrinking, "missing_extra", lambda extra, feature: None)
     (before,) = promotion.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/1"))[-1:]
     result = CliRunner().invoke(cli.app, ["promote", *map(str, asked), "--shrink"])
     assert (result.exit_code, last(ledger, 1)) == (1, before), "an interruption is not a refusal"

@@ -82,6 +82,7 @@ def test_fp8(place):
 def test_quantization_aware(place):
     pytest.importorskip("torchao", reason="the extra torchao is not installed")
     jobs = place.run("quantization_aware")
+    assert jobs["converted"]["metrics"]["loss"] == pytest.approx(jobs["prepared"]["metrics"]["loss"], abs=1e-4)
     assert jobs["prepared"]["metrics"]["loss"] < jobs["llama"]["metrics"]["loss"] + 0.2
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,8 @@ def shrunk(folder: Path) -> Any:
     from ringmaster.techniques.models.model_folders import quantization_of
 
     case = Case(folder, "shrunk", more="policy: policy.yaml\nshrink: true\n")
+    if find_spec("torchao") is None:
+        return {}
     limits = "limits: {latency/p99_s: {at_most: 0.02}}\n"
     (case.folder / "policy.yaml").write_text(f"name: quick\nsignificance: null\n{limits}")
     examine = compare_models.examine_task

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,7 @@ def test_inputs_are_compared_with_what_the_champion_was_trained_on(cases):
     assert "assertion sane: 1 of 1 rows fail" in drifted["why_due"]
 
 
+@pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
 def test_a_candidate_that_is_too_slow_gives_way_to_its_quantized_child(cases):
     first, idle, second = (cases["shrunk"][name] for name in ("first", "idle", "second"))
     assert [(row(first)[key]) for key in ("outcome", "candidate_version")] == ["promoted", 2]

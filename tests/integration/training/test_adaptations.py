@@ -1,12 +1,14 @@
 """Distillation and pruning: equal training under every technique that supports them, and refusals of all others."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from ringmaster.techniques import AdaptationSpec, Job, registry
 from ringmaster.techniques.estimates.job_preflight import why_no_adaptation
+from ringmaster.techniques.job import ADAPTATIONS
 from ringmaster.techniques.models.pruning import is_two_of_four
 from ringmaster.techniques.processes.gang_events import TrialMeasured
 from tests.integration.workbench import (
@@ -31,7 +33,7 @@ EVERYWHERE = [
     Layout("ddp", 2, {"micro_batch": 2}),
     Layout("fsdp", 2, {"reshard": True, "recompute": "full"}),
 ]
-QUANTIZED = [(method, model) for method in ("dynamic-int8", "weight-only-int8") for model in (LLAMA, VIT)]
+QUANTIZED = [(method, model) for method in ADAPTATIONS["quantized"] for model in (LLAMA, VIT)]
 PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
 ELSEWHERE = [
     Layout("zero1", 2),
@@ -138,6 +140,7 @@ def rewritten(family: Family, said: AdaptationSpec, folder, **changes) -> Traine
     return trained
 
 
+@pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
 @pytest.mark.parametrize(
     ("method", "model"),
     matrix(QUANTIZED, quick=[QUANTIZED[0]], ids=lambda case: f"{case[0]}-{case[1].architecture}"),
@@ -150,7 +153,8 @@ def test_a_quantized_model_is_smaller_nearly_as_good_and_not_trained_further(ben
     assert parent["metrics"] == pytest.approx(family.parent.outcome.result["metrics"])
     assert own["metrics"]["loss"] == pytest.approx(parent["metrics"]["loss"], abs=0.01)
     assert own["metrics"] != parent["metrics"]
-    assert any(tensor.dtype == torch.int8 for tensor in made.weights.values())
+    assert own["weight_bytes"] < parent["weight_bytes"]
+    assert any(tensor.dtype in (torch.int8, torch.int32) for tensor in made.weights.values())
 
     folder = made.order.model_dir
     again = bench.train(bench.job(model, base="q"), SINGLE, tmp_path / "again", weights_from=folder)
@@ -161,6 +165,17 @@ def test_a_quantized_model_is_smaller_nearly_as_good_and_not_trained_further(ben
     assert refused.outcome.status == "invalid"
     assert "not rewritten further" in refused.outcome.message
     assert not (tmp_path / "twice" / "model").exists()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
+@pytest.mark.parametrize("precision", ["bf16", "bf16-params"])
+@pytest.mark.parametrize("method", ADAPTATIONS["quantized"])
+def test_quantized_models_are_measured_in_every_precision(bench, tmp_path, method, precision):
+    said = AdaptationSpec(kind="quantized", method=method)
+    made = rewritten(Family(bench, LLAMA), said, tmp_path, base="parent", precision=precision)
+    own, parent = made.outcome.result["compared"]
+    assert own["metrics"]["loss"] == pytest.approx(parent["metrics"]["loss"], abs=0.02)
 
 
 def test_pruning_alone_keeps_what_is_left_as_it_was(bench, tmp_path):

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from ringmaster.features.quantization_aware.trainer import base_config
 from ringmaster.techniques import AdaptationSpec, registry
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.quantization import torchao_config
 from tests.integration.techniques.test_conformance import SWITCHED
 from tests.integration.workbench import SINGLE, Layout, largest_difference
 from tests.matrix import matrix
@@ -31,7 +31,9 @@ def test_twenty_steps_are_those_of_torchao_by_hand(bench, tmp_path, said):
     data = prepare(job.data, cache_dir=bench.cache_dir)
     training, _ = open_data(job.data, cache_dir=bench.cache_dir, prepared=data)
     model, sampler = build_model(job.model, data=data, seed=job.seed), sampler_of(job, training)
-    quantize_(model, QATConfig(base_config(said), step="prepare"), lambda m, name: "_proj" in name)
+    quantize_(
+        model, QATConfig(torchao_config(said.method, group_size=32), step="prepare"), lambda m, name: "_proj" in name
+    )
     optimizer, losses, num_threads = torch.optim.SGD(model.parameters(), lr=0.1), [], torch.get_num_threads()
     torch.set_num_threads(1)  # as of a rank, so that sums have its order: last digits decide roundings
     for step in range(20):
@@ -68,3 +70,16 @@ def test_its_evaluations_round_and_its_export_does_not(bench):
     assert len(trained.weights["model.layers.0.mlp.up_proj.weight"].unique()) > 1000
     (compared,) = trained.outcome.result["compared"]
     assert compared["metrics"]["loss"] != pytest.approx(trained.outcome.result["metrics"]["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("said", matrix([DYNAMIC, WEIGHTS], quick=[WEIGHTS], ids=["dynamic", "weights"]))
+def test_the_quantized_model_has_the_numbers_of_the_rounded_one(bench, tmp_path, said):
+    trained = bench.reference(bench.job(features=(said,)))
+    how = AdaptationSpec(kind="quantized", method=said.method)
+    job = bench.job(name="converted", base="tiny", num_steps=0, features=(how,))
+    folder = trained.order.model_dir
+    changes = {"weights_from": folder, "parents": {"tiny": folder}}
+    converted = bench.train(job, Layout("rewrite"), tmp_path, **changes).outcome.result
+    metrics, plain = trained.outcome.result["metrics"], converted["compared"][1]["metrics"]
+    assert converted["metrics"]["loss"] == pytest.approx(metrics["loss"], abs=2e-6 if said is WEIGHTS else 1e-4)
+    assert converted["metrics"]["loss"] != pytest.approx(plain["loss"], abs=1e-6)

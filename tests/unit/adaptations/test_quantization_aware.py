@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from ringmaster.features.quantization_aware.trainer import base_config, prepare
+from ringmaster.features.quantization_aware.trainer import prepare
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.techniques import AdaptationSpec, registry
 from ringmaster.techniques.estimates.job_preflight import why_no_adaptation
 from ringmaster.techniques.job import ADAPTATIONS, QUANTIZATION_AWARE
+from ringmaster.techniques.models.quantization import torchao_config
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
 METHODS = ADAPTATIONS[QUANTIZATION_AWARE]
@@ -57,14 +58,18 @@ def test_twenty_steps_and_the_conversion_are_torchaos(method):
 
     plain, spec = Layers(), adaptation(method)
     model, by_hand = prepare(copy.deepcopy(plain), spec), copy.deepcopy(plain)
-    quantize_(by_hand, QATConfig(base_config(spec), step="prepare"), lambda m, name: name in ("layers.0", "layers.2"))
+    quantize_(
+        by_hand,
+        QATConfig(torchao_config(method, group_size=32), step="prepare"),
+        lambda m, name: name in ("layers.0", "layers.2"),
+    )
     losses = trained(model)
     assert losses == trained(by_hand)
     assert losses[-1] < losses[0] and losses != trained(plain)
     x = torch.randn(5, 64)
     rounded = model(x)
     assert torch.equal(rounded, by_hand(x))
-    quantize_(by_hand, QATConfig(base_config(spec), step="convert"))
+    quantize_(by_hand, QATConfig(torchao_config(method, group_size=32), step="convert"))
     assert torch.allclose(by_hand(x), rounded, atol=1e-6)
 
 
@@ -104,12 +109,13 @@ def test_techniques_that_divide_rows_are_refused(tmp_path):
 
 JOB = """
   - {name: a, model: {architecture: GPT2LMHeadModel}, data: {path: a.txt, seq_len: 8, vocab_size: 300}, num_steps: 1,
-     adaptation: {kind: quantization-aware, %s}%s}
+     adaptation: {%s}%s}
 """
 
 
 def parsed(tmp_path, more, how="method: weight-only-int4"):
     (tmp_path / "a.txt").write_text("text " * 99)
+    how = how if how.startswith("kind") else f"kind: quantization-aware, {how}"
     return parse_batch(f"jobs: {JOB % (how, more)}", folder=tmp_path, name="batch.yaml")
 
 
@@ -120,6 +126,8 @@ def parsed(tmp_path, more, how="method: weight-only-int4"):
         ("method: int3", "", r"adaptation.method: 'int3' is unknown"),
         ("method: average", "", r"adaptation.method: 'average' is no way to get a quantization-aware model"),
         ("group_size: 32", "", r"adaptation.method: is missing"),
+        ("method: weight-only-int4, group_size: 12", "", r"group_size: must be a multiple of 8, got 12. To fix: give"),
+        ("kind: quantized, method: weight-only-int8, group_size: 64", "", r"group_size: is for weights in 4 bits"),
         ("method: weight-only-int4", ", precision: fp8", r"precision: fp8 has layers of its own"),
         ("method: weight-only-int4", ", compile: true", r"compile: does not go with a quantization-aware job"),
         ("method: weight-only-int4", ", exact: true", r"exact: does not go with rounded weights"),

@@ -31,6 +31,7 @@ def plan(tmp_path, monkeypatch):
     job = Job(name="texts", model=spec, data=DataSpec(source="python-stdlib", seq_len=8), num_steps=7)
     training = SimpleNamespace(job=job)
     monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
+    monkeypatch.setattr(shrinking, "missing_extra", lambda extra, feature: None)
     home, node = SimpleNamespace(model_dir=lambda node: tmp_path), SimpleNamespace(label="texts/3")
     return lambda p99_s: shrinking.plan_children(home, node, POLICY, {P99: p99_s})
 
@@ -55,6 +56,13 @@ def test_a_model_is_pruned_taught_and_quantized_in_one_chain(plan):
 def test_what_keeps_no_limit_by_its_size_is_not_trained(plan):
     names = {job.name for job in plan(0.5).jobs}  # a 28th of the time: not even one layer
     assert names == {"texts-int8"}
+
+
+def test_without_torchao_no_child_is_quantized(plan, monkeypatch):
+    monkeypatch.setattr(shrinking, "missing_extra", lambda extra, feature: f"{feature} needs {extra}")
+    assert not [job.name for job in plan(0.03).jobs if job.adaptation.kind == "quantized"]
+    with pytest.raises(InputError, match="not made smaller: quantization needs torchao"):
+        plan(0.5)
 
 
 def test_a_limit_that_no_smaller_model_keeps_is_told(plan, monkeypatch):

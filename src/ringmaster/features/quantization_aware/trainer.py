@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import nn
 
 from ringmaster.compat.torchao import quieted
 from ringmaster.techniques.job import QUANTIZATION_AWARE, AdaptationSpec
-from ringmaster.techniques.models.quantization import INT4_WEIGHTS, int4_layers
+from ringmaster.techniques.models.quantization import int4_layers, torchao_config
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.training.bound_loss import BoundLoss
 from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
@@ -48,17 +45,7 @@ def prepare(model: nn.Module, adaptation: AdaptationSpec) -> nn.Module:
     from torchao.quantization.qat import QATConfig
 
     names = {*int4_layers(model, group_size=adaptation.group_size)}
-    config = QATConfig(base_config(adaptation), step="prepare")
+    base = torchao_config(adaptation.method, group_size=adaptation.group_size)
+    config = QATConfig(base, step="prepare")
     quantize_(model, config, filter_fn=lambda _, name: name in names)
     return model
-
-
-def base_config(adaptation: AdaptationSpec) -> Any:
-    """Returns torchao's config of the quantized model."""
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig, PerGroup
-
-    int4: Any = torch.int4  # type: ignore[attr-defined]
-    groups = PerGroup(adaptation.group_size)
-    if adaptation.method == INT4_WEIGHTS:
-        return IntxWeightOnlyConfig(weight_dtype=int4, granularity=groups)
-    return Int8DynamicActivationIntxWeightConfig(weight_dtype=int4, weight_granularity=groups)
