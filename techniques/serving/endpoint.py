@@ -11,6 +11,7 @@ killed goes on bit by bit where it was.
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from ringmaster.techniques.serving.requests import (
     AdamStep,
     AdapterSpec,
     ClientState,
+    EndpointLostError,
     Limits,
     LossRequest,
     LossResult,
@@ -93,6 +95,7 @@ class Endpoint:
             self._stem, padded=self._padded, seq_len=limits.seq_len, tokenizer_from=self._base.from_pretrained
         )
         self._folders, self._journal = ClientFolders(folder), RequestJournal(folder)
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="endpoint's disk")
         self.busy_s = self.storing_s = 0.0
         self._computed_s, self._storing_s = 0.0, FIRST_STORING_S  # since the last whole states, and what these took
         self._restore()
@@ -106,6 +109,7 @@ class Endpoint:
         """Stores every client's state whole."""
         self._store_all()
         self._journal.close()
+        self._disk.shutdown()
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
@@ -213,7 +217,10 @@ class Endpoint:
     # -- losses and steps ----------------------------------------------------------------------------------------------
 
     def compute(self, requests: Sequence[LossRequest]) -> tuple[LossResult | Refusal, ...]:
-        """Computes losses, and adds their gradients to those of each client since its last step."""
+        """Computes losses, and adds their gradients to those of each client since its last step.
+
+        Raises EndpointLostError where what was computed cannot be recorded.
+        """
         started_s = time.perf_counter()
         refused = {i: Refusal(reason=why) for i, each in enumerate(requests) if (why := self._obstacle(each))}
         taken = [i for i in range(len(requests)) if i not in refused]
@@ -223,19 +230,29 @@ class Endpoint:
         results |= zip(read, self._read([requests[i] for i in read]), strict=True)
         self._computed_s += time.perf_counter() - started_s
         if learnt:
-            self._note(losses=[requests[i] for i in learnt])
+            self._note([requests[i] for i in learnt])
         self.busy_s += time.perf_counter() - started_s
         return tuple(refused[i] if i in refused else results[i] for i in range(len(requests)))
 
     def step(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:
-        """Takes optimizer steps, and returns once they are on disk, with the norm of each one's gradients."""
+        """Takes optimizer steps, and returns once they are on disk, with the norm of each one's gradients.
+
+        Raises EndpointLostError where the disk has not kept them.
+        """
         started_s = time.perf_counter()
         try:
-            self._note(steps=steps)
+            self._journal.append(steps=steps)
         except OSError as error:
             reason = storage_fault(error) or str(error)
             return tuple(Refusal(reason=reason) for _ in steps)
+        syncing = self._disk.submit(self._journal.sync)  # of the losses before as well, on which the steps depend
         answers = self._take(steps)
+        waited_s = time.perf_counter()
+        try:
+            syncing.result()
+        except OSError as error:
+            raise EndpointLostError(storage_fault(error) or str(error)) from error
+        self.storing_s += time.perf_counter() - waited_s
         self._computed_s += time.perf_counter() - started_s
         if self._computed_s * STORING_SHARE > self._storing_s:
             self._store_all()
@@ -436,11 +453,12 @@ class Endpoint:
             self._journal.number = max(self._journal.number, number)
         self._store_all()
 
-    def _note(self, *, losses: Sequence[LossRequest] = (), steps: Sequence[AdamStep] = ()) -> None:
+    def _note(self, losses: Sequence[LossRequest]) -> None:
         started_s = time.perf_counter()
-        self._journal.append(losses=losses, steps=steps)
-        if steps:  # with them, all that they depend on
-            self._journal.sync()
+        try:
+            self._journal.append(losses=losses)
+        except OSError as error:
+            raise EndpointLostError(storage_fault(error) or str(error)) from error
         self.storing_s += time.perf_counter() - started_s
 
     def _store_all(self) -> None:

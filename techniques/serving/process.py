@@ -24,6 +24,7 @@ from ringmaster.registry import resolve
 from ringmaster.techniques.serving.requests import (
     AdamStep,
     AdapterSpec,
+    EndpointLostError,
     Limits,
     LossRequest,
     LossResult,
@@ -126,6 +127,8 @@ def calls_of(endpoint: Any) -> Mapping[str, Callable[[Value], Any]]:
 def _answer(make: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"answer": make()}
+    except EndpointLostError:
+        raise  # this process ends, and the next one begins with what is on disk
     except Exception as error:  # the caller learns of it, and this process goes on
         logger.exception("a call has failed")
         return {"error": f"{type(error).__name__}: {message_of(error)}"}

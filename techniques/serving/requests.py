@@ -1,4 +1,4 @@
-"""What clients of a training endpoint ask of it, and what they get: values without behaviour."""
+"""What clients of a training endpoint ask of it, and what they get: values without behaviour, and one error."""
 
 from __future__ import annotations
 
@@ -169,3 +169,7 @@ class Price:
     step_s_after: float
     memory_bytes_after: int
     memory_bytes_limit: int
+
+
+class EndpointLostError(RuntimeError):
+    """What an endpoint has in memory is ahead of what is on disk: it has to be opened anew from there."""

@@ -170,11 +170,14 @@ def _gaps(runs: Sequence[LoraRun | ScalingRun], num_rows: int) -> Iterator[slice
 
 def _product(first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
     """[n, rows, inner] @ [n, inner, columns], each product by the kernel of a separate run."""
+    num = first.shape[0]
+    if num == 1 and out is None:
+        return torch.mm(first.squeeze(0), second.squeeze(0)).unsqueeze(0)
     if _is_batched(first, second):
         return torch.bmm(first, second, out=out)
     if out is None:
-        out = first.new_empty(len(first), first.shape[1], second.shape[2])
-    for i in range(len(first)):
+        out = first.new_empty(num, first.shape[1], second.shape[2])
+    for i in range(num):
         torch.mm(first[i], second[i], out=out[i])
     return out
 
@@ -186,8 +189,8 @@ def _is_batched(first: Tensor, second: Tensor) -> bool:
     multiplications runs on another kernel. Other devices give no bitwise equality, and a kernel launch costs more than
     such products.
     """
-    if len(first) == 1 or first.device.type != "cpu":
-        return len(first) > 1
+    if (num := first.shape[0]) == 1 or first.device.type != "cpu":
+        return num > 1
     rows, inner, columns = *first.shape[1:], second.shape[2]
     return min(rows, inner, columns) > 1 and rows * inner * columns >= FEWEST_MULTIPLICATIONS
 

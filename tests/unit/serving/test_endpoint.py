@@ -1,5 +1,6 @@
 """What an endpoint computes: each client's bits whoever else is there, states that outlive a kill, checkpoints."""
 
+import errno
 import random
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ from transformers import LlamaForCausalLM
 
 from ringmaster.techniques.serving.client_costs import ComputationTimes
 from ringmaster.techniques.serving.client_folders import ClientFolders
-from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec, Refusal, Row
+from ringmaster.techniques.serving.request_journal import RequestJournal
+from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec, EndpointLostError, Refusal, Row
 
 from .served import (
     LIMITS,
@@ -239,6 +241,38 @@ def test_whole_states_take_a_small_share_of_the_time(base, tmp_path, monkeypatch
     monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 1e9)
     train(endpoint, "c", num_steps=2)
     assert written == [6, 8]
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_refuses_steps_and_changes_nothing(base, tmp_path, monkeypatch):
+    endpoint = open_endpoint(base, tmp_path)
+    endpoint.add("c", AdapterSpec(rank=4))
+    endpoint.compute([request_of("c")])
+    with monkeypatch.context() as full:
+        full.setattr(RequestJournal, "append", full_disk)
+        (refused,) = endpoint.step([AdamStep(client="c")])
+    assert isinstance(refused, Refusal) and "No space left" in refused.reason
+    endpoint.step([AdamStep(client="c")])
+    assert endpoint.clients()["c"].step == 1
+
+
+@pytest.mark.parametrize("fails", ["append", "sync"])
+def test_an_endpoint_that_is_ahead_of_its_disk_is_opened_anew(base, tmp_path, monkeypatch, fails):
+    endpoint = open_endpoint(base, tmp_path)
+    endpoint.add("c", AdapterSpec(rank=4))
+    train(endpoint, "c", num_steps=1)
+    if fails == "sync":
+        endpoint.compute([request_of("c")])
+    with monkeypatch.context() as full, pytest.raises(EndpointLostError, match="No space left"):
+        full.setattr(RequestJournal, fails, full_disk)
+        if fails == "sync":
+            endpoint.step([AdamStep(client="c")])
+        else:
+            endpoint.compute([request_of("c")])
+    assert open_endpoint(base, tmp_path).clients()["c"].step == (2 if fails == "sync" else 1)
 
 
 @pytest.mark.parametrize(
