@@ -31,7 +31,7 @@ description: Train, tune, evaluate, compare and retrain deep-learning models wit
 """
 ADVICE = """Before a file is run, check it: `ringmaster run FILE --dry-run --json` names all faults, each with its line
 and a remedy. `ringmaster schema` prints the JSON schema of batch files, with every key, its type and its meaning;
-`ringmaster schema sweep`, `retraining`, `policy` and `tests` print those of the other files."""
+`ringmaster schema sweep`, `retraining`, `policy`, `tests` and `endpoint` print those of the other files."""
 
 
 class _Loader(yaml.SafeLoader):

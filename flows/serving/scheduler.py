@@ -155,7 +155,7 @@ class BaseScheduler:
     def _work(self) -> None:
         while True:
             with self._wakeup:
-                while not (self._is_ending or self._calls or self._heads()):
+                while not (self._is_ending or self._calls or self._ready()):
                     self._wakeup.wait()
                 if self._is_ending:
                     self._refuse_calls()
@@ -187,14 +187,14 @@ class BaseScheduler:
             if not done.is_set():
                 result.append(CallFailed(reason))
                 done.set()
-        for pending in [*self._heads().values()]:
+        for pending in self._ready():
             self._finish(pending, {"error": reason, "category": "server"}, has_failed=True)
 
-    def _heads(self) -> dict[str, PendingRequest]:
-        """Returns the request of each stream whose turn it is."""
+    def _ready(self, *kinds: RequestKind) -> list[PendingRequest]:
+        """Returns the requests whose turn it is, of some kinds or of all."""
         with self._wakeup:
-            heads = ((name, stream, stream.head()) for name, stream in self._streams.items())
-            return {name: stream.waiting[seq] for name, stream, seq in heads if seq is not None}
+            every = [stream.waiting[seq] for stream in self._streams.values() for seq in stream.ready()]
+        return [each for each in every if not kinds or each.request.kind in kinds]
 
     def _link_up(self) -> None:
         """Starts the process where there is none, and computes again the gradients that the last one had."""
@@ -229,32 +229,28 @@ class BaseScheduler:
 
     def _turn(self) -> None:
         """Does what takes no computation, and one computation."""
-        for name, pending in self._heads().items():
+        for pending in self._ready():
             if pending.request.id in self._cancelled:
                 self._cancelled.discard(pending.request.id)
                 self._finish(pending, {"error": "the request was cancelled", "category": "user"}, has_failed=True)
             elif pending.request.kind not in (*COMPUTED, RequestKind.STEP):
-                self._do(name, pending)
-        if steps := {n: p for n, p in self._heads().items() if p.request.kind is RequestKind.STEP}:
-            self._step(steps)
-        waiting = {n: p for n, p in self._heads().items() if p.request.kind in COMPUTED}
-        if waiting:
+                self._do(pending)
+        if steps := self._ready(RequestKind.STEP):
+            self._step({each.request.stream: each for each in steps})
+        if waiting := self._ready(*COMPUTED):
             self._compute(self._chosen(waiting))
 
-    def _chosen(self, waiting: Mapping[str, PendingRequest]) -> list[PendingRequest]:
+    def _chosen(self, waiting: Sequence[PendingRequest]) -> list[PendingRequest]:
         """Returns the requests of the next computation, all of one kind. The kinds take turns where both may be."""
-        order = [*self._shares.eligible({_share_of(p): p for p in waiting.values()})]
-        ranked = sorted(
-            (p for p in waiting.values() if _share_of(p) in order), key=lambda each: order.index(_share_of(each))
-        )
+        order = {client: i for i, client in enumerate(self._shares.eligible({_share_of(each) for each in waiting}))}
+        ranked = sorted((each for each in waiting if _share_of(each) in order), key=lambda each: order[_share_of(each)])
         kinds = list(dict.fromkeys(each.request.kind for each in ranked))
         kind = kinds[-1] if len(kinds) > 1 and kinds[0] is self._last_kind else kinds[0]
         self._last_kind = kind
-        of_kind = {each.request.id: each for each in ranked if each.request.kind is kind}
-        if suspects := [each for each in of_kind.values() if each.num_deaths]:
+        of_kind = [each for each in ranked if each.request.kind is kind]
+        if suspects := [each for each in of_kind if each.num_deaths]:
             return suspects[:1]  # alone, as one of those that were computed when the process died may be the reason
-        chosen = within_budget(iter(of_kind), cost=lambda id: of_kind[id].num_tokens, budget=TURN_TOKENS)
-        return [of_kind[id] for id in chosen]
+        return within_budget(of_kind, cost=lambda each: each.num_tokens, budget=TURN_TOKENS)
 
     def _compute(self, batch: Sequence[PendingRequest]) -> None:
         is_loss = batch[0].request.kind is RequestKind.LOSS
@@ -348,9 +344,9 @@ class BaseScheduler:
             self._store_answer(pending, {"metrics": finite})
         self._tell([pending])
 
-    def _do(self, name: str, pending: PendingRequest) -> None:
+    def _do(self, pending: PendingRequest) -> None:
         """Does what concerns one client alone."""
-        request = pending.request
+        request, name = pending.request, pending.request.stream
         acts = {
             RequestKind.CREATE: self._create,
             RequestKind.SAVE: self._save,

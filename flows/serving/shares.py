@@ -7,7 +7,7 @@ twice the device time of the other, and slow clients delay others by one computa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -28,22 +28,13 @@ class RequestStream(Generic[T]):
     waiting: dict[int, T] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
 
-    def head(self) -> int | None:
-        """Returns the number of the request whose turn it is; None where it has not come yet."""
-        if not self.waiting:
-            return None
+    def ready(self) -> list[int]:
+        """Returns the numbers of the requests whose turn it is: one at most, or all where the order does not matter."""
+        if self.next_seq is None or not self.waiting:
+            return sorted(self.waiting)
         first = min(self.waiting)
-        if self.next_seq is None or first <= self.next_seq:
-            return first
-        return first if all(seq in self.refused for seq in range(self.next_seq, first)) else None
-
-    def take(self) -> T:
-        """Removes the request whose turn it is."""
-        seq = self.head()
-        assert seq is not None, "nothing waits"
-        if self.next_seq is not None:
-            self.next_seq = max(self.next_seq, seq + 1)
-        return self.waiting.pop(seq)
+        is_next = all(seq in self.refused for seq in range(self.next_seq, first))
+        return [first] if is_next else []
 
 
 class FairShares:
@@ -52,7 +43,7 @@ class FairShares:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def eligible(self, waiting: Mapping[str, T]) -> Iterator[str]:
+    def eligible(self, waiting: Collection[str]) -> Iterator[str]:
         """Yields the clients that may be served now, the one with the least device time first.
 
         A client that did not wait before starts with the least time of those that did.
@@ -72,13 +63,13 @@ class FairShares:
             self._since[client] += used
 
 
-def within_budget(order: Iterator[str], *, cost: Callable[[str], int], budget: int) -> list[str]:
-    """Returns the first clients whose costs are within a budget together, at least one."""
-    result: list[str] = []
+def within_budget(order: Iterable[T], *, cost: Callable[[T], int], budget: int) -> list[T]:
+    """Returns the first requests whose costs are within a budget together, at least one."""
+    result: list[T] = []
     total = 0
-    for client in order:
-        total += cost(client)
+    for each in order:
+        total += cost(each)
         if result and total > budget:
             break
-        result.append(client)
+        result.append(each)
     return result

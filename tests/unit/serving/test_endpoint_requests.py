@@ -360,3 +360,15 @@ def test_compressed_messages_are_read(client):
     content = zstandard.ZstdCompressor().compress(loss_message(model, 1).SerializeToString())
     headers = BINARY | {"Content-Encoding": "zstd"}
     assert client.result(client.post("forward_backward", content=content, headers=headers))["metrics"]
+
+
+def test_samples_that_wait_together_are_computed_together(endpoint, client):
+    session = client.session()
+    sampler = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = client.post("create_sampling_session", sampler)["sampling_session_id"]
+    slow = client.loss(client.model(session), 1, tokens=(777, 1))  # the samples come while this is computed
+    body = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
+    requests = [client.post("asample", body | {"seq_id": seq}) for seq in range(3)]
+    for request in [slow, *requests]:
+        client.result(request)
+    assert max(len(each) for call, each in endpoint.calls() if call == "sample") == 3
