@@ -73,6 +73,7 @@ class Generation:
     max_new_tokens: the most tokens of a completion.
     temperature: completions are sampled from softmax(logits / temperature).
     masks_truncated: whether completions of that many tokens without an end are not learnt.
+    share: the share of steps that train on them; the others train on the `completion` of each row.
     """
 
     rewards: tuple[str, ...]
@@ -81,6 +82,7 @@ class Generation:
     max_new_tokens: int
     temperature: float
     masks_truncated: bool = False
+    share: float = 1.0
 
 
 class LossFunction(ABC):

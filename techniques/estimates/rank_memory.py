@@ -461,6 +461,10 @@ class _Completions:
     def __init__(self, generation: Generation, model: nn.Module) -> None:
         self.generation, self._config = generation, getattr(model, "config", None)
 
+    def writes(self, seed: int, step: int) -> bool:
+        """Returns True: steps that train on other completions need less."""
+        return True
+
     def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Returns a batch without values."""
         number = self.generation.num_generations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,10 +42,11 @@ class OnPolicyDistillation(loss.LossFunction):
         A_t = log q(o_t) - log p_old(o_t)
         policy_gradient:  -r_t A_t,  r_t = p(o_t) / p_old(o_t)
 
-    Both are means over the tokens of all completions of the global batch. There is one update for each generation, so
-    that r is 1 and its gradient is that of log p. No gradient flows through the choice of the completions.
+    The share 1 - lmbda of the steps has the divergence on the completions of the rows instead. Both are means over the
+    tokens of all completions of the global batch. There is one update for each generation, so that r is 1 and its
+    gradient is that of log p. No gradient flows through the choice of the completions.
 
-    Sources: Agarwal et al., On-Policy Distillation of Language Models (arXiv:2306.13649), equation 1, with lambda = 1;
+    Sources: Agarwal et al., On-Policy Distillation of Language Models (arXiv:2306.13649), equations 1 and 4;
     Gu et al., MiniLLM (arXiv:2306.08543), and Lu et al., On-Policy Distillation (Thinking Machines, 2025), for the
     advantage of each token without those of later ones. Options are named as in TRL, and have its defaults.
     """
@@ -57,15 +59,27 @@ class OnPolicyDistillation(loss.LossFunction):
 
     teacher: str = loss.option("", TeacherName())
     beta: float = loss.option(1.0, loss.Values(least=0, most=1))
+    lmbda: float = loss.option(1.0, loss.Values(least=0, most=1))
     temperature: float = loss.option(1.0, loss.Values(above=0))
     max_new_tokens: int = loss.option(512, loss.WholeNumbers(least=1))
     loss_type: str = loss.option(DIVERGENCE, loss.Values(among=(DIVERGENCE, POLICY_GRADIENT)))
+
+    def conflicts(self) -> Iterator[loss.OptionFault]:
+        """Yields a policy gradient of completions that the model has not written."""
+        if self.loss_type == POLICY_GRADIENT and self.lmbda < 1:
+            problem = "is below 1, and loss_type policy_gradient is for completions that the model writes"
+            yield loss.OptionFault(option="lmbda", problem=problem, remedy="leave it out, or loss_type")
 
     @property
     def generation(self) -> loss.Generation:
         """The completions of a step: one for each prompt."""
         return loss.Generation(
-            rewards=(), weights=(), num_generations=1, max_new_tokens=self.max_new_tokens, temperature=self.temperature
+            rewards=(),
+            weights=(),
+            num_generations=1,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            share=self.lmbda,
         )
 
     def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,8 @@ def completions_of(
                 "lower loss.max_new_tokens or data.seq_len, or set model.config.max_position_embeddings"
             ]
         )
-    with explained("loss: its rewards cannot be computed", "correct the reward function, or the columns of the data"):
+    what = "rewards" if generation.rewards else "completions"
+    with explained(f"loss: its {what} cannot be computed", "correct the reward function, or the columns of the data"):
         rollout = rollout_of(
             function,
             model=model,
@@ -101,6 +102,8 @@ def completions_of(
         )
         assert rollout is not None
         prompts_of(prompts)  # raises where the data is of another kind
+        if generation.share < 1:
+            rollout.given(prompts)
         short = replace(generation, max_new_tokens=min(generation.max_new_tokens, MAX_NEW_TOKENS))
         seeds = [prompt_seed(job.seed, 0, place) for place in range(len(prompts["input_ids"]))]
         batch = replace(rollout, generation=short).completed(model, _last_tokens(prompts), seeds=seeds)

@@ -32,7 +32,10 @@ from transformers import (
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd
+from ringmaster.techniques.data.row_kind import SampleContext
+from ringmaster.techniques.data.sources.comparison import answer_context, answer_tokens
 from ringmaster.techniques.data.sources.completion import PROMPT, ROW
+from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
@@ -44,6 +47,9 @@ SPEECH_INPUTS = frozenset({"input_features", "input_values"})
 """The names of what models of speech read."""
 MAX_START_TOKENS = 4
 """The most tokens before a text: start, language, task and that there are no timestamps."""
+NUM_SHARES = 1 << 32
+COMPLETION = "completion"
+"""The column of completions, for losses that do not train on those that the model writes in all steps."""
 HELD_OUT = "held out"
 """In place of a step, for the random numbers of completions of held-out prompts."""
 
@@ -60,6 +66,7 @@ class Rollout:
     """Writes the completions of prompts, and rewards them.
 
     function: a loss with a `generation`.
+    context: with which the completions of rows are encoded.
     autocast: returns the context of the job's precision.
     """
 
@@ -67,6 +74,7 @@ class Rollout:
     generation: Generation
     rewards: Rewards
     tokenizer: Any
+    context: SampleContext
     ends: EndTokens
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
@@ -97,6 +105,27 @@ class Rollout:
         batch = _sequences(tokens, written, is_learnt=self._is_learnt, pad_id=self.ends.pad_id)
         if self.generation.rewards:
             batch[REWARDS] = self._rewards(rows, written).view(len(rows), -1)
+        return {key: tensor.to(self.device) for key, tensor in batch.items()}
+
+    def writes(self, seed: int, step: int) -> bool:
+        """Returns whether a step trains on completions that the model writes; equal on all ranks."""
+        drawn = int(digest(["share", seed, step]), 16) % NUM_SHARES / NUM_SHARES
+        return self.ends.are_ignored or drawn < self.generation.share
+
+    def given(self, prompts: Mapping[str, Tensor]) -> Batch:
+        """Returns the batch of the completions of the prompts' rows, in place of those that the model writes.
+
+        Raises ValueError where a row has none.
+        """
+        tokens, completions = [], []
+        for row in prompts_of(prompts):
+            if not row.get(COMPLETION):
+                raise ValueError(f"a row has no {COMPLETION}. To fix: give each one, or train on the model's alone")
+            answered = answer_tokens(row[PROMPT], row[COMPLETION], self.context)
+            num_of_prompt = answered["labels"].count(IGNORED)
+            tokens.append(answered["input_ids"][:num_of_prompt])
+            completions.append([answered["input_ids"][num_of_prompt:][: self.generation.max_new_tokens]])
+        batch = _sequences(tokens, completions, is_learnt=lambda *_: True, pad_id=self.ends.pad_id)
         return {key: tensor.to(self.device) for key, tensor in batch.items()}
 
     def with_advantages(self, batches: Sequence[Batch], *, of_batch: Tensor | None = None) -> list[Batch]:
@@ -160,6 +189,7 @@ def rollout_of(
         generation=generation,
         rewards=Rewards(generation),
         tokenizer=tokenizer,
+        context=answer_context(tokenizer_dir, max_length=MAX_WHOLE),
         ends=replace(end_tokens_of(tokenizer, model), are_ignored=is_trial),
         device=device,
         autocast=autocast,

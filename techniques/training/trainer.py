@@ -287,9 +287,12 @@ class Trainer(JobTrainingState):
         if self._rollout is None:
             return None
         model, batches = self._technique.unwrap(self.model), []
+        writes = self._rollout.writes(self.job.seed, self.next_step)
         for index, rows in enumerate(work.micro_batches):
+            prompts = fetch(self._training, rows, width=work.width)
             seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places[index]]
-            batches.append(self._rollout.completed(model, fetch(self._training, rows, width=work.width), seeds=seeds))
+            completed = self._rollout.completed(model, prompts, seeds=seeds) if writes else self._rollout.given(prompts)
+            batches.append(completed)
             self.beat()
         work.completions = batches
         if not self._rollout.generation.rewards:

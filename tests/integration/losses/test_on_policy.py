@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ringmaster.codec import to_json
+from ringmaster.errors import StepError
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
@@ -15,8 +16,11 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.job import AdaptationSpec
+from ringmaster.techniques.loss import loss_named
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
+from ringmaster.techniques.training.generation import EndTokens, Rollout
 from tests.integration.losses.test_losses import DEVICE
 from tests.integration.workbench import ADAMW, LLAMA, SINGLE, Layout, is_bit_equal, largest_difference
 
@@ -174,6 +178,33 @@ def test_memory_estimates_know_the_teacher_and_its_logits(bench, prompts, teache
     without = replace(student, loss="cross-entropy", loss_options={}, features=())
     plain = [candidate.least_bytes for candidate in preflight_of(bench, replace(without, data=bench.prose)).candidates]
     assert min(least) - min(plain) > 10**5
+
+
+def test_steps_without_completions_of_the_model_are_those_of_distillation_on_data(bench, prompts, teacher, tmp_path):
+    """With the forward divergence, the same rows, and no cross entropy."""
+    file = tmp_path / "answers.jsonl"
+    rows = [{"prompt": f"say {i}:", "completion": "ab" * (1 + i % 3)} for i in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSpec(path=str(file), kind="prompt", tokenizer=str(teacher), held_out=0.2)
+    job = job_of(bench, data, teacher, options={"lmbda": 0.0, "beta": 0.0})
+    found = bench.reference(job)
+    assert found.outcome.status == "done", found.outcome
+    how = AdaptationSpec(kind="distilled", teacher=str(teacher), teacher_model=LARGER, temperature=1.0, weight=1.0)
+    plain = replace(job, data=replace(data, kind="completion"), loss=None, loss_options={}, features=(how,))
+    expected = bench.train(plain, SINGLE, tmp_path / "gang", parents={str(teacher): str(teacher)})
+    assert found.losses == pytest.approx(expected.losses, abs=1e-5)
+    assert largest_difference(found.weights, expected.weights) <= 1e-4
+
+
+def test_half_of_the_steps_train_on_the_rows_and_rows_without_completions_are_refused(bench, prompts):
+    ends = EndTokens(token_ids=(), pad_id=0)
+    loss = loss_named("on-policy-distillation", {"lmbda": 0.5})
+    unused = dict.fromkeys(("rewards", "tokenizer", "context", "device", "autocast"))
+    rollout = Rollout(function=loss, generation=loss.generation, ends=ends, **unused)
+    assert 400 < sum(rollout.writes(0, step) for step in range(1000)) < 600
+    assert [rollout.writes(0, step) for step in range(50)] != [rollout.writes(1, step) for step in range(50)]
+    with pytest.raises(StepError, match=r"a row has no completion\. To fix: give each one"):
+        bench.facts(job_of(bench, prompts, None, options={"lmbda": 0.5}))
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.model_lineage import ADAPTATION_KINDS, ModelRecord
 from ringmaster.tasks.recording import ancestry
@@ -76,6 +77,19 @@ def test_a_student_starts_from_its_base_and_is_distilled_from_its_teacher(monkey
     assert relatives.first_weights(replace(PLAIN, base="start")) is None
     loaded = replace(student, base=None, model=ModelSpec(from_pretrained="org/small"))
     assert relatives.first_weights(loaded) == "m-org/small"
+
+
+def test_the_teacher_of_a_loss_is_a_parent(monkeypatch):
+    monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: f"m-{source}")
+    of_job = replace(PLAIN, base="start", features=(LossTeacher(job="big", model=PLAIN.model),))
+    relatives = family(start="models:/n.start/1", big="models:/n.big/2")
+    assert relatives.parents(of_job) == ["models:/n.start/1", "models:/n.big/2"]
+    assert relatives.first_weights(of_job) == "models:/n.start/1"
+    pretrained = LossTeacher(model=ModelSpec(from_pretrained="org/big"))
+    loaded = replace(PLAIN, model=ModelSpec(from_pretrained="org/small"), features=(pretrained,))
+    assert relatives.parents(loaded) == ["m-org/small", "m-org/big"]
+    assert relatives.first_weights(loaded) == "m-org/small"
+    assert kind_of(loaded, has_parents=True) == "distilled"
 
 
 def test_the_model_that_the_weights_are_from_comes_first(monkeypatch):

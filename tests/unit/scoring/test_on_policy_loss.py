@@ -63,9 +63,18 @@ def test_a_model_of_the_teachers_probabilities_has_the_loss_0():
 
 
 def test_wrong_options_and_other_vocabularies_are_refused():
-    for wrong in ({"beta": 1.5}, {"beta": -0.1}, {"temperature": 0}, {"loss_type": "jsd"}, {"teacher": 3}):
+    for wrong in (
+        {"beta": 1.5},
+        {"beta": -0.1},
+        {"temperature": 0},
+        {"loss_type": "jsd"},
+        {"teacher": 3},
+        {"lmbda": 2},
+    ):
         with pytest.raises(ValueError, match="To fix"):
             loss_named(NAME, wrong)
+    with pytest.raises(ValueError, match="lmbda is below 1, and loss_type policy_gradient is for completions"):
+        loss_named(NAME, {"lmbda": 0.5, "loss_type": "policy_gradient"})
     loss = loss_named(NAME, {})
     given, theirs = inputs_of(loss)
     with pytest.raises(ValueError, match="the teacher has a vocabulary of 12 tokens, and the model one of 11"):

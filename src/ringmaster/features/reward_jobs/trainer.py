@@ -17,11 +17,8 @@ from torch import nn
 
 from ringmaster.features.reward_jobs.job import RewardJobs
 from ringmaster.techniques.data.row_kind import SampleContext
-from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.sources import chat
-from ringmaster.techniques.data.sources.comparison import ComparisonOptions
-from ringmaster.techniques.data.sources.completion import answered
-from ringmaster.techniques.job_specs import DataSpec
+from ringmaster.techniques.data.sources.comparison import answer_context, answer_tokens
+from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.processes.order import TRIAL
@@ -44,12 +41,7 @@ class RewardModel:
     @classmethod
     def read(cls, model: nn.Module, folder: Path, *, device: torch.device) -> RewardModel:
         """Returns a model that reads text by the tokenizer in a folder."""
-        context = SampleContext(
-            spec=DataSpec(tokenizer=str(folder)),
-            options=ComparisonOptions(),
-            max_length=num_positions(model.config) or 2**31,
-            _tokenizer=RowTokenizer(folder),
-        )
+        context = answer_context(folder, max_length=num_positions(model.config) or MAX_WHOLE)
         return cls(model=model.eval().requires_grad_(False).to(device), context=context, device=device)
 
     @torch.no_grad()
@@ -64,13 +56,7 @@ class RewardModel:
         return result
 
     def _tokens(self, prompt: Any, completion: Any) -> list[int]:
-        if isinstance(prompt, str):
-            row = answered(prompt, [completion], self.context)[0]
-        else:
-            roles = self.context.tokenizer.template.roles
-            messages, answer = (chat.as_messages(each, roles=roles) for each in (prompt, completion))
-            row = chat.answered_chat(messages, answer, self.context, tools=None)
-        return row["input_ids"][: self.context.max_length]
+        return answer_tokens(prompt, completion, self.context)["input_ids"][: self.context.max_length]
 
     def _inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         width, pad_id = max(map(len, rows)), self.context.tokenizer.pad_id
