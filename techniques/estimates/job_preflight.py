@@ -103,6 +103,8 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         facts = with_probe(facts, tried, job)
     if job.adapter is not None and facts.decoder is not None and (more := _other_columns(job, data, order)):
         facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} besides their tokens")
+    if job.adapter is not None and data.images:
+        facts = replace(facts, undivided=facts.undivided or "samples have images besides their tokens")
     job = replace(job, exact_chunk=choose_chunk(job, facts))
     estimator = Estimator(job, facts=facts, data=to_json(data), order=order)
     candidates: list[Candidate] = []

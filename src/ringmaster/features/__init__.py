@@ -78,6 +78,7 @@ DATA_SOURCES = {
     "passages": "ringmaster.features.stores.passages:Passages",
     "composite": "ringmaster.features.composition.data:CompositeData",
     "image-text": "ringmaster.features.image_text.data:ImageText",
+    "image-preference": "ringmaster.features.image_text.data:ImagePreference",
     "speech-text": "ringmaster.features.speech.data:SpeechText",
 }
 """Those of their data sources."""

@@ -250,3 +250,41 @@ def test_paths_are_relative_to_their_file(make, tmp_path):
     prepared, _ = samples_of(replace(spec, path=str(moved / "rows.jsonl")), tmp_path)
     assert prepared.num_samples == 2
     assert Path(prepared.folder, "processor", "processor_config.json").is_file()
+
+
+def test_a_pair_of_answers_has_the_images_of_its_prompt(make, tmp_path, processor):
+    prompt, answers = ROWS[0]["messages"][:1], ("It is red.", "It is some other colour.")
+    pair = {"prompt": prompt, **dict(zip(("chosen", "rejected"), answers, strict=True))}
+    as_messages = {role: [{"role": "assistant", "content": pair[role]}] for role in ("chosen", "rejected")}
+    as_text = {"prompt": "What colour?", "images": ["a.png"], "chosen": answers[0], "rejected": answers[1]}
+    rows = [pair, {"prompt": prompt, **as_messages}, as_text]
+    _, training = samples_of(make(rows, kind="image-preference"), tmp_path)
+    batch = fetch(training, range(3))
+    for place, answer in enumerate(answers):
+        row = {"messages": [*prompt, {"role": "assistant", "content": answer}]}
+        _, expected = called(processor, row, tmp_path)
+        width = expected["input_ids"].shape[1]
+        for number in range(3):
+            assert torch.equal(batch["input_ids"][number, place, :width], expected["input_ids"][0])
+            learnt = batch["labels"][number, place]
+            assert processor.decode(learnt[learnt >= 0]) == f" {answer}<end_of_utterance>\n"
+            assert torch.equal(batch["pixel_values"][number, place], expected["pixel_values"][0])
+
+
+def test_wrong_pairs_are_refused(make, tmp_path):
+    prompt = ROWS[0]["messages"][:1]
+    rows = [
+        {"prompt": prompt, "chosen": PLAIN, "rejected": ANSWER},
+        {"prompt": [{"role": "user", "content": "?"}], "chosen": ANSWER, "rejected": "No."},
+        {"prompt": [{"role": "user", "content": [image("gone.png")]}], "chosen": ANSWER, "rejected": "No."},
+    ]
+    with pytest.raises(ValueError) as caught:
+        prepare(make(rows, kind="image-preference"), cache_dir=tmp_path / "cache")
+    for part in (
+        "row 1: ",
+        "chosen begins with a message",
+        "row 2: it has no image",
+        "row 3: image 1 of 1: ",
+        "gone.png",
+    ):
+        assert part in str(caught.value)

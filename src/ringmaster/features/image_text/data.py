@@ -37,10 +37,12 @@ from ringmaster.techniques.data.sources.chat import (
     WEIGHT,
     ChatOptions,
     ConversationSource,
+    answered_chat,
+    messages_of,
     tools_of,
 )
 from ringmaster.techniques.data.tokenizer_folders import load_tokenizer
-from ringmaster.techniques.data_source import Dataset, PreparedData, Row, column, sample_tensors
+from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row, column, sample_tensors
 from ringmaster.techniques.job_features import Description
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -74,7 +76,7 @@ class ImageText(ConversationSource):
     """
 
     name = "image-text"
-    options_class = ImageTextOptions
+    options_class: ClassVar[type[DataOptions]] = ImageTextOptions
     needs_tokenizer = True
     encodes_texts = False
     file_role = IMAGE
@@ -92,6 +94,7 @@ class ImageText(ConversationSource):
     }
     tokens: ImageTokens | None = None  # of the data that is being written
     layout: ImageLayout | None = None  # of samples that are read
+    sequences: ClassVar[tuple[int, ...]] = ()  # the number of sequences of a sample, where there are several
 
     def check(self, spec: DataSpec) -> None:
         """Requires the tokenizer of a model, whose special tokens stand for images."""
@@ -143,22 +146,23 @@ class ImageText(ConversationSource):
         assert self.tokens is not None
         tokens, written = context.tokenizer.chat(messages, tools=tools_of(row["tools"]))
         tokens, written = self.tokens.placed(tokens, written, [*map(decoded, files)], max_length=context.max_length)
-        return {
-            "input_ids": tokens,
-            "labels": np.where(written, tokens, IGNORED),
-            FILES: np.frombuffer(b"".join(files), np.uint8),
-            SIZES: np.array([*map(len, files)], np.int64),
-        }
+        return {"input_ids": tokens, "labels": np.where(written, tokens, IGNORED), **_stored(files)}
 
     def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
         """Returns what `apply_chat_template` of the model's processor gives; None where that cannot be loaded here.
 
         Labels are compared where the template marks the assistant's messages, and all of them are learnt.
         """
+        messages, given = conversation_of(row, roles=context.tokenizer.template.roles)
+        return self._called(messages, given, row, context)
+
+    def _called(
+        self, messages: Sequence[Message], given: Sequence[Any], row: Mapping[str, Any], context: SampleContext
+    ) -> Mapping[str, Any] | None:
+        """What the model's processor gives for messages with images, see `reference`."""
         processor = processor_of(str(context.spec.tokenizer))
         if processor is None or self._processor(context.spec) != context.spec.tokenizer:
             return None
-        messages, given = conversation_of(row, roles=context.tokenizer.template.roles)
         images = iter([decoded(at_paths(each, row["folder"])) for each in given])
         template, tools = context.tokenizer.template, tools_of(row["tools"])
         result = processor.apply_chat_template(
@@ -185,7 +189,7 @@ class ImageText(ConversationSource):
         kind = copy.copy(self)
         kind.tokens = tokens = ImageTokens(layout_in(name), load_tokenizer(str(spec.tokenizer)))
         prepared = super(ImageText, kind).write(folder, spec, where=where, cache_dir=cache_dir)
-        shapes = {each: values.shape for each, values in tokens.arrays.items()}
+        shapes = {each: (*self.sequences, *values.shape) for each, values in tokens.arrays.items()}
         numbers = {each: values.tolist() for each, values in tokens.arrays.items() if values.dtype.kind == "i"}
         return replace(
             prepared,
@@ -210,7 +214,102 @@ class ImageText(ConversationSource):
             return batch
         files = zip(columns[FILES], columns[SIZES], strict=True)
         rows = [self.layout.arrays([*map(decoded, split_files(*each))]) for each in files]
-        return {**batch, **{name: torch.from_numpy(values) for name, values in stacked(rows).items()}}
+        arrays = {name: torch.from_numpy(values) for name, values in stacked(rows).items()}
+        for name, values in arrays.items():
+            for number in self.sequences:
+                arrays[name] = values.unsqueeze(1).expand(-1, number, *values.shape[1:]).contiguous()
+        return {**batch, **arrays}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePreferenceOptions(DataOptions):
+    """The columns of two answers to a prompt with images, and the image processor."""
+
+    prompt_column: str | None = column("prompt", "question")
+    chosen_column: str | None = column("chosen")
+    rejected_column: str | None = column("rejected")
+    tools_column: str | None = column("tools", is_optional=True)
+    system_column: str | None = column("system", "system_prompt", is_optional=True)
+    images_column: str | None = column("images", "image", is_optional=True)
+    processor: str | None = None
+
+
+class ImagePreference(ImageText):
+    """Two rows of tokens, [2, tokens]: a prompt with images and the chosen answer, and with the rejected one.
+
+    The prompt has no labels, and all images. Prompts and answers are lists of messages, or texts, which are a message
+    of the user's and one of the assistant's.
+    """
+
+    name = "image-preference"
+    options_class: ClassVar[type[DataOptions]] = ImagePreferenceOptions
+    usual_loss: ClassVar[str | None] = "simpo"  # which compares without a reference model
+    sequences = (2,)
+
+    def file_paths(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yields the paths of the images of a row; none of a wrong row."""
+        return super().file_paths(_with_prompt(values))
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens and labels of both answers, the shorter one filled up, and the files of the images."""
+        pairs, given = _conversations(row, context)
+        files = _files(given, row["folder"])
+        images, tools = [*map(decoded, files)], tools_of(row["tools"])
+        assert self.tokens is not None
+        placed = []
+        for prompt, answer in pairs:
+            each = answered_chat(prompt, answer, context, tools=tools)
+            tokens, written = np.asarray(each["input_ids"]), np.asarray(each["labels"]) != IGNORED
+            placed.append(self.tokens.placed(tokens, written, images, max_length=context.max_length))
+        width = max(len(tokens) for tokens, _ in placed)
+        ids, labels = np.full((2, width), context.tokenizer.pad_id), np.full((2, width), IGNORED)
+        for place, (tokens, written) in enumerate(placed):
+            ids[place, : len(tokens)], labels[place, : len(tokens)] = tokens, np.where(written, tokens, IGNORED)
+        return {"input_ids": ids, "labels": labels, **_stored(files)}
+
+    def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
+        """Returns the tokens that the model's processor gives for the prompt with each answer."""
+        pairs, given = _conversations(row, context)
+        tokens = [self._called([*prompt, *answer], given, row, context) for prompt, answer in pairs]
+        known = [each["input_ids"] for each in tokens if each is not None]
+        if len(known) < len(tokens):
+            return None
+        width = max(map(len, known))
+        return {
+            "input_ids": [
+                np.pad(each, (0, width - len(each)), constant_values=context.tokenizer.pad_id) for each in known
+            ]
+        }
+
+
+def _with_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its prompt as messages."""
+    prompt = row["prompt"]
+    is_text = isinstance(prompt, str) and not prompt.lstrip().startswith("[")
+    return {**row, "messages": [{"role": "user", "content": prompt}] if is_text else prompt}
+
+
+def _conversations(
+    row: Mapping[str, Any], context: SampleContext
+) -> tuple[list[tuple[list[Message], list[Message]]], list[Any]]:
+    """The messages of the prompt with those of each answer, and the images of the prompt.
+
+    Raises ValueError where these are wrong, or an answer is not the assistant's.
+    """
+    roles = context.tokenizer.template.roles
+    prompt, given = conversation_of(_with_prompt(row), roles=roles)
+    pairs = []
+    for role in ("chosen", "rejected"):
+        text = row[role] if isinstance(row[role], str) and not row[role].lstrip().startswith("[") else None
+        given_text = [{"role": "assistant", "content": text}]
+        answer = messages_of(row[role] if text is None else given_text, roles=roles)
+        if answer[0]["role"] != "assistant":
+            raise ValueError(
+                f"{role} begins with a message of {answer[0]['role']}. To fix: give the answer alone, and what comes "
+                "before it as the prompt"
+            )
+        pairs.append((prompt, answer))
+    return pairs, given
 
 
 def _files(given: Sequence[Any], folder: Path | None) -> list[bytes]:
@@ -250,6 +349,13 @@ def processor_of(name: str) -> Any:
     except (ImportError, OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return result if isinstance(result, ProcessorMixin) else None  # else a tokenizer, of a folder that names no class
+
+
+def _stored(files: Sequence[bytes]) -> dict[str, arrow_files.Array]:
+    return {
+        FILES: np.frombuffer(b"".join(files), np.uint8),
+        SIZES: np.array([*map(len, files)], np.int64),
+    }
 
 
 def split_files(values: arrow_files.Array, sizes: arrow_files.Array) -> list[bytes]:
