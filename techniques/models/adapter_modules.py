@@ -191,10 +191,14 @@ def merge(model: nn.Module) -> nn.Module:
     """Merges the adapters of linear modules into their weights, in place: W <- W + s B A, or l W, or W l.
 
     A packed layer becomes a plain one, of the values that its bits stand for: those that the adapter was trained on.
+    An adapted head that shares the embedding's weight gets one of its own, which leaves the embedding as it is.
     Raises ValueError for a prefix or a prompt, which weights cannot hold, and where another module shares a weight.
     """
     if PREFIX in own_parameters(model):
         raise ValueError("adapter: a prefix cannot be merged into weights. To fix: take what it is on as base")
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    if isinstance(head, AdaptedLayer) and head.weight is model.get_input_embeddings().weight:  # type: ignore[operator]
+        head.weight = nn.Parameter(head.weight.detach().clone())
     _check_untied(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, PackedLinear):
@@ -223,7 +227,7 @@ def merge(model: nn.Module) -> nn.Module:
 
 
 def _note_own_head(model: nn.Module) -> None:
-    """Marks a head that was saved whole as untied, so that loading the model does not tie it to the embedding again."""
+    """Marks a head with a weight of its own as untied, so that loading the model does not tie it again."""
     config, heads = getattr(model, "config", None), getattr(model, "get_output_embeddings", lambda: None)
     head = heads()
     if head is not None and getattr(config, "tie_word_embeddings", False):
@@ -237,6 +241,5 @@ def _check_untied(model: nn.Module) -> None:
         if isinstance(module, AdaptedLayer) and any(holders[id(p)] > 1 for p in module.parameters(recurse=False)):
             raise ValueError(
                 f"adapter: {name}, which it adapts, shares its weight with another module, and merged into one it "
-                "would change both. To fix: take what it is on as base, or adapt other targets, or a model whose "
-                "embeddings are not tied"
+                "would change both. To fix: take what it is on as base, or adapt other targets"
             )

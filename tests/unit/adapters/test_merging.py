@@ -61,11 +61,22 @@ def test_a_prefix_cannot_be_merged():
 
 
 @pytest.mark.parametrize("kind", ["lora", "ia3"])
-def test_a_weight_that_two_modules_share_cannot_be_merged_into(kind):
-    """Merging into the head would also change the embeddings."""
+def test_a_head_that_is_tied_to_the_embedding_is_merged_into_a_weight_of_its_own(kind):
     feedforward = () if kind == "lora" else ("lm_head",)
     model = stirred(gpt2(), Adapter(kind=kind, targets=("c_attn", "lm_head"), feedforward=feedforward))
+    before, embedding = model(TOKENS).logits, model.transformer.wte.weight.clone()
+    merge(model)
+    assert torch.allclose(model(TOKENS).logits, before, atol=1e-5)
+    assert torch.equal(model.transformer.wte.weight, embedding)
+    assert not model.config.tie_word_embeddings
+
+
+def test_a_weight_that_two_modules_share_cannot_be_merged_into():
+    """Merging into one layer would also change the other."""
+    model = gpt2()
+    model.transformer.h[1].mlp.c_fc.weight = model.transformer.h[0].mlp.c_fc.weight
+    stirred(model, Adapter(targets=("h.0.mlp.c_fc",)))
     before = model(TOKENS).logits
-    with pytest.raises(ValueError, match=r"lm_head, which it adapts, shares its weight .*To fix"):
+    with pytest.raises(ValueError, match=r"h.0.mlp.c_fc, which it adapts, shares its weight .*To fix"):
         merge(model)
     assert torch.equal(model(TOKENS).logits, before)
