@@ -24,7 +24,7 @@ class Rewrite(BlackBox):
             return "the job trains steps"
         if gang.num_devices > 1:
             return "one process rewrites on one device"
-        return missing_extra("torchao", feature=job.adaptation.kind) if job.adaptation.kind == QUANTIZED else None
+        return missing_extra("torchao", feature="a quantized model") if job.adaptation.kind == QUANTIZED else None
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Returns the bytes of the model; for a merged one, also of a parent and of the sums in double precision."""

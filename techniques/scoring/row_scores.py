@@ -28,6 +28,7 @@ from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts, model_facts
 from ringmaster.techniques.models.model_folders import LOSS, REFERENCE, read_json
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter, reference_of
+from ringmaster.techniques.models.quantization import is_quantized
 from ringmaster.techniques.scoring import scored_rows
 from ringmaster.techniques.sharding.tensor_plan import cut
 from ringmaster.techniques.tensor_parallel import why_not_divisible
@@ -301,6 +302,8 @@ def _laid_out(
     """Returns a model on its devices. Raises ValueError where it cannot be divided over those of `mesh`."""
     model = model.eval()
     if mesh is not None:
+        if is_quantized(model):
+            raise ValueError(f"the model cannot be evaluated on {mesh.size()} devices: its weights are quantized")
         facts = model_facts(spec, data=rows.prepared)
         if reason := why_not_divisible(facts.decoder, mesh.size()):
             raise ValueError(f"the model cannot be evaluated on {mesh.size()} devices: tensor parallelism {reason}")

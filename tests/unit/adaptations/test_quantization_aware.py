@@ -143,3 +143,5 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("ringmaster.extras.find_spec", lambda package: None)
     with pytest.raises(ValueError, match=r"adaptation.kind: quantization-aware needs torchao, not installed. To fix"):
         parsed(tmp_path, "")
+    with pytest.raises(ValueError, match=r"quantization-aware needs torchao, not installed. To fix"):
+        prepare(Layers(), adaptation(METHODS[0]))  # on a node that lacks it

@@ -1,12 +1,13 @@
 import json
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ringmaster.techniques import AdaptationSpec, ModelSpec
+from ringmaster.techniques import AdaptationSpec, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.job import ADAPTATIONS, INT4_METHODS, INT8_METHODS, QUANTIZED
 from ringmaster.techniques.models.build import build_model
@@ -21,6 +22,9 @@ from ringmaster.techniques.models.quantization import (
     unpacked,
 )
 from ringmaster.techniques.models.sentence_embeddings import pooling_of
+from ringmaster.techniques.rewrite import Rewrite
+from ringmaster.techniques.scoring.row_scores import _laid_out
+from ringmaster.techniques.technique import GangShape
 from tests.unit.models.conftest import LLAMA
 from tests.unit.models.test_sentence_embeddings import base_in
 
@@ -188,6 +192,17 @@ def test_a_missing_package_is_named(tmp_path, model, monkeypatch):
     monkeypatch.setattr("ringmaster.extras.find_spec", lambda package: None)
     with pytest.raises(ValueError, match=r"the quantized model in .* needs torchao, not installed. To fix: pip"):
         build_model(LLAMA, data=DATA, seed=0, weights_from=folder)
+    job = Job(name="q", model=LLAMA, data=DataSpec(source="digits"), num_steps=0, features=(said(METHODS[0]),))
+    one = GangShape(kind="cpu", num_devices=1, memory_bytes=1 << 30)
+    reason = Rewrite().supports(job, one, SimpleNamespace())
+    assert reason == "a quantized model needs torchao, not installed. To fix: pip install 'ringmaster-ml[torchao]'"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_not_divided_over_devices(model, method):
+    quantize(model, said(method))
+    with pytest.raises(ValueError, match="cannot be evaluated on 2 devices: its weights are quantized"):
+        _laid_out(model, LLAMA, None, device=torch.device("cpu"), mesh=SimpleNamespace(size=lambda: 2))
 
 
 def test_factories_models_too(tmp_path):

@@ -201,3 +201,5 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("ringmaster.extras.find_spec", lambda package: None)
     with pytest.raises(ValueError, match=r"precision: fp8 needs torchao, not installed. To fix: pip install"):
         parsed(tmp_path, "precision: fp8")
+    with pytest.raises(ValueError, match=r"precision: fp8 needs torchao, not installed. To fix: pip install"):
+        trainer.convert(Layers())  # on a node that lacks it

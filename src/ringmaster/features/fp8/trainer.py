@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.compat.torchao import float8_linear, quieted
+from ringmaster.extras import require_extra
 from ringmaster.features.fp8.job import WHY_NOT_ON_CPU, Float8
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.bound_loss import BoundLoss
@@ -61,8 +62,9 @@ def convert(model: nn.Module, *, emulate: bool = False) -> nn.Module:
     """Replaces linear layers by those that multiply in fp8, in place; parameters stay the same objects.
 
     Those are the linear layers (torch.nn.Linear) within the repeated layers whose sides are multiples of 16, as fp8
-    needs. So a head and embeddings stay in bf16. Raises ValueError where there are none.
+    needs. So a head and embeddings stay in bf16. Raises ValueError where there are none, or without torchao.
     """
+    require_extra("torchao", feature="precision: fp8")
     num_converted = 0
     for layer in layer_names(model):
         for name, module in list(model.get_submodule(layer).named_modules(prefix=layer)):

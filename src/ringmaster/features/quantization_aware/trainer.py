@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ringmaster.compat.torchao import quieted
+from ringmaster.extras import require_extra
 from ringmaster.techniques.job import QUANTIZATION_AWARE, AdaptationSpec
 from ringmaster.techniques.models.quantization import int4_layers, torchao_config
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
@@ -38,8 +39,10 @@ def prepare(model: nn.Module, adaptation: AdaptationSpec) -> nn.Module:
 
     In the forward, weights are rounded to 4 bits with a scale for each group of a row, and inputs, by the method
     dynamic-int8-int4, to 8 bits with a scale and a zero point for each token. The backward takes a rounding as the
-    identity (straight-through estimator: Bengio et al., arXiv:1308.3432). Raises ValueError where no layer suits.
+    identity (straight-through estimator: Bengio et al., arXiv:1308.3432). Raises ValueError where no layer suits, or
+    without torchao.
     """
+    require_extra("torchao", feature=QUANTIZATION_AWARE)
     quieted()
     from torchao.quantization import quantize_
     from torchao.quantization.qat import QATConfig
