@@ -102,6 +102,11 @@ class ComputeLink:
             raise CallFailed(answer["error"])
         return answer["answer"]
 
+    def kill(self) -> None:
+        """Kills the process, from any thread; a call that waits for its answer then raises ComputeProcessDied."""
+        if (process := self._process) is not None:
+            process.kill()
+
     def close(self) -> None:
         """Ends the process by the end of its stdin, or else by a signal."""
         process, self._process = self._process, None

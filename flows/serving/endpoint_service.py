@@ -128,7 +128,8 @@ class EndpointService:
         self._alive_s.pop(id, None)
         self.store.finish_session(id)
         for client in self.store.clients(where="session = ? AND NOT is_ended", values=(id,)):
-            self.end_client(client)
+            if client.base in self.schedulers:  # else it ends when its base is served again
+                self.end_client(client)
 
     def end_client(self, client: TrainingClient) -> None:
         """Ends a client: its state is saved as its last checkpoint, and its place is free for another."""
@@ -170,7 +171,9 @@ class EndpointService:
     def refuse(self, model: str, seq: int, *, owner: str, reason: str) -> None:
         """Notes that the message of a client's request was refused, so that its next one does not wait for it."""
         client = self.store.client(model)
-        if client is None or client.owner != owner or client.is_ended or self.store.digest(f"{model}:{seq}"):
+        if client is None or client.owner != owner or client.is_ended or client.base not in self.schedulers:
+            return
+        if self.store.digest(f"{model}:{seq}"):
             return
         request = StoredRequest(
             id=f"{model}:{seq}",
@@ -190,8 +193,13 @@ class EndpointService:
         client = self.store.client(model)
         if client is None or client.owner != owner:
             raise MessageError("there is no such model", status=404)
+        self._check_base(client.base)
         self._alive_s[client.session] = time.monotonic()
         return client
+
+    def _check_base(self, base: str | None) -> None:
+        if base not in self.schedulers:
+            raise MessageError(f"{base!r} is not served here. The bases are {', '.join(self._folders)}")
 
     def of_client(self, model: str, seq: int, kind: RequestKind, work: Mapping[str, Any], *, owner: str) -> str:
         """Queues a request of a training client; returns its id."""
@@ -213,8 +221,7 @@ class EndpointService:
 
     def create_client(self, request: messages.CreateModelRequest, *, owner: str) -> str:
         """Queues the creation of an adapter; returns the id of the request."""
-        if request.base_model not in self.schedulers:
-            raise MessageError(f"{request.base_model!r} is not served here. The bases are {', '.join(self._folders)}")
+        self._check_base(request.base_model)
         config = request.lora_config
         if not (config.train_mlp or config.train_attn or config.train_unembed):
             raise MessageError("an adapter needs one of train_mlp, train_attn and train_unembed")
@@ -233,6 +240,7 @@ class EndpointService:
         checkpoint = self.store.checkpoint(str(uri), owner=owner)
         if checkpoint is None:
             raise MessageError(f"there is no checkpoint {uri}", status=404)
+        self._check_base(checkpoint.base)
         if request.base_model not in (None, checkpoint.base):
             raise MessageError(f"the checkpoint is of the base {checkpoint.base!r}, not of {request.base_model!r}")
         id = f"{request.session_id}:train:{request.model_seq_id}"
@@ -313,10 +321,9 @@ class EndpointService:
             if checkpoint is None:
                 raise MessageError(f"there is no checkpoint {uri}", status=404)
             base = checkpoint.base
-        elif request.base_model in self.schedulers:
-            base = str(request.base_model)
         else:
-            raise MessageError(f"{request.base_model!r} is not served here. The bases are {', '.join(self._folders)}")
+            base = str(request.base_model)
+        self._check_base(base)
         id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         sampler = Sampler(
             id=id, owner=owner, session=request.session_id, base=base, checkpoint=None if uri is None else str(uri)
@@ -333,6 +340,7 @@ class EndpointService:
         sampler = self.store.sampler(request.sampling_session_id, owner=owner)
         if sampler is None:
             raise MessageError("there is no such sampler", status=404)
+        self._check_base(sampler.base)
         folder, model = None, None
         if sampler.checkpoint is not None:
             checkpoint = self.store.checkpoint(sampler.checkpoint, owner=owner)
@@ -385,6 +393,11 @@ class EndpointService:
         if request.kind is RequestKind.SAMPLE and request.state is RequestState.WAITING:
             self.schedulers[request.base].cancel(request)
 
+    def drop_expired(self) -> None:
+        """Removes the checkpoints whose `ttl_seconds` are over."""
+        for checkpoint in self.store.checkpoints(where="expires_s <= ?", values=(time.time(),)):
+            self.store.remove_checkpoint(checkpoint)
+
     # What is known of clients and checkpoints.
 
     def info(self, model: str, *, owner: str) -> dict[str, Any]:
@@ -425,8 +438,7 @@ class EndpointService:
 
     async def price(self, base: str, spec: messages.AdapterMessage) -> dict[str, Any]:
         """Returns what one more client would cost."""
-        if base not in self.schedulers:
-            raise MessageError(f"{base!r} is not served here. The bases are {', '.join(self._folders)}")
+        self._check_base(base)
         scheduler = self.schedulers[base]
         values = spec.model_dump() | {"seed": spec.seed or 0}
         try:

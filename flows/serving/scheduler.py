@@ -32,6 +32,7 @@ PIECE_TOKENS = 8192  # of a request that are computed at a time, at least a row
 TURN_TOKENS = 32_768  # of one computation of several clients
 MAX_DEATHS = 3  # of the process during one computation, after which its requests fail
 MAX_SNAPSHOTS = 16  # unnamed checkpoints for sampling that are kept of a client
+END_TIMEOUT_S = 5.0
 COMPUTED = (RequestKind.LOSS, RequestKind.SAMPLE)
 
 
@@ -133,11 +134,14 @@ class BaseScheduler:
         return result[0]
 
     def end(self) -> None:
-        """Ends the thread after the computation that runs, and the process."""
+        """Ends the thread after the computation that runs, if that ends soon, and the process."""
         with self._wakeup:
             self._is_ending = True
             self._wakeup.notify_all()
         if self._thread.is_alive():
+            self._thread.join(END_TIMEOUT_S)
+        if self._thread.is_alive():  # what is computed is not answered, and computed by the next server
+            self._link.kill()
             self._thread.join()
         self._link.close()
 

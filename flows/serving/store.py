@@ -147,6 +147,10 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 """
 
 
+OF_SESSIONS = ("clients", "samplers")
+"""The tables whose rows belong to a session."""
+
+
 def digest_of(work: Mapping[str, Any]) -> str:
     """Returns what tells whether two requests ask for the same."""
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
@@ -163,6 +167,15 @@ class EndpointStore:
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=FULL")  # an answer that was given outlives a power failure
         self._connection.executescript(SCHEMA)
+        self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        """Drops the answers of sessions that have finished: nobody asks for them any more."""
+        finished = "SELECT id FROM sessions WHERE is_finished"
+        streams = " UNION ".join(f"SELECT id FROM {table} WHERE session IN ({finished})" for table in OF_SESSIONS)  # noqa: S608
+        with self.changes() as db:
+            db.execute(f"DELETE FROM requests WHERE state != 'waiting' AND stream IN ({streams})")  # noqa: S608
+            db.execute(f"DELETE FROM samplers WHERE session IN ({finished})")  # noqa: S608
 
     def close(self) -> None:
         """Closes the file."""

@@ -9,6 +9,7 @@ print goes to stderr.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import logging
 import os
@@ -37,8 +38,7 @@ from ringmaster.text import message_of
 
 logger = logging.getLogger(__name__)
 
-ENDPOINT = "ringmaster.techniques.serving.endpoint:Endpoint"
-"""The dotted name of what computes."""
+LOCK_FILE = "process.lock"
 
 Value = Mapping[str, Any]
 
@@ -140,14 +140,18 @@ def main() -> None:
     os.dup2(2, 1)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     settings = json.loads(sys.stdin.readline())
+    folder = Path(settings["folder"])
     endpoint: Any = None
+    lock: Any = None
 
     def make() -> None:
-        nonlocal endpoint
+        nonlocal endpoint, lock
+        lock = (folder / LOCK_FILE).open("a")
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may still end its computation
         endpoint = resolve(settings["endpoint"])(
             base=settings["base"],
             limits=from_json(Limits, settings["limits"]),
-            folder=Path(settings["folder"]),
+            folder=folder,
             device=settings["device"],
         )
 
@@ -158,6 +162,7 @@ def main() -> None:
     for line in sys.stdin:
         value = json.loads(line)
         answers.write(json.dumps(_answer(lambda value=value: calls[value["call"]](value))) + "\n")  # type: ignore[misc]
+    endpoint.close()
 
 
 if __name__ == "__main__":

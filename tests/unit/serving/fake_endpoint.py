@@ -40,6 +40,9 @@ class FakeEndpoint:
     def _write(self, client):
         (self._folder / f"{client.replace(':', '-')}.state").write_text(json.dumps(self._states[client]))
 
+    def close(self):
+        pass
+
     def forget_gradients(self):
         self._gradients = dict.fromkeys(self._states, 0.0)
 

@@ -372,3 +372,27 @@ def test_samples_that_wait_together_are_computed_together(endpoint, client):
     for request in [slow, *requests]:
         client.result(request)
     assert max(len(each) for call, each in endpoint.calls() if call == "sample") == 3
+
+
+def test_a_checkpoint_that_has_expired_is_gone(endpoint, client):
+    model = client.model()
+    save = {"model_id": model, "seq_id": 1, "path": "brief", "ttl_seconds": 1}
+    path = client.result(client.post("save_weights", save))["path"]
+    (folder,) = endpoint.folder.rglob(f"{model.replace(':', '-')}/weights-brief")
+    assert _eventually(lambda: not folder.exists())
+    client.post("weights_info", {"tinker_path": path}, status=404)
+
+
+def test_a_base_that_is_served_no_more_is_refused_until_it_is_served_again(tmp_path):
+    with running(tmp_path) as endpoint:
+        client = endpoint.client()
+        model = client.model()
+        client.loss(model, 1)
+    other = BaseEntry.model_construct(name="other", from_pretrained="base")
+    with running(tmp_path, bases=[other]) as endpoint:
+        client = endpoint.client()
+        assert "The bases are other" in client.loss(model, 2, status=400)["detail"]
+        client.post(f"sessions/{model.partition(':')[0]}/finish", {})
+    with running(tmp_path) as endpoint:
+        client = endpoint.client()
+        assert client.result({"request_id": f"{model}:1"})["metrics"]
