@@ -27,7 +27,7 @@ def sweep_schema() -> Schema:
     plain = {"type": ["string", "number", "boolean"]}
     values = {"anyOf": [plain, {"type": "array", "minItems": 1}]}
     parameter["properties"]["values"] |= values
-    parameter["properties"]["when"] = {"type": "object"}  # which the form does not show
+    parameter["properties"]["when"] = {"type": "object"}  # which is a line in the form
     keys["space"] = {
         "description": "The values of each key, such as {optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}.",
         "type": "object",

@@ -32,6 +32,7 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.spec import StoppingPolicy
 
 EXAMPLE = sweep_form.JobFromFile(path="examples/tiny_batch.yaml", job="llama")
+NOTHING: Mapping[str, Any] = {}
 RATES = [sweep_form.Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 
 
@@ -58,7 +59,7 @@ def sweep(
     challenger_of: Annotated[sweep_form.OtherName, titled("Challenger of")] = "",
     num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
     seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
-    ranking: Annotated[dict[str, Any] | None, HIDDEN] = None,
+    ranking: Annotated[sweep_form.RankingKeys, titled("Constraints and objectives")] = NOTHING,
     batch_keys: Annotated[dict[str, Any] | None, HIDDEN] = None,
     resume: Resume = False,
     caller: Annotated[Any, HIDDEN] = None,
@@ -83,7 +84,7 @@ def sweep(
             name, which must be that of no other model.
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
-        ranking: Keys of features by which trials are ranked, such as {"constraints": [...]}.
+        ranking: Bounds of metrics that the best trial must keep, and several objectives in place of one.
         batch_keys: Keys of optional features for the batch of the trials, such as {"trackers": ["tensorboard"]}.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
         caller: The `Caller` of the flow, in Python.

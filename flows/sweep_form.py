@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    GetCoreSchemaHandler,
-    SerializerFunctionWrapHandler,
     ValidationError,
     WithJsonSchema,
     create_model,
-    model_serializer,
     model_validator,
 )
-from pydantic_core import CoreSchema
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
@@ -50,6 +45,7 @@ Seconds = Annotated[float, Field(gt=0, strict=True)]
 
 # JSON schema of a line of text, for a field that is a list in a file: Prefect's forms have no field for mixed lists.
 TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}], "examples": ["1e-3, 3e-3, 1e-2"]}
+CONDITION = TEXT | {"examples": ["optimizer.name: [sgd, adamw]"]}
 
 
 def _or_empty(value: Any) -> Any:
@@ -97,6 +93,16 @@ def _listed(value: Any) -> Any:
     return read.data["values"] or None
 
 
+def _condition(value: Any) -> Any:
+    """Parses "optimizer.name: sgd" into a mapping, as a form's line holds text. An empty line counts as not given."""
+    if not isinstance(value, str):
+        return value
+    read = document.read(f"{{{value}}}")
+    if read.findings or read.data is None or None in read.data.values():
+        raise ValueError("must be keys with their values, such as optimizer.name: [sgd, adamw]")
+    return read.data or None
+
+
 class Parameter(FormSection, title="Parameter"):
     """The search space of one key of the job: some values, or a range."""
 
@@ -123,17 +129,11 @@ class Parameter(FormSection, title="Parameter"):
         description="The distance between two values of the range. A grid needs it.",
     )
     integer: bool = Field(default=False, title="Whole numbers", description="Draws only whole numbers.")
-    when: Annotated[dict[str, Any] | None, HIDDEN] = Field(
-        default=None, description="The values of other keys with which the job has this one, such as {KEY: VALUE}."
+    when: Annotated[dict[str, Any] | None, BeforeValidator(_condition), WithJsonSchema(CONDITION)] = Field(
+        default=None,
+        title="Only when",
+        description="The values of other keys with which the job has this one. Leave it empty if it always has it.",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_empty_condition(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out an empty condition: Prefect's form has no field for it, and refuses what it has no field for."""
-        content: dict[str, Any] = fields(self)
-        if self.when is None:
-            content.pop("when", None)
-        return content
 
     def fault(self) -> str | None:
         """Returns why the parameter is neither values nor a range, or None."""
@@ -220,22 +220,22 @@ def _in_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-@cache
 def _ranking_keys() -> type[BaseModel]:
     """Returns the model of the keys by which features rank trials; each has a list of sections."""
-    sections = sections_of_rankings().items()
     fields: dict[str, Any] = {
-        key: (Annotated[list[section], BeforeValidator(_in_list)], [])  # type: ignore[valid-type]
-        for key, section in sections
+        key: (
+            Annotated[list[section], BeforeValidator(_in_list)],  # type: ignore[valid-type]
+            Field(default=[], title=key.capitalize(), description=(section.__doc__ or "").partition("\n")[0]),
+        )
+        for key, section in sections_of_rankings().items()
     }
-    return create_model("RankingKeys", __base__=FormSection, **fields)
+    return create_model("RankingKeys", __base__=FormSection, __doc__="How trials are compared.", **fields)
 
 
-class RankingKeys:
-    """The annotation of a field that has the keys of features, for its validation."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler.generate_schema(_ranking_keys())
+if TYPE_CHECKING:
+    RankingKeys = Any
+else:
+    RankingKeys = Annotated[_ranking_keys(), BeforeValidator(lambda value: {} if value is None else value)]
 
 
 def keys_of_features() -> set[str]:
@@ -263,7 +263,7 @@ class Sweep(FormSection):
     challenger_of: OtherName = ""
     num_parallel: NumParallel = 4
     seed: Seed = 0
-    ranking: Annotated[Any, RankingKeys()] = None
+    ranking: RankingKeys = None
     batch_keys: Annotated[dict[str, Any], HIDDEN] = Field(default={})
 
     @model_validator(mode="before")

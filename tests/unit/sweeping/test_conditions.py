@@ -9,12 +9,13 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from prefect.utilities.callables import parameter_schema
+from pydantic import ValidationError
 
 from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.features.importance.sweep import parameter_importance
 from ringmaster.flows.sweep import sweep
-from ringmaster.flows.sweep_form import Parameter, load_sweep, spec_of
+from ringmaster.flows.sweep_form import Parameter, Sweep, load_sweep, spec_of
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.figures import SweepFigures
 from ringmaster.tasks.sweeping.sampling import ProposedTrial, propose
@@ -238,9 +239,39 @@ def test_the_importance_of_a_parameter_with_a_condition_is_that_of_optuna():
     assert set(found.ped_anova) == {NAMES.key, MOMENTUM.key} and set(found.fanova) == {NAMES.key}
 
 
+def form_schema():
+    return json.loads(json.dumps(parameter_schema(sweep.fn).model_dump()))
+
+
 def test_the_defaults_of_the_form_in_prefect_are_what_its_own_schema_takes():
-    schema = json.loads(json.dumps(parameter_schema(sweep.fn).model_dump()))
+    schema = form_schema()
     defaults = {key: each["default"] for key, each in schema["properties"].items() if "default" in each}
     jsonschema.validate(defaults, schema)
-    condition = {"optimizer.name": "sgd"}
-    assert Parameter(key="lr", values=["1"], when=condition).model_dump()["when"] == condition
+
+
+def test_the_form_in_prefect_has_conditions_constraints_and_several_objectives():
+    """What its fields hold means what a file says."""
+    space = [{"key": "optimizer.name", "values": "sgd, adamw"}, {"key": "lr", "values": "1", "when": CONDITION}]
+    ranking = {
+        "constraints": [{"metric": "latency/p99_s", "at_most": 0.05, "at_least": None}],
+        "objectives": [{"metric": "loss", "direction": None}, {"metric": "accuracy", "direction": None}],
+    }
+    filled = {"space": space, "ranking": ranking}
+    jsonschema.validate(filled, form_schema())
+    template = {"job": {"model": {"architecture": "LlamaForCausalLM"}, "data": {"source": "python-stdlib"}}}
+    form = Sweep.model_validate({"template": template, **filled})
+    assert form.space[1].when == {"optimizer.name": ["sgd", "adamw"]}
+    assert [str(each) for each in form.ranking_sections()["constraints"]] == ["latency/p99_s <= 0.05"]
+    in_file = {"constraints": {"metric": "latency/p99_s", "at_most": 0.05}, "objective": ["loss", "accuracy"]}
+    assert Sweep.model_validate({"template": template, "space": space, **in_file}).ranking == form.ranking
+    assert Sweep.model_validate({"template": template, **filled, "ranking": None}).ranking_sections() == {}
+
+
+CONDITION = "optimizer.name: [sgd, adamw]"
+
+
+@pytest.mark.parametrize("line", ["sgd", "optimizer.name: [sgd", "optimizer.name"])
+def test_a_line_of_the_form_that_is_no_condition_is_refused(line):
+    with pytest.raises(ValidationError, match="must be keys with their values"):
+        Parameter(key="lr", values=["1"], when=line)
+    assert Parameter(key="lr", values=["1"], when="").when is None

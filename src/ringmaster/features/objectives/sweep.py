@@ -14,14 +14,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from ringmaster.features.objectives.drawing import DrawnTrial, draw_front
 from ringmaster.features.objectives.front import front_numbers, front_scores
 from ringmaster.findings import Finding, findings_where
-from ringmaster.tasks.batch.references import Metric, wrong
+from ringmaster.tasks.batch.references import EvaluationMetric, wrong
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.ranking import Metrics, Ranking, Reports, Standing
 from ringmaster.tasks.sweeping.results import ResultSection, first_ranked
@@ -41,9 +41,13 @@ INFEASIBLE = "infeasible"
 class Constraint(BaseModel, extra="forbid", frozen=True, title="Constraint"):
     """Bounds of a metric on held-out data, which the best trial must keep."""
 
-    metric: Metric
-    at_most: float | None = Field(default=None, allow_inf_nan=False, strict=True)
-    at_least: float | None = Field(default=None, allow_inf_nan=False, strict=True)
+    metric: Annotated[EvaluationMetric, Field(description="The metric, such as latency/p99_s.")]
+    at_most: float | None = Field(
+        default=None, allow_inf_nan=False, strict=True, description="The largest value; it may be empty."
+    )
+    at_least: float | None = Field(
+        default=None, allow_inf_nan=False, strict=True, description="The smallest value; it may be empty."
+    )
 
     @model_validator(mode="after")
     def _has_bounds(self) -> Constraint:
@@ -85,8 +89,10 @@ class Constraint(BaseModel, extra="forbid", frozen=True, title="Constraint"):
 class Objective(BaseModel, extra="forbid", frozen=True, title="Objective"):
     """A metric on held-out data by which trials are compared, among others; its name alone is enough."""
 
-    metric: Metric
-    direction: Literal["minimize", "maximize"] | None = None
+    metric: Annotated[EvaluationMetric, Field(description="The metric, such as loss.")]
+    direction: Literal["minimize", "maximize"] | None = Field(
+        default=None, description="The direction of the metric; it may be empty."
+    )
 
     @model_validator(mode="before")
     @classmethod
