@@ -67,6 +67,10 @@ class EndpointService:
             for request in self.store.requests(scheduler.base, RequestState.WAITING):
                 self._sizes[request.id] = (request.owner, len(json.dumps(request.work)))
             scheduler.start()
+        of_finished = "NOT is_ended AND session IN (SELECT id FROM sessions WHERE is_finished)"
+        for client in self.store.clients(where=of_finished):
+            if client.base in self.schedulers:
+                self.end_client(client)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Notes the event loop on which answers are waited for."""

@@ -395,4 +395,5 @@ def test_a_base_that_is_served_no_more_is_refused_until_it_is_served_again(tmp_p
         client.post(f"sessions/{model.partition(':')[0]}/finish", {})
     with running(tmp_path) as endpoint:
         client = endpoint.client()
-        assert client.result({"request_id": f"{model}:1"})["metrics"]
+        assert _eventually(lambda: endpoint.server.store.client(model).is_ended)
+        assert "has ended" in client.loss(model, 2, status=410)["detail"]
