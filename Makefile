@@ -40,7 +40,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-retrieval demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports check-workflows check-secrets audit format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-target bench-adapters readme-figures code-size environment lock dist release-check clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-retraining bench-target bench-adapters readme-figures code-size environment lock dist release-check clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -202,6 +202,10 @@ bench-sweep: $(READY)  ## Measure a sweep of adapters against peft, one trial af
 # Trains the demo twice, a few minutes; BENCH=--table writes the table alone, from what the benchmarks have recorded.
 readme-figures: $(READY)  ## Write the figures and the picture of the README
 	$(BIN)/python -m benchmarks.readme $(BENCH)
+
+# About 10 minutes on two quiet cores; BENCH="--seeds 1" for a tenth.
+bench-retraining: $(READY)  ## Measure decisions when to retrain on replayed streams, compared with an oracle
+	$(BIN)/python -m benchmarks.retraining $(BENCH)
 
 # About 10 minutes on one core; BENCH="--seeds 1" for a third.
 bench-target: $(READY)  ## Measure batch sizes that are chosen on the way to a target, and (as root) local updates over a slow link

@@ -13,6 +13,7 @@ from ringmaster.flows.batch.embedded_prefect import FlowWithServer
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.caller import Caller
+from ringmaster.flows.retraining.champion_value import record_pictures
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
 from ringmaster.flows.retraining.select_models import SelectedModels, inspect_models, select_models
@@ -227,6 +228,7 @@ def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list
         ledger.write_table(run_id, "models.json", [model_result.to_json() for model_result in report.model_results])
         ledger.log_metrics(run_id, [MetricPoint(name, float(value)) for name, value in report.figures().items()])
         ledger.set_note(run_id, report.markdown(with_picture=False))
+        record_pictures(run)
         ledger.finish_run(run_id, "FINISHED" if status == RetrainingStatus.DONE else "FAILED")
     except LedgerError as error:
         return [f"the report is not in MLflow: {error}"]

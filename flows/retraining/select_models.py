@@ -17,6 +17,13 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.batch.run_folder import with_models
+from ringmaster.flows.retraining.champion_value import (
+    MeasuredChampion,
+    measure_champion,
+    value_before,
+    window_of,
+    with_measured,
+)
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.shrinking import SMALLER
 from ringmaster.model_lineage import ModelRecord
@@ -52,7 +59,10 @@ from ringmaster.tasks.retraining.selection import (
     choose,
     due,
 )
+from ringmaster.tasks.retraining.value import ValueDecision
 from ringmaster.techniques import Job
+
+PRICE_REMEDY = "To fix: give due.value.price, or train it once by --force"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +78,7 @@ class InspectedModel:
     fault: why the data could not be read.
     newest_before: its newest version at the inspection. None if there was none, or if the run was begun by an earlier
         release, which did not store it.
+    measured: the champion's metric on the data of this run, where the rules ask whether retraining pays.
     """
 
     model: ProductionModel
@@ -78,6 +89,7 @@ class InspectedModel:
     due: DueDecision | None = None
     fault: str = ""
     newest_before: int | None = None
+    measured: MeasuredChampion | None = None
 
     def has_made(self, newest: ModelRecord | None) -> bool:
         """Returns whether this run has trained the newest version: on its data, and after the inspection.
@@ -120,12 +132,14 @@ def _frozen(run: RetrainingRun, check: InspectedModel) -> InspectedModel:
     model, champion = check.model, check.serving.champion
     folder = None if champion is None else run.download(champion)
     copies = partial(freeze, run_date=run.date, folder=run.folder / "data")
-    frozen = copies(model.job.data, window_days=model.window_days)
+    window_days = window_of(run, model)
+    frozen = copies(model.job.data, window_days=window_days)
     model = model.with_jobs(
         lambda job: replace(job, data=frozen.data),
         others=lambda job: replace(job, data=copies(job.data, window_days=None).data),
     )
-    return replace(check, model=with_tokenizer_of(folder, model), champion_dir=folder, files=frozen.files)
+    model = replace(with_tokenizer_of(folder, model), window_days=window_days)
+    return replace(check, model=model, champion_dir=folder, files=frozen.files)
 
 
 def _decided(
@@ -142,6 +156,7 @@ def _decided(
             "To fix: decide about it by `ringmaster promote`"
         )
     newest, champion = serving.latest, serving.champion
+    measured, value = _value(run, check, data, missing)
     seen = ModelObservations(
         run_date=run.date,
         digest=own["digest"],
@@ -153,8 +168,33 @@ def _decided(
         only_older=model.window_days is not None and _only_lost_files(run, check),
         had_champion=model.name in run.left_by_earlier("champions"),
         is_forced=model.name in run.forced,
+        value=value,
     )
-    return replace(check, data=own, due=due(serving, seen, model.rules))
+    return replace(check, data=own, due=due(serving, seen, model.rules), measured=measured)
+
+
+def _value(
+    run: RetrainingRun, check: InspectedModel, data: Mapping[str, Any], missing: list[str]
+) -> tuple[MeasuredChampion | None, ValueDecision | None]:
+    """Returns the champion's metric on the data of this run, and whether retraining pays, where the rules ask for that.
+
+    missing: gets why it is not known.
+    """
+    model, champion, folder = check.model, check.serving.champion, check.champion_dir
+    if model.rules.value is None or champion is None or folder is None:
+        return None, None
+    name = model.name if model.compare_on is None else model.compare_on.name
+    try:
+        if name not in data:
+            raise ValueError(f"the data of {name} cannot be read")
+        measured = measure_champion(run, model, folder, version=version_of(champion), data=data[name])
+    except (ValueError, OSError) as error:
+        missing.append(f"whether retraining pays is not known: {lasting(error)}")
+        return None, None
+    value = with_measured(value_before(run, model), measured, run_date=run.date)
+    if value.terms is None:
+        missing.append(f"whether retraining pays is not known: no run has trained it. {PRICE_REMEDY}")
+    return measured, value.decision
 
 
 def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
@@ -246,6 +286,8 @@ def _plain(check: InspectedModel) -> dict[str, Any]:
         "files": to_json(check.files),
         "copies": [path for job in model.jobs for path in (job.data.path, job.data.held_out_path) if path is not None],
         "due": to_json(check.due),
+        "measured": to_json(check.measured),
+        "window_days": model.window_days,
         "fault": check.fault,
     }
 
@@ -261,6 +303,7 @@ def _read(
             job=from_json(Job, fields["job"]),
             variants=tuple(from_json(Job, job) for job in fields["variants"]),
             compare_on=None if fields["compare_on"] is None else from_json(Job, fields["compare_on"]),
+            window_days=fields.get("window_days", model.window_days),
         ),
         serving=serving,
         champion_dir=None if serving.champion is None or fields["fault"] else run.download(serving.champion),
@@ -269,6 +312,7 @@ def _read(
         due=None if fields["due"] is None else from_json(DueDecision, fields["due"]),
         fault=fields["fault"],
         newest_before=fields.get("newest"),
+        measured=None if fields.get("measured") is None else from_json(MeasuredChampion, fields["measured"]),
     )
 
 

@@ -180,10 +180,16 @@ def findings(entry: ProductionEntry, *, folder: Path) -> Iterator[Finding]:
         suite = None if due.assertions is None else due.assertions.suite
         yield from findings_where(
             (
-                due.min_new_samples and model.window_days is not None,
+                due.min_new_samples and (model.window_days is not None or (due.value and due.value.windows)),
                 (*at, "min_new_samples"),
                 "counts how data grows, and in a window it does not",
                 "take one of the two, or max_age_days",
+            ),
+            (
+                due.value is not None and due.value.windows and model.window_days is not None,
+                (*at, "value", "windows"),
+                "are days to choose from, and window_days names them",
+                "take one of the two",
             ),
             (
                 due.drift is not None and due.drift.psi is None and due.drift.ks is None,

@@ -11,12 +11,13 @@ from typing import Annotated
 from pydantic import Field
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.batch.references import Positive
+from ringmaster.tasks.batch.references import Distinct, Positive, Whole
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining.drift import Drift, DriftEntry
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
+from ringmaster.tasks.retraining.value import ValueDecision
 
 Clock = Callable[[], float]
 """Returns the time in seconds since the epoch, as `time.time` does; tests and demonstrations pass their own."""
@@ -177,6 +178,19 @@ class AssertionsEntry(Section):
     predictions: str = Field(description="a JSONL or Parquet file of logged predictions, such as predictions.jsonl")
 
 
+class ValueEntry(Section):
+    """What retraining costs, and what a worse model does."""
+
+    worth: Positive = Field(description="the money that one unit of the metric costs in a day, such as 40")
+    price: Positive | None = Field(
+        default=None, description="the price of one training, such as 12.5; that of the last one where it is left out"
+    )
+    horizon_days: Whole = Field(default=90, description="days after which a training must have paid, such as 90")
+    windows: Annotated[list[Whole], Distinct] = Field(
+        default=[], description="days of dated files to choose from in place of window_days, such as [7, 14, 28]"
+    )
+
+
 class DueEntry(Section):
     """The conditions for retraining; any of them makes a model due.
 
@@ -191,6 +205,9 @@ class DueEntry(Section):
     drift: DriftEntry | None = Field(default=None, description="what counts as drift, such as {psi: 0.2}")
     assertions: AssertionsEntry | None = Field(
         default=None, description="{suite: tests.yaml, predictions: predictions.jsonl}"
+    )
+    value: ValueEntry | None = Field(
+        default=None, description="retrains when that pays, rather than on all new data, such as {worth: 40}"
     )
 
 
@@ -208,6 +225,7 @@ class ModelObservations:
         window.
     had_champion: whether the model had a champion after an earlier run.
     is_forced: whether a user requests the training in any case.
+    value: whether retraining pays, where the rules ask for it and it can be decided.
     """
 
     run_date: str
@@ -220,6 +238,7 @@ class ModelObservations:
     only_older: bool = False
     had_champion: bool = False
     is_forced: bool = False
+    value: ValueDecision | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +267,8 @@ def due(serving: ServingVersions, seen: ModelObservations, rules: DueEntry = Due
         return _without_champion(serving, seen, is_known=is_known)
     is_new = not (is_known or seen.only_older or training_digest(champion) == seen.digest)
     reasons = [*_by_data(serving, seen, rules, is_new=is_new), *_by_age(serving, seen, rules)]
+    if seen.value is not None and seen.value.is_due and is_new:
+        reasons.append(seen.value.why)
     alarms = [drift.why for drift in seen.drifts if drift.has_drifted] if rules.drift else []
     alarms += seen.failed_assertions if rules.assertions else ()
     notes = list(seen.missing)
@@ -273,7 +294,7 @@ def _without_champion(serving: ServingVersions, seen: ModelObservations, *, is_k
 
 
 def _by_data(serving: ServingVersions, seen: ModelObservations, rules: DueEntry, *, is_new: bool) -> Iterator[str]:
-    if not (is_new and rules.new_data) or _too_little(serving, seen, rules):
+    if not (is_new and rules.new_data) or rules.value is not None or _too_little(serving, seen, rules):
         return
     known = training_digest(serving.champion)
     if known is None:
@@ -294,7 +315,11 @@ def _by_age(serving: ServingVersions, seen: ModelObservations, rules: DueEntry) 
 
 def _why_not(serving: ServingVersions, seen: ModelObservations, rules: DueEntry, *, is_new: bool) -> Iterator[str]:
     champion, latest = serving.champion, serving.latest
-    if is_new and not rules.new_data:
+    if seen.value is not None:
+        yield seen.value.why if is_new else f"{seen.value.why}, but there is no new data to learn from"
+    elif is_new and rules.value is not None:
+        yield "whether retraining pays is not known yet"
+    elif is_new and not rules.new_data:
         yield "there is new data, which alone does not count (new_data: false)"
     elif is_new and (grown := _too_little(serving, seen, rules)):
         yield grown

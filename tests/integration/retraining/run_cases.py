@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.integration.retraining.runs import JOB, rows
+from tests.integration.retraining.runs import JOB, garbage, rows
 from tests.unit.retraining.test_webhook import Receiver
 
 SHORT = JOB.replace("num_steps: 60", "num_steps: 4")
@@ -339,6 +339,27 @@ def shrunk(folder: Path) -> Any:
     }
 
 
+VALUE = """\
+    compare_on: {path: "recent/*.jsonl", seq_len: 16, vocab_size: 300}
+    due: {value: {worth: 0.5, price: 0.1, windows: [2, 4]}}
+"""
+
+
+def by_value(folder: Path) -> Any:
+    """Retrains a model when it pays: not on more rows of one distribution, but once the distribution is another."""
+    case = Case(folder, "by_value")
+    case.say(more=VALUE)
+    results = []
+    for day, text in enumerate([rows(1), rows(2), rows(3), garbage(4)], start=1):
+        for name, content in ((f"a/2026-11-{day:02d}", text), ("recent/day", text.replace("a dog", "one dog"))):
+            case.put(f"{name}.jsonl", 1)
+            (case.folder / f"{name}.jsonl").write_text(content)
+        results.append(case.run(f"2026-11-{day:02d}"))
+    champion = case.ledger.get_alias("by_value.a", "champion")
+    drawing = case.ledger.read_text(champion.run_id, "retraining/value.svg")
+    return {"runs": results, "champion": case.champion(), "drawing": drawing}
+
+
 def main(folder: Path) -> None:
     """Runs all cases with one fork server."""
     from ringmaster.flows import settings
@@ -350,8 +371,22 @@ def main(folder: Path) -> None:
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         Case.caller = Caller(fork_server=server)
-        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, apart, alike, held, swept, watched, shrunk)
-        answers = {case.__name__: case(folder) for case in cases}
+        cases = (
+            twice,
+            cut_short,
+            cut_sweep,
+            half_way,
+            deleted,
+            short,
+            apart,
+            alike,
+            held,
+            swept,
+            watched,
+            shrunk,
+            by_value,
+        )
+        answers = {case.__name__: case(folder) for case in (*cases, by_value)}
     (folder / "answers.json").write_text(json.dumps(answers))
 
 

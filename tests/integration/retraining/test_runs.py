@@ -213,3 +213,14 @@ def test_what_a_batch_of_the_same_name_has_made_is_not_promoted(cases):
     assert (row(alike)["outcome"], alike["champion"][0]) == ("unchanged", 1)
     assert "version 2 was made neither by retraining nor as a challenger" in row(alike)["notes"][0]
     assert "is that of job b of batch alike.a, and of job a.b of batch alike, which has made" in alike["refused"]
+
+
+def test_by_value_new_rows_are_trained_on_only_where_that_pays(cases):
+    first, *idle, changed = cases["by_value"]["runs"]
+    assert row(first)["why_due"] == "it has no champion yet"
+    assert [row(each)["outcome"] for each in idle] == ["unchanged", "unchanged"]
+    assert all(row(each)["why_due"].startswith("waiting costs ") for each in idle)
+    assert row(changed)["is_due"]
+    assert "a day on" in row(changed)["why_due"]
+    assert cases["by_value"]["champion"][0] == 2
+    assert cases["by_value"]["drawing"].count("<circle") == 4  # three runs measured a champion; one is in the legend
