@@ -151,6 +151,7 @@ def test_commands_with_two_locks_run_each_in_its_own(bench, tmp_path, in_home_of
         assert result[RESULT]["packages"] == {"tinytools": "1.0"}
 
 
+@pytest.mark.full
 def test_one_server_of_a_python_serves_its_jobs_until_it_is_idle(bench, tmp_path, locks, in_home_of_bench, monkeypatch):
     monkeypatch.setattr(forkserver_client, "IDLE_AFTER_S", 0.1)
     text = "jobs:" + "".join(JOB.format(name=name, folder="v1") for name in ("a", "b"))

@@ -13,6 +13,8 @@ LIBRARIES = {"libraries_of_tests.pth": "".join(f"{folder}\n" for folder in site.
 """The file of a package with which an environment has the libraries of these tests."""
 JOB = "{architecture: LlamaForCausalLM}, data: {source: python-stdlib, seq_len: 8}, num_steps: 1"
 
+_locks: dict[str, str] = {}
+
 
 def write_wheel(folder: Path, name: str, files: Mapping[str, str], *, version: str = "1.0") -> str:
     """Writes a wheel of a package with these files; returns its name."""
@@ -39,10 +41,14 @@ def write_lock(folder: Path, packages: Mapping[str, Mapping[str, str]], *, versi
         f'[project]\nname = "jobs"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = {[*wheels]}\n'
         f"[tool.uv.sources]\n{sources}"
     )
-    uv = uv_program()
-    assert uv is not None
-    subprocess.run([uv, "lock", "--quiet", "--offline"], cwd=folder, check=True)
-    return folder / "uv.lock"
+    lock, key = folder / "uv.lock", repr((packages, version))  # wheels of the same files are the same
+    if key not in _locks:
+        uv = uv_program()
+        assert uv is not None
+        subprocess.run([uv, "lock", "--quiet", "--offline"], cwd=folder, check=True)
+        _locks[key] = lock.read_text()
+    lock.write_text(_locks[key])
+    return lock
 
 
 def batch_of(folder: Path, environment: str, *, model: str = JOB) -> Batch:

@@ -130,10 +130,10 @@ def _write(files: Mapping[str, bytes], target: Path) -> None:
 
 
 def packed(key: str, lock: str, *, root: Path) -> dict[str, str] | None:
-    """Returns the kept files of a lock as texts, for `unpack` on another machine; None where they are too large."""
+    """Returns the kept files of a lock as texts, for `unpack` elsewhere; None where they are too large, or not here."""
     folder = kept_lock(key, lock, root=root).parent
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    if sum(path.stat().st_size for path in files.values()) > MAX_SENT_BYTES:
+    if not 0 < sum(path.stat().st_size for path in files.values()) <= MAX_SENT_BYTES:
         return None
     return {name: b64encode(zlib.compress(path.read_bytes())).decode() for name, path in files.items()}
 
