@@ -130,6 +130,7 @@ class JobFeature(FileKeys):
         group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
         is_for_training: whether the feature is about training, so that no job has it that trains nothing.
         is_divisible: whether a job with the feature may be trained as several jobs, one after another.
+        objective: the objective of a batch without which no job may have the feature; "" for any.
         parents_share_model: whether the jobs that it names have the model of the job.
         runs_elsewhere: whether such a job has a Python of its own, with modules that this process may not find.
     """
@@ -142,6 +143,7 @@ class JobFeature(FileKeys):
     group_obstacle: ClassVar[str] = ""
     is_for_training: ClassVar[bool] = True
     is_divisible: ClassVar[bool] = True
+    objective: ClassVar[str] = ""
     parents_share_model: ClassVar[bool] = True
     runs_elsewhere: ClassVar[bool] = False
 

@@ -34,7 +34,7 @@ from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_nam
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueEntry
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_features import file_keys, is_name
+from ringmaster.techniques.job_features import feature_kinds, file_keys, is_name
 
 MAX_DAYS = 36_500  # the largest window; dates have a limited range
 
@@ -474,13 +474,15 @@ def _other_data(compare_on: Job | None, own: Job) -> Job | None:
     return compare_on
 
 
+PLANNED = "leave it out: the models of a run are planned by its deadline and budget"
 ELSEWHERE = {
     "name": "write it next to job: it names the registered model",
     "data": "write it next to job",
     "base": "leave it out: a model starts from its champion where there is one, unless warm_start is false",
     "deadline_s": "write deadline at the top of the file: it holds for all models of a run",
-    "weight": "leave it out: the models of a run are planned by its deadline and budget",
-    "user": "leave it out: the models of a run are planned by its deadline and budget",
+    "weight": PLANNED,
+    "user": PLANNED,
+    **{key: PLANNED for key, kind in feature_kinds().items() if kind.objective},
 }
 """The keys that a model's `job` must not have."""
 

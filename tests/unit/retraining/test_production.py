@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError
+from ringmaster.flows.file_schemas import retraining_schema
 from ringmaster.tasks.retraining.production import load_production, with_tagged, with_tokenizer_of
 
 GOOD = """\
@@ -113,6 +114,15 @@ def test_a_file_that_says_nothing_is_told(folder, text, told):
     with pytest.raises(BatchFileError) as raised:
         load_production(written(folder, text))
     assert any(told in str(fault) for fault in raised.value.faults)
+
+
+def test_what_a_run_cannot_choose_is_refused_with_a_remedy_that_such_a_file_can_follow(folder):
+    text = GOOD.replace(
+        "      num_steps: 5\n", "      num_steps: 5\n      may_vary: {global_batch_size: [16, 32]}\n", 1
+    )
+    fault = load_production(written(folder, text)).broken["digits"]
+    assert "models[0].job.may_vary: is not allowed in the job. To fix: leave it out: " in fault
+    assert "may_vary" not in retraining_schema()["$defs"]["JobTemplate"]["properties"]
 
 
 def test_a_file_that_is_not_there_is_told(folder):

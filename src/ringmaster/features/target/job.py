@@ -114,6 +114,7 @@ class Variables(JobFeature):
     key = "may_vary"
     description = "what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}"
     effects = Effect(0)
+    objective = "time-to-target"
     is_divisible = False
 
     global_batch_size: Annotated[
