@@ -1,7 +1,8 @@
 """Writes small data for the recipes next to this file: `python examples/recipes/make_data.py`.
 
-All of it comes from what is installed anyway: texts are the docstrings of Python's standard library, and images the
-handwritten digits of scikit-learn. A tokenizer with a chat template is trained on the texts.
+All of it comes from what is installed anyway: texts are the docstrings of Python's standard library, images the
+handwritten digits of scikit-learn, and recordings tones, one for each letter of a name. A tokenizer with a chat
+template is trained on the texts.
 """
 
 import ast
@@ -9,6 +10,7 @@ import csv
 import json
 import random
 import sysconfig
+import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor
 
 DATA = Path(__file__).parent / "data"
 PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "unittest")
@@ -25,8 +27,10 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL_TOKENS = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
 NUM_IMAGES = 600
+NUM_RECORDINGS, RATE, LETTER_S = 600, 8_000, 0.04
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,7 @@ def main() -> None:
     write_rows("prompts.jsonl", [prompt(each, "ae"[place % 2]) for place, each in enumerate(asked)])
     save_tokenizer(every)
     save_images()
+    save_recordings([words(each.name) for each in every])
     print(f"{len(classified)} texts, {len(asked)} conversations, prompts and pairs, {NUM_IMAGES} images: {DATA}")
 
 
@@ -149,6 +154,35 @@ def save_images() -> None:
         folder = DATA / "digits" / str(digit)
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((pixels * 15.9).astype(np.uint8)).save(folder / f"{number}.png")
+
+
+def save_recordings(texts: list[str]) -> None:
+    """Saves recordings of short texts of letters, a table with their names, and the processor of a CTC model."""
+    (DATA / "speech").mkdir(exist_ok=True)
+    short = [text for text in dict.fromkeys(texts) if 3 <= len(text) <= 16 and {*text} <= {*LETTERS, " "}]
+    rows: list[dict[str, object]] = []
+    for number, text in enumerate(short[:NUM_RECORDINGS]):
+        with wave.open(str(DATA / "speech" / f"{number}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            file.writeframes((tones(text) * 32_000).astype("<i2").tobytes())
+        rows.append({"audio": f"speech/{number}.wav", "text": text})
+    write_rows("speech.jsonl", rows)
+    folder = DATA / "speech-processor"
+    folder.mkdir(exist_ok=True)
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<unk>", "|", *LETTERS])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), pad_token="<pad>", bos_token=None, eos_token=None)
+    tokenizer.save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(return_attention_mask=True).save_pretrained(folder)
+
+
+def tones(text: str) -> np.ndarray:
+    """Returns the samples of a text: a tone for each letter, and silence for a blank."""
+    times = np.arange(int(LETTER_S * RATE)) / RATE
+    pitches = [200 + 110 * LETTERS.find(letter) for letter in text]
+    return np.concatenate([0.5 * np.sin(2 * np.pi * pitch * times) * (pitch >= 200) for pitch in pitches])
 
 
 if __name__ == "__main__":

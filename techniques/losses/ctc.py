@@ -51,9 +51,9 @@ class Ctc(loss.LossFunction):
         num_labels = is_counted.sum(-1)
         losses = frame_losses(
             inputs.logits,
-            labels.masked_select(is_counted),
+            labels,
+            is_counted=is_counted,
             num_frames=num_frames(inputs),
-            num_labels=num_labels,
             blank=config.pad_token_id,
             zero_infinity=config.ctc_zero_infinity,
         )
@@ -80,11 +80,11 @@ def num_frames(inputs: loss.LossInputs) -> Tensor:
 
 
 def frame_losses(
-    logits: Tensor, labels: Tensor, *, num_frames: Tensor, num_labels: Tensor, blank: int, zero_infinity: bool
+    logits: Tensor, labels: Tensor, *, is_counted: Tensor, num_frames: Tensor, blank: int, zero_infinity: bool
 ) -> Tensor:
     """Returns -log p(labels) of each row, [rows], in fp32.
 
-    logits: [rows, frames, tokens]. labels: those of all rows, one row after the other.
+    logits: [rows, frames, tokens]. labels: [rows, tokens], those that are counted.
     """
     import torch
     from torch.nn import functional
@@ -94,9 +94,9 @@ def frame_losses(
     with torch.backends.cudnn.flags(enabled=False):
         return functional.ctc_loss(
             log_p,
-            labels,
+            labels.masked_select(is_counted),
             num_frames,
-            num_labels,
+            is_counted.sum(-1),
             blank=blank,
             reduction="none",
             zero_infinity=zero_infinity,

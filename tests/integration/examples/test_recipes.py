@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ringmaster.features.speech.audio import resampled
 from ringmaster.tasks.batch import load_batch
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "examples" / "recipes"
 SWEEP = "sweep"
-NEEDS = {"fp8": "torchao", "quantization_aware": "torchao"}
+NEEDS = {"fp8": "torchao", "speech": "soundfile", "quantization_aware": "torchao"}
 NAMES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(NEEDS.get(name, "yaml")) is None, reason=NEEDS.get(name, "")))
     for name in sorted(path.stem for path in RECIPES.glob("*.yaml") if not path.stem.startswith(SWEEP))
@@ -84,6 +85,20 @@ def test_quantization_aware(place):
     jobs = place.run("quantization_aware")
     assert jobs["converted"]["metrics"]["loss"] == pytest.approx(jobs["prepared"]["metrics"]["loss"], abs=1e-4)
     assert jobs["prepared"]["metrics"]["loss"] < jobs["llama"]["metrics"]["loss"] + 0.2
+
+
+def test_speech(place):
+    from transformers import pipeline
+
+    soundfile = pytest.importorskip("soundfile", reason="the extra speech is not installed")
+    job = place.run("speech")["letters"]
+    assert job["metrics"]["character_error_rate"] < 0.3
+    write = pipeline("automatic-speech-recognition", model=job["model_dir"])
+    rows = place.rows("speech.jsonl")[:20]
+    for row in rows:
+        samples, rate = soundfile.read(place.data / row["audio"], dtype="float32")
+        row["written"] = write({"raw": resampled(samples, rate, 16_000), "sampling_rate": 16_000})["text"]
+    assert share(row["written"] == row["text"] for row in rows) > 0.5
 
 
 def test_images(place):

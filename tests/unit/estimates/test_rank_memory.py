@@ -19,6 +19,7 @@ from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape
 from tests.image_texts import QWEN_2_5, QWEN_2_5_CONFIG
 from tests.integration.workbench import GPT2_WITH_DROPOUT, LLAMA
 from tests.matrix import matrix
+from tests.speech_models import CTC
 
 TOKENS = PreparedData(
     name="text", digest="", num_samples=64, num_held_out=8, kind="tokens", vocab_size=64, seq_len=16, source=""
@@ -41,7 +42,23 @@ WITH_IMAGES = replace(
     ),
     images={"token": 5, "counts": [4], "arrays": {"image_grid_thw": [[1, 4, 4]]}},
 )
+SPEECH = ModelSpec(architecture="Wav2Vec2ForCTC", config={**CTC, "mask_time_prob": 0.1})
+RECORDINGS = replace(
+    TOKENS,
+    kind="other",
+    seq_len=None,
+    pad_token_id=0,
+    tensors=tuple(
+        SampleTensor(name=name, dtype=dtype, shape=(length,))
+        for name, dtype, length in (
+            ("input_values", "float32", 4_000),
+            ("attention_mask", "int64", 4_000),
+            ("labels", "int64", 9),
+        )
+    ),
+)
 STUDENT = ModelSpec(architecture="LlamaForCausalLM", config={**LLAMA.config, "num_hidden_layers": 1})
+DATA_OF = {QWEN.architecture: WITH_IMAGES, SPEECH.architecture: RECORDINGS}
 EVERYWHERE = {"build_model", "draws_of", "open_data", "prepare", "rollout_of"}
 ELSEWHERE = {"why_no_products"}  # for jobs that need torchao
 # What a model, a technique and a config need, in addition to what all of them do.
@@ -57,6 +74,7 @@ CASES = [
     ),
     (MIXTURE, "expert", {"reshard": True}, {"sizes_of", "_can_use_grouped_mm"}),
     (QWEN, "single", {}, {"positions_of", "windows_of"}),
+    (SPEECH, "single", {}, {"frame_losses"}),
     (STUDENT, "single", {}, {"build_teacher"}),
 ]
 
@@ -75,7 +93,7 @@ def scene(folder, model, technique, config):
         job = job.with_features(LossTeacher(model=LLAMA))
     return RankScenario(
         job=job,
-        data=to_json(WITH_IMAGES if model is QWEN else TOKENS),
+        data=to_json(DATA_OF.get(model.architecture, TOKENS)),
         technique=registry.BUILTIN[technique],
         config={"micro_batch": 4, "recompute": "none", **config},
         shape=GangShape(kind="cpu", num_devices=1 if technique == "single" else 2, memory_bytes=1 << 33),
