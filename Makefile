@@ -40,7 +40,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-retrieval demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports check-workflows check-secrets audit format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-retraining bench-target bench-adapters readme-figures code-size environment lock dist release-check clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-retraining bench-target bench-adapters bench-serve readme-figures code-size environment lock dist release-check clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -218,6 +218,9 @@ code-size: $(READY)  ## Count files, statements, names and words
 # About 15 minutes; BENCH="engine memory" for some of its parts, BENCH=--tiny to try it.
 bench-adapters: $(READY)  ## Measure adapters on one base: together, side by side, one after another, and peft with the Trainer
 	$(BIN)/python -m benchmarks.adapters $(BENCH)
+
+bench-serve: $(READY)  ## Measure a training endpoint: clients together, one against a plain loop of peft, requests to a warm server
+	$(BIN)/python -m benchmarks.serving $(BENCH)
 
 bench-lineage: $(READY)  ## Measure questions about 10,000 models, and the tensor store
 	$(BIN)/python -m benchmarks.lineage $(BENCH)
