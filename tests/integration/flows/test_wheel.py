@@ -14,8 +14,8 @@ import pytest
 from ringmaster.extras import PACKAGES
 
 ROOT = Path(__file__).parents[3]
-# Packages of extras that Prefect needs, too, or loads where they are installed.
-OF_PREFECT = ("cryptography", "prefect_kubernetes", "prometheus_client", "pythonjsonlogger")
+# Packages of extras that Prefect or MLflow needs, too, or loads where they are installed.
+NEEDED_PACKAGES = ("cryptography", "google.protobuf", "prefect_kubernetes", "prometheus_client", "pythonjsonlogger")
 
 pytestmark = pytest.mark.full
 
@@ -40,7 +40,7 @@ def python(wheel, tmp_path_factory):
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
     (Path(own) / "libraries.pth").write_text(sysconfig.get_path("purelib"))
-    hidden = [package for packages in PACKAGES.values() for package in packages if package not in OF_PREFECT]
+    hidden = [package for packages in PACKAGES.values() for package in packages if package not in NEEDED_PACKAGES]
     (Path(own) / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n")
     return python
 
