@@ -14,12 +14,15 @@ import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 DATA = Path(__file__).parent / "data"
 PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "unittest")
@@ -31,6 +34,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL_TOKENS = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
 NUM_IMAGES = 600
 NUM_RECORDINGS, RATE, LETTER_S = 600, 8_000, 0.04
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+IMAGE_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}:"
+    "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}<end_of_utterance>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +76,9 @@ def main() -> None:
     save_tokenizer(every)
     save_images()
     save_recordings([words(each.name) for each in every])
+    save_processor()
+    write_rows("seen.jsonl", seen := [seen_digits(number) for number in range(NUM_IMAGES)])
+    write_rows("compared.jsonl", [compared_answers(row, place) for place, row in enumerate(seen)])
     print(f"{len(classified)} texts, {len(asked)} conversations, prompts and pairs, {NUM_IMAGES} images: {DATA}")
 
 
@@ -183,6 +195,43 @@ def tones(text: str) -> np.ndarray:
     times = np.arange(int(LETTER_S * RATE)) / RATE
     pitches = [200 + 110 * LETTERS.find(letter) for letter in text]
     return np.concatenate([0.5 * np.sin(2 * np.pi * pitch * times) * (pitch >= 200) for pitch in pitches])
+
+
+def save_processor() -> None:
+    """Saves a processor of images and texts as that of SmolVLM, for images of one tile of four tokens."""
+    inner = Tokenizer(models.BPE(vocab={each: place for place, each in enumerate(sorted(ALPHABET))}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    special = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|end|>", pad_token="<|pad|>", additional_special_tokens=special
+    )
+    size = {"longest_edge": 16}
+    images = Idefics3ImageProcessorPil(size=size, max_image_size=size, do_image_splitting=False)
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=IMAGE_TEMPLATE)
+    processor.save_pretrained(DATA / "processor")
+
+
+def seen_digits(number: int) -> dict[str, object]:
+    """Returns a conversation about one or two images of digits."""
+    digits = load_digits().target
+    shown = [number, (number + 7) % NUM_IMAGES][: 1 + number % 2]
+    images = [{"type": "image", "image": f"digits/{digits[each]}/{each}.png"} for each in shown]
+    answer = " and ".join(str(digits[each]) for each in shown)
+    return {
+        "messages": [
+            {"role": "user", "content": [*images, {"type": "text", "text": "Which digits?"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+        ]
+    }
+
+
+def compared_answers(row: Any, place: int) -> dict[str, object]:
+    """Returns the question of a conversation about images, with its answer and a wrong one."""
+    question, answer = row["messages"]
+    right = answer["content"][0]["text"]
+    wrong = " and ".join(str((int(digit) + 1 + place % 9) % 10) for digit in right.split(" and "))
+    return {"prompt": [question], "chosen": right, "rejected": wrong}
 
 
 if __name__ == "__main__":

@@ -111,6 +111,45 @@ def test_images(place):
     assert share(each["label"] == file.parent.name for (each,), file in zip(found, files, strict=True)) > 0.4
 
 
+def test_image_text(place):
+    """The model says which digits it sees; the adapter of it is loaded by peft."""
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    jobs = place.run("image_text")
+    assert jobs["seeing"]["metrics"]["accuracy"] > 0.85  # 0.73 by chance
+    assert jobs["preferring"]["metrics"]["preference_accuracy"] > 0.7
+    folder = jobs["seeing"]["model_dir"]
+    model, processor = AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
+    adapted = PeftModel.from_pretrained(
+        AutoModelForImageTextToText.from_pretrained(folder), jobs["preferring"]["model_dir"]
+    )
+    for one in (model, adapted):
+        rows = place.rows("seen.jsonl")[:40]
+        assert share(digits_seen(one, processor, row, place.data) == true_digits(row) for row in rows) > 0.4
+
+
+def digits_seen(model, processor, row, folder):
+    question = row["messages"][0]
+    parts = [
+        {**each, "image": str(folder / each["image"])} if "image" in each else each for each in question["content"]
+    ]
+    inputs = processor.apply_chat_template(
+        [{**question, "content": parts}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"add_special_tokens": False},
+    )
+    written = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    return processor.decode(written, skip_special_tokens=False).partition("<end_of_utterance>")[0]
+
+
+def true_digits(row):
+    return row["messages"][1]["content"][0]["text"]
+
+
 def test_instruct(place):
     from transformers import AutoModelForCausalLM
 
