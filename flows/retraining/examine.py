@@ -124,7 +124,7 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
         raise InputError(
             [f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in findings(error, root=Data)]
         ) from error
-    spec: DataSpec = from_json(DataSpec, entry.model_dump())
+    spec: DataSpec = from_json(DataSpec, entry.model_dump(exclude_unset=True))  # a kind refuses options of others
     return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
 
 
