@@ -15,7 +15,7 @@ from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_s
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.loss import class_of, options_of
-from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES
+from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES, CTC_SUFFIX
 from ringmaster.techniques.models.model_folders import LOSS, read_json
 
 ENCODERS = ("Model",)
@@ -26,6 +26,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "completion": CAUSAL_SUFFIXES,
     "text-classification": ("ForSequenceClassification",),
     "token-classification": ("ForTokenClassification",),
+    "speech-text": (CTC_SUFFIX, "WhisperForConditionalGeneration"),
     "seq2seq": ("ForConditionalGeneration", "MTModel"),
     "embedding": ENCODERS,
     "image-classification": ("ForImageClassification",),

@@ -18,6 +18,7 @@ from ringmaster.techniques.models.architectures import LAYERS, PIXELS
 
 NUM_LAYERS = 2
 HEAD_WIDTH = 8
+CONVOLUTION_WIDTH = 32
 MAX_EXPERTS = 8
 LONGEST = 32  # tokens
 BEFORE = 4  # of them, before the first position that has a label, or at which the sequences of a pair differ
@@ -103,6 +104,8 @@ def _kinds(num_layers: int, lists: list[Any]) -> list[int]:
 
 def _thin(config: Any) -> None:
     result = vars(config)
+    if isinstance(widths := result.get("conv_dim"), (list, tuple)):  # of convolutions over the samples of recordings
+        config.conv_dim = type(widths)(min(each, CONVOLUTION_WIDTH) for each in widths)
     heads = [value for name in HEADS if isinstance(value := result.get(name), int)]
     widths = [value for name in WIDTHS if isinstance(value := result.get(name), int)]
     if not heads or not widths or any(isinstance(result.get(name), list | tuple) for name in (*HEADS, *WIDTHS)):

@@ -8,6 +8,7 @@ import pytest
 from ringmaster.features.speech.batch import with_limits_of
 from ringmaster.tasks.batch.batch import Batch
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.data.inference import infer_kind
 from tests.speech_models import CTC, HUBERT, WHISPER
 
 DATA = DataSpec(kind="speech-text", path="rows.jsonl", tokenizer="processor")
@@ -49,3 +50,11 @@ def test_a_batch_completes_its_jobs(tmp_path):
     )
     (completed,) = Batch.of(name="speech", jobs=[job]).jobs
     assert completed.data.kwargs == {"frames": FRAMES}
+
+
+@pytest.mark.parametrize("model", [HUBERT, WHISPER], ids=["ctc", "whisper"])
+def test_the_kind_follows_from_the_model_and_the_columns(tmp_path, model):
+    (tmp_path / "rows.jsonl").write_text('{"audio": "a.wav", "sentence": "a"}\n')
+    (tmp_path / "others.jsonl").write_text('{"input": "b", "target": "a"}\n')
+    assert infer_kind(DataSpec(path=str(tmp_path / "rows.jsonl")), model) == "speech-text"
+    assert infer_kind(DataSpec(path=str(tmp_path / "others.jsonl")), model) != "speech-text"
