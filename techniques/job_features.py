@@ -233,8 +233,8 @@ class JobFeature(FileKeys):
         """Returns what the result of each segment has of the feature."""
         return {}
 
-    def why_unfit(self, job: Any, facts: Mapping[str, Any]) -> str:
-        """Returns why a job (a `Job`) cannot have the feature; empty where it can. facts: of `Preflight`."""
+    def why_unfit(self, job: Any, facts: Any) -> str:
+        """Returns why a job (a `Job`) cannot have the feature; empty where it can. facts: a `ModelFacts`."""
         return ""
 
     def varies(self, job: Any) -> bool:

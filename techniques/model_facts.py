@@ -1,10 +1,11 @@
 """Facts about a model that techniques and the planner use. Imports no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from ringmaster.codec import SINCE_LATER
+from ringmaster.codec import SINCE_LATER, stored_flat
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import ModelSpec
 
@@ -102,6 +103,7 @@ class ModelFacts:
     computes_loss: whether the loss, when the job names none, is the model's own, of more than logits, or one of rows.
     whole_batch: the reason why the job's batch must not be divided; empty if it may be (`runtime.probing`).
     scalar: the name of a parameter that is a single number, which cannot be sharded; empty if there is none.
+    former: stored facts that only earlier releases recorded.
     """
 
     num_parameters: int
@@ -119,6 +121,7 @@ class ModelFacts:
     computes_loss: bool = field(default=False, metadata=SINCE_LATER)
     whole_batch: str = field(default="", metadata=SINCE_LATER)
     scalar: str = field(default="", metadata=SINCE_LATER)
+    former: Mapping[str, Any] = stored_flat({})
 
     @property
     def num_updated(self) -> int:

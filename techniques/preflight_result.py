@@ -6,6 +6,7 @@ from typing import Any
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
 
@@ -77,7 +78,7 @@ class Refusal:
 class Preflight:
     """What is known of a job before any trial.
 
-    data, facts: the JSON forms of `data.PreparedData` and `models.ModelFacts`.
+    data: the JSON form of `data.PreparedData`.
     candidates: for each technique and gang size, the presumably cheapest one first.
     exact_chunk: of an exact job, as the preflight has chosen it.
     workers: with optimizers of their own, if the job may change to them.
@@ -85,7 +86,7 @@ class Preflight:
 
     job: str
     data: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    facts: ModelFacts
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)

@@ -9,12 +9,12 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from types import SimpleNamespace
 from typing import Any
 
 from ringmaster.codec import digest
 from ringmaster.tasks.profiling.search import num_evaluations
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight_result import Candidate, Preflight
 from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
@@ -77,17 +77,15 @@ class GroupLayout:
         candidate = self.candidate(job, preflight)
         return None if candidate is None else candidate.step_s
 
-    def base_bytes(self, facts: Mapping[str, Any]) -> int:
+    def base_bytes(self, facts: ModelFacts) -> int:
         """Returns the bytes of the base's weights on each device.
 
         A sharded base needs its share, and the layers that are gathered.
 
-        facts: the JSON form of ModelFacts, whose parameters include those of an adapter.
+        facts: of the model, whose parameters include those of an adapter.
         """
-        whole = int(facts["parameter_bytes"])
-        if self.base == WHOLE:
-            return whole
-        return whole // self.num_devices + min(2 * int(facts["largest_layer_bytes"]), whole)
+        whole = facts.parameter_bytes
+        return whole if self.base == WHOLE else whole // self.num_devices + min(2 * facts.largest_layer_bytes, whole)
 
     def own_bytes(self, job: Job, preflight: Preflight) -> int | None:
         """Returns the bytes on each device in addition to the base; None if a device has too little memory.
@@ -101,7 +99,7 @@ class GroupLayout:
         own = needed - self.base_bytes(preflight.facts)
         if self.base == SHARDED:  # a job that runs alone has its adapter sharded too
             state = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
-            own += int(preflight.facts.get("num_trained") or 0) * state * (self.num_devices - 1) // self.num_devices
+            own += (preflight.facts.num_trained or 0) * state * (self.num_devices - 1) // self.num_devices
         return max(own, 1)
 
     def is_of(self, config: Mapping[str, Any], job: Job) -> bool:
@@ -215,10 +213,7 @@ def classes(
     by_base: dict[str, list[list[SoloProfile]]] = {}
     for job in jobs:
         preflight = preflights[job.name]
-        # ModelFacts itself would need torch. Its JSON form may lack newer fields, which have their defaults then.
-        facts: Any = SimpleNamespace(
-            **{"has_experts": False, "undivided": "", "computes_loss": False, "whole_batch": "", **preflight.facts}
-        )
+        facts = preflight.facts
         if not profiles[job.name] or not _may_join(job, names, num_devices=layout.num_devices):
             continue
         if grouping_obstacle([job], facts, num_ranks=layout.num_devices):

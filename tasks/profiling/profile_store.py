@@ -19,6 +19,7 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.loss import loss_function_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.profiles import ProfileKey
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
@@ -58,7 +59,7 @@ def speed_key(
     job: Job,
     data: Mapping[str, Any],
     *,
-    facts: Mapping[str, Any] | None = None,
+    facts: ModelFacts | None = None,
     import_paths: tuple[str, ...] = (),
 ) -> str:
     """Returns a key that is equal for jobs that cannot differ in speed.
@@ -66,7 +67,7 @@ def speed_key(
     All of the job counts that has an effect on the time of a step, but `NUMBERS` other than 0.
 
     data: the JSON form of the prepared data (its kind and shapes).
-    facts: the JSON form of the model's facts, which distinguish two models that were saved under one name.
+    facts: of the model, which distinguish two models that were saved under one name.
     import_paths: the folders of users' factories, whose source code is part of the key.
     """
     spec = job.data
@@ -84,7 +85,7 @@ def speed_key(
     return digest(
         {
             "model": to_json(job.model),
-            "facts": {**OF_0_1, **facts} if facts else {},
+            "facts": {} if facts is None else {**OF_0_1, **to_json(facts)},
             "adapter": to_json(job.adapter),
             "data": {**data_shape, "kwargs": to_json(spec.kwargs)},
             "loss": job.loss,

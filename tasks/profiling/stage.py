@@ -149,7 +149,7 @@ def profile_jobs(
     for line in data_lines(jobs, preflights):
         notice(line)
     for name, preflight in preflights.items():
-        if why := preflight.facts.get("whole_batch"):
+        if why := preflight.facts.whole_batch:
             notice(f"the batch of {name} stays whole: {why}")
     jobs = [resolve_steps(job, preflights[job.name]) for job in jobs if job.name in preflights]
     options = JobOptions(jobs, preflights, cluster=cluster, known=known, import_paths=environment.import_paths)

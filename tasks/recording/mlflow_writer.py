@@ -402,7 +402,7 @@ class MlflowWriter:
         if (rows := rows_text(data)) is not None:
             self.ledger.write_text(run_id, ROWS, rows)
         chain = self._write_training(record, job, run_id, parents=ancestry.named_parents(job))
-        num_parameters = preflight.facts["num_parameters"]
+        num_parameters = preflight.facts.num_parameters
         hooks = [*record_hooks()]
         paragraphs = [text for hook in hooks for text in hook.paragraphs(job, record)]
         return self.ledger.record_model(
@@ -414,7 +414,7 @@ class MlflowWriter:
             datasets=dataset_inputs(job.data, data),
             params={
                 **({"num_parameters": num_parameters} if num_parameters else {}),
-                **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
+                **({"whole_batch": why} if (why := preflight.facts.whole_batch) else {}),
                 "num_steps": record.step,
                 **({NUM_ROWS: record.num_rows} if record.num_rows is not None else {}),
                 **{key: value for hook in hooks for key, value in hook.params(record).items()},

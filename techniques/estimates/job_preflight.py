@@ -153,7 +153,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     return Preflight(
         job=job.name,
         data=to_json(data if note is None else replace(data, notes=(*data.notes, note))),
-        facts=to_json(facts),
+        facts=facts,
         candidates=tuple(candidates),
         refusals=tuple(refusals),
         exact_chunk=job.exact_chunk,

@@ -27,6 +27,7 @@ from tests.integration.workbench import (
     largest_difference,
 )
 from tests.matrix import matrix
+from tests.unit.profiling.solos import FACTS
 
 CHUNK = 4
 SINGLE = Layout("single", 1, {"micro_batch": CHUNK})
@@ -253,7 +254,7 @@ def test_a_job_that_has_begun_keeps_its_chunk(bench):
     """Earlier releases chose chunks by the devices of a node; a run that is resumed has recorded its own."""
     job = replace(exact_job(bench), exact_chunk=None)
     data = prepare(job.data, cache_dir=bench.cache_dir)
-    begun = Preflight(job=job.name, data=to_json(data), facts={}, candidates=(), refusals=(), exact_chunk=8)
+    begun = Preflight(job=job.name, data=to_json(data), facts=FACTS, candidates=(), refusals=(), exact_chunk=8)
     resumed, layouts = chosen_on(bench, begun.settled(job), 2)
     assert resumed.exact_chunk == 8
     assert {layout.config["micro_batch"] for layout in layouts} == {8}

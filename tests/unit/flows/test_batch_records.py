@@ -27,6 +27,7 @@ from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques.preflight_result import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
+from tests.unit.profiling.solos import FACTS
 from tests.unit.recording.ledgers import FakeLedger
 
 WHY = "rank 0: RuntimeError: boom (in its trial)"
@@ -63,7 +64,7 @@ def local_run(batch, journal, recorder, folder):
 
 def surveyed(name):
     refusal = Refusal(technique="ddp", num_devices=1, reason="needs two devices or more")
-    return Preflight(job=name, data={}, facts={}, candidates=(), refusals=(refusal,))
+    return Preflight(job=name, data={}, facts=FACTS, candidates=(), refusals=(refusal,))
 
 
 def test_a_failed_job_is_an_error_in_the_log_and_all_else_is_information(log):

@@ -4,6 +4,7 @@ import queue
 from collections import Counter
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import LeasesInMemory, cluster, job, profile
+from tests.unit.profiling.solos import FACTS
 from tests.unit.recording.ledgers import FakeLedger
 
 STEPS = ("profile", "make_plan", "execute", "evaluate", "_close_records")  # the last one before the end is reported
@@ -107,7 +109,9 @@ class Processes:
         self.inspected.append([each.name for each in jobs])
         data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
         preflights = {
-            each.name: Preflight(job=each.name, data=data, facts={"num_parameters": 5}, candidates=(), refusals=())
+            each.name: Preflight(
+                job=each.name, data=data, facts=replace(FACTS, num_parameters=5), candidates=(), refusals=()
+            )
             for each in jobs
         }
         profiles = {each.name: (profile(),) for each in jobs}

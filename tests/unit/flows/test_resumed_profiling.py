@@ -1,6 +1,7 @@
 """A resumed run on this machine inspects the jobs that are left, and takes what is known of the others."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.preflight_result import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
+from tests.unit.profiling.solos import FACTS
 
 REFUSAL = Refusal(technique="ddp", num_devices=1, reason="needs two devices or more")
 
@@ -33,7 +35,13 @@ class Runs:
         self.asked.append([each.name for each in jobs])
         data = {"num_samples": 40}
         preflights = {
-            each.name: Preflight(job=each.name, data=data, facts={"of": each.name}, candidates=(), refusals=(REFUSAL,))
+            each.name: Preflight(
+                job=each.name,
+                data=data,
+                facts=replace(FACTS, num_parameters=len(each.name)),
+                candidates=(),
+                refusals=(REFUSAL,),
+            )
             for each in jobs
         }
         resolved = tuple(stage_job(each) for each in jobs)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ringmaster.codec import to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.processes.gang_events import (
     Beat,
@@ -37,11 +37,12 @@ from ringmaster.techniques.processes.gang_events import (
     event_or_refusal,
     event_to_json,
 )
+from tests.unit.profiling.solos import FACTS
 
 STEPS = {"first_step": 4, "losses": [2.0, 1.5], "seconds": [0.1, 0.2], "wall_s": 5.0}
 REFERENCE = {"kind": "cpu x1", "mean_s": 2.0, "fastest_s": 1.0, "spread": 0.1}
 DEVICES = {"0": {"kind": "gpu", "utilization": 0.9}}
-PREFLIGHT = Preflight(job="a", data={"num_samples": 8}, facts={}, candidates=(), refusals=())
+PREFLIGHT = Preflight(job="a", data={"num_samples": 8}, facts=FACTS, candidates=(), refusals=())
 FORMS = [
     (RankStarted(pid=7), {"event": "started", "pid": 7}),
     (Beat(), {"event": "beat"}),
@@ -148,3 +149,19 @@ def test_what_a_process_says_of_its_failure_can_be_stored_and_is_short():
     message = RankFailed(kind=OutcomeStatus.CRASHED, message="\0\ud800" + "m" * 100_000).message
     assert len(message) <= 20_000
     message.encode()
+
+
+def test_the_facts_that_0_1_stored_are_read_and_written_as_they_are():
+    stored = {
+        "num_parameters": 2266,
+        "parameter_bytes": 9064,
+        "largest_layer_bytes": 6784,
+        "num_layers": 1,
+        "has_batch_statistics": False,
+        "has_dropout": False,
+        "decoder": None,
+    }
+    found = from_json(Preflight, {**to_json(PREFLIGHT), "facts": stored})
+    assert (found.facts.num_parameters, found.facts.former) == (2266, {"has_batch_statistics": False})
+    assert to_json(found)["facts"] == stored
+    assert to_json(PREFLIGHT)["facts"].keys() == stored.keys() - {"has_batch_statistics"}

@@ -3,9 +3,10 @@
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import classes
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight_result import Candidate, Preflight
 
-FACTS = {"has_dropout": False, "parameter_bytes": 1000}
+FACTS = ModelFacts(num_parameters=250, parameter_bytes=1000, largest_layer_bytes=100, num_layers=1, has_dropout=False)
 MODEL = ModelSpec(architecture="LlamaForCausalLM", config={"hidden_size": 32})
 
 
@@ -20,7 +21,7 @@ def preflight(job, *, own_bytes=100, facts=FACTS):
         config={"micro_batch": job.global_batch_size, "recompute": "none"},
         num_devices=1,
         num_ranks=1,
-        least_bytes=FACTS["parameter_bytes"] + own_bytes,
+        least_bytes=FACTS.parameter_bytes + own_bytes,
     )
     return Preflight(job=job.name, data={}, facts=facts, candidates=(whole,), refusals=())
 

@@ -28,6 +28,7 @@ from ringmaster.techniques import (
 from ringmaster.techniques.job import SAME, Composition
 from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.job_specs import ParameterGroup
+from tests.unit.profiling.solos import FACTS
 
 JOB = Job(
     name="a",
@@ -215,7 +216,7 @@ def test_equal_values_have_equal_keys_however_they_are_written():
     assert speed_key(JOB, {**DATA, "folder": "/elsewhere", "num_samples": 91}) == speed_key(JOB, DATA)
     assert speed_key(JOB, {**DATA, "vocab_size": 301}) != speed_key(JOB, DATA)
     assert speed_key(JOB, {**DATA, "seq_len": 48}) != speed_key(JOB, DATA)
-    assert speed_key(JOB, DATA, facts={"num_layers": 2}) != speed_key(JOB, DATA, facts={"num_layers": 3})
+    assert speed_key(JOB, DATA, facts=FACTS) != speed_key(JOB, DATA, facts=replace(FACTS, num_layers=3))
 
 
 def test_the_option_the_device_and_the_libraries_count(monkeypatch):

@@ -42,9 +42,11 @@ def test_a_job_that_names_the_technique_may_be_together_and_one_that_drops_out_n
     jobs = [job("a", techniques=("single", "shared_base"), num_devices=(1, 2)), job("b")]
     assert names(classes_of(jobs)) == [("a", "b")]
     for fact in ("has_dropout", "has_experts"):
-        unfit = {name: preflight(job_, facts={**FACTS, fact: True}) for name, job_ in zip("ab", jobs, strict=True)}
+        unfit = {
+            name: preflight(job_, facts=replace(FACTS, **{fact: True})) for name, job_ in zip("ab", jobs, strict=True)
+        }
         assert classes_of(jobs, preflights=unfit) == []
-    unfit = preflight(jobs[0], facts={**FACTS, "undivided": "wpe, which it trains as it is, is of class Embedding"})
+    unfit = preflight(jobs[0], facts=replace(FACTS, undivided="wpe, which it trains as it is, is of class Embedding"))
     assert classes_of(jobs, preflights={"a": unfit}) == []
 
 

@@ -49,7 +49,7 @@ def looked_at(job, *, fits=("single", "ddp", "fsdp"), **facts):
         for name, (technique, num_devices, config, device_bytes, step_s) in configs.items()
         if name in fits
     ]
-    known = {**FACTS, "parameter_bytes": BASE_BYTES, "largest_layer_bytes": LAYER_BYTES, **facts}
+    known = replace(FACTS, parameter_bytes=BASE_BYTES, largest_layer_bytes=LAYER_BYTES, **facts)
     return replace(preflight(job), facts=known, candidates=tuple(candidates))
 
 

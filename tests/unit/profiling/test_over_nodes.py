@@ -21,6 +21,7 @@ from ringmaster.tasks.profiling.stage import _too_large
 from ringmaster.techniques.preflight_result import Candidate, Forecast, Preflight
 from ringmaster.techniques.technique import GangShape
 from tests.unit.execution.fakes import job, profile
+from tests.unit.profiling.solos import FACTS
 
 NODE = GangShape(kind="gpu", num_devices=4, memory_bytes=1 << 30)
 
@@ -56,7 +57,7 @@ def test_a_job_whose_trials_fail_for_another_reason_than_memory_gets_no_larger_g
 
 
 def preflight(*candidates):
-    return Preflight(job="a", data={}, facts={}, candidates=candidates, refusals=())
+    return Preflight(job="a", data={}, facts=FACTS, candidates=candidates, refusals=())
 
 
 def test_gangs_double_and_end_with_all_nodes():

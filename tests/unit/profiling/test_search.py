@@ -7,6 +7,7 @@ import pytest
 from ringmaster.tasks.profiling.search import FAR_BEHIND, MAX_MISSES, ConfigSearch, FailedTrial, worthwhile
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight_result import Candidate
+from tests.unit.profiling.solos import FACTS
 
 
 def candidates(number, technique="single", num_devices=1):
@@ -108,7 +109,7 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
 
     def poll(jobs, **_):
         preflights = {
-            j.name: Preflight(job=j.name, data=data, facts={}, candidates=tuple(every), refusals=()) for j in jobs
+            j.name: Preflight(job=j.name, data=data, facts=FACTS, candidates=tuple(every), refusals=()) for j in jobs
         }
         return preflights, {}
 

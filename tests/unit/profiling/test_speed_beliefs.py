@@ -18,6 +18,7 @@ from ringmaster.tasks.profiling.speed_beliefs import (
 from ringmaster.techniques import GangShape, Profile
 from ringmaster.techniques.preflight_result import Candidate, Preflight
 from ringmaster.techniques.profiles import PREDICTED
+from tests.unit.profiling.solos import FACTS
 
 OF_A = SpeedErrors(machine=0.2, technique=0.1, job=0.25, option=0.1, measurement=0.05)
 OF_B = SpeedErrors(machine=0.05, technique=0.02, job=0.1, option=0.03, measurement=0.02)
@@ -127,7 +128,7 @@ def test_the_prediction_of_a_technique_of_ones_own_is_wide_until_one_job_has_tra
 def test_the_prediction_of_a_step_of_which_nothing_is_known_covers_steps_of_milliseconds_and_of_a_minute():
     candidate = Candidate(technique="command", config={}, num_devices=1, num_ranks=1, least_bytes=0, step_s=None)
     shape = GangShape(kind="cpu", num_devices=1, memory_bytes=1)
-    preflight = Preflight(job="a", data={}, facts={}, candidates=(candidate,), refusals=())
+    preflight = Preflight(job="a", data={}, facts=FACTS, candidates=(candidate,), refusals=())
     (profile,) = predicted_profiles(preflight, shapes=[shape])
     belief = SpeedBeliefs().of("a", 0, technique="command", errors=errors_of(profile))
     assert belief.ratio() * profile.step_s * math.exp(-1.645 * belief.spread) < 0.02
@@ -142,7 +143,7 @@ def test_the_prediction_of_steps_of_ones_own_code_by_their_operations_is_wide():
     shape = GangShape(kind="cpu", num_devices=1, memory_bytes=1)
     errors = []
     for candidate in (usual, rough):
-        preflight = Preflight(job="a", data={}, facts={}, candidates=(candidate,), refusals=())
+        preflight = Preflight(job="a", data={}, facts=FACTS, candidates=(candidate,), refusals=())
         (profile,) = predicted_profiles(preflight, shapes=[shape])
         errors.append(errors_of(profile))
     assert errors[0] == OF_PREDICTIONS

@@ -38,6 +38,7 @@ from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.processes.gang_events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
+from tests.unit.profiling.solos import FACTS
 from tests.unit.recording.ledgers import FakeLedger
 
 KEY = "nightly-1"
@@ -61,7 +62,7 @@ def database(tmp_path):
 
 def preflight(name):
     data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
-    return Preflight(job=name, data=data, facts={"num_parameters": 5}, candidates=(), refusals=())
+    return Preflight(job=name, data=data, facts=replace(FACTS, num_parameters=5), candidates=(), refusals=())
 
 
 def recorded():

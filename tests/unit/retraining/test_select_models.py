@@ -23,6 +23,7 @@ from ringmaster.tasks.retraining.selection import DueDecision
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.job import DISTILLED, QUANTIZED, AdaptationSpec
 from ringmaster.techniques.preflight_result import Candidate, Preflight
+from tests.unit.profiling.solos import FACTS
 from tests.unit.promotion.fakes import FakeLedger, version
 
 # A job alone takes 50 s to start and 50 s to train. n jobs of one group start only once.
@@ -41,8 +42,7 @@ def job(name):
 def preflight(name):
     config = {"micro_batch": 4, "recompute": "none"}
     whole = Candidate(technique="single", config=config, num_devices=1, num_ranks=1, least_bytes=1100)
-    facts = {"has_dropout": False, "parameter_bytes": 1000}
-    return Preflight(job=name, data={**SHAPE, "num_held_out": 9}, facts=facts, candidates=(whole,), refusals=())
+    return Preflight(job=name, data={**SHAPE, "num_held_out": 9}, facts=FACTS, candidates=(whole,), refusals=())
 
 
 def profiled_jobs(*, with_groups=True):

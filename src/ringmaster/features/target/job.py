@@ -24,6 +24,7 @@ from ringmaster.techniques.job_features import (
     is_black_box,
 )
 from ringmaster.techniques.job_specs import LEARNING_RATE_RULES, EvaluationSpec, OptimizerSpec
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.gang_events import ENDED_EARLY
 
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
@@ -156,9 +157,9 @@ class Variables(JobFeature):
         """Returns whether the batch size, precision or local updates of a job are still to be chosen."""
         return job.feature(Target) is not None and not job.phases and len(self.choices(job)) > 1
 
-    def why_unfit(self, job: Job, facts: Mapping[str, Any]) -> str:
+    def why_unfit(self, job: Job, facts: ModelFacts) -> str:
         """Requires that the batch may be divided where something is still to be chosen."""
-        why = facts.get("whole_batch")
+        why = facts.whole_batch
         return f"may_vary: its batch must stay whole: {why}" if why and self.varies(job) else ""
 
     def searches(self, job: Job) -> list[Job]:

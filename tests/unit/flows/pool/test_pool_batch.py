@@ -51,6 +51,7 @@ from ringmaster.techniques.preflight_result import Preflight
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 from tests.unit.pool.bench import told
+from tests.unit.profiling.solos import FACTS
 from tests.unit.recording.ledgers import FakeLedger
 
 
@@ -97,7 +98,9 @@ class Bench:
         self.num_measured += 1
         data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
         preflights = {
-            each.name: Preflight(job=each.name, data=data, facts={"num_parameters": 5}, candidates=(), refusals=())
+            each.name: Preflight(
+                job=each.name, data=data, facts=replace(FACTS, num_parameters=5), candidates=(), refusals=()
+            )
             for each in batch.jobs
         }
         profiles = {each.name: (profile(),) for each in batch.jobs}
