@@ -41,6 +41,7 @@ from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunc
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
 from ringmaster.techniques.metrics.token_sequences import answer_of
 from ringmaster.techniques.model_facts import CTC_SUFFIX, num_positions
+from ringmaster.techniques.models.architectures import PIXELS
 
 WIDTH_MULTIPLE = 8
 SPEECH_INPUTS = frozenset({"input_features", "input_values"})
@@ -220,6 +221,8 @@ class AnswerWriter:
             return self._transcripts(model, batch, labels)
         if ids is None or labels is None or ids.dim() != 2 or labels.dim() != 2 or "position_ids" in batch:
             raise ValueError(f"the samples are not rows of a prompt and an answer. {PROMPTS_REMEDY}")
+        if PIXELS in batch:
+            raise ValueError(f"answers to images are not written for metrics. {IMAGES_REMEDY}")
         mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
         if not _encodes(model):
             is_labelled = labels != IGNORED
@@ -284,6 +287,7 @@ def num_expected(labels: Tensor, most: int) -> int:
     return min(most, max((len(answer_of(row)) for row in labels.tolist()), default=0) or most)
 
 
+IMAGES_REMEDY = "To fix: name metrics of what the model predicts, such as loss and accuracy"
 PROMPTS_REMEDY = "To fix: give data of kind completion, chat or seq2seq without packing, or name other metrics"
 
 

@@ -12,6 +12,7 @@ from peft import PeftModel
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
+from ringmaster.errors import StepError
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.samples import Sampler
@@ -341,3 +342,11 @@ def test_preferences_are_learnt_alike_under_every_layout(bench, specs, tmp_path,
     assert trained.losses == pytest.approx(alone.losses, abs=1e-5)
     assert largest_difference(trained.weights, alone.weights) < 2e-6
     assert not bench.facts(job).whole_batch
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["smol", "qwen"])
+def test_metrics_of_what_a_model_writes_are_refused(bench, specs, name):
+    metrics = EvaluationSpec(metrics=("loss", "generated_exact_match"), max_batches=1)
+    with pytest.raises(StepError, match="answers to images are not written for metrics"):
+        bench.facts(job_of(bench, specs, name, evaluation=metrics))
