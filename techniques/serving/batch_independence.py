@@ -20,15 +20,16 @@ from ringmaster.techniques.training.fused.member import lay_below
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 MULTIPLES = (16, 32, 64, 128)
-LENGTHS = (1, 2, 1, 3, 1, 4)
-"""The probed rows' lengths, in multiples."""
-RANKS = (2, 8, 8, 2, 8, 3)
-TOGETHER = ((0, 1, 2, 3, 4, 5), (0, 2), (5, 0), (4, 3, 1))
-"""The rows that are computed at once."""
+LENGTHS = (1, 2, 1, 3, 1, 4, 4)
+"""The lengths of the probed clients' rows, in multiples. Each has one row, and the last one as many as fill a batch."""
+RANKS = (2, 8, 8, 2, 8, 3, 8)
+TOGETHER = ((0, 1, 2, 3, 4, 5, 6), (0, 2), (5, 0), (4, 3, 1), (6, 3))
+"""The clients that are computed at once."""
+MAX_FILLING_TOKENS = 1024
 
 
 class _Probe:
-    """Clients with one row each."""
+    """Clients whose results are compared."""
 
     def __init__(self, stem: MultiAdapterBase, *, multiple: int, max_rank: int) -> None:
         self._stem, model = stem, stem.model
@@ -37,15 +38,17 @@ class _Probe:
         device = next(model.parameters()).device
         padded = PaddedLength(multiple=multiple, max_positions=multiple * max(LENGTHS))
         self._adapters, self._blocks = list[ClientAdapter](), list[RowBlock]()
-        for length, rank in zip(LENGTHS, RANKS, strict=True):
+        room = (stem.tokens_at_once or MAX_FILLING_TOKENS) - multiple * sum(LENGTHS[:-1])
+        nums = [*(1 for _ in LENGTHS[:-1]), max(1, min(room, MAX_FILLING_TOKENS) // (multiple * LENGTHS[-1]))]
+        for length, rank, num in zip(LENGTHS, RANKS, nums, strict=True):
             adapter = ClientAdapter(AdapterSpec(rank=min(rank, max_rank), train_unembed=has_free_head(model)), model)
             for weight in adapter.weights().values():
                 weight.copy_(0.02 * torch.randn(weight.shape, generator=draw))
             stem.open(adapter.sites)
             lay_below([adapter.row])
-            tokens = torch.randint(num_tokens, (length * multiple,), generator=draw)
-            row = Row(tokens=tuple(tokens.tolist()), loss_inputs={"target_tokens": tokens.roll(-1)})
-            request = LossRequest(client="", rows=(row,), loss="cross_entropy")
+            drawn = torch.randint(num_tokens, (num, length * multiple), generator=draw)
+            rows = tuple(Row(tokens=tuple(x.tolist()), loss_inputs={"target_tokens": x.roll(-1)}) for x in drawn)
+            request = LossRequest(client="", rows=rows, loss="cross_entropy")
             self._adapters.append(adapter)
             self._blocks += blocks_of(request, padded=padded, device=device)
 

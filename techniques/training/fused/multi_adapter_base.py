@@ -118,6 +118,8 @@ class MultiAdapterBase:
     recompute: the recomputation of its layers' activations, "none" or "full".
     unrounded: modules whose weights stay in fp32 for every precision, because adapters that join later start from them.
     attention: for a sharded base, the result of `packed_attention` before it was sharded.
+
+    tokens_at_once: about how many tokens are packed into one row at most; None for no limit.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class MultiAdapterBase:
         if is_cpu:
             keep_freed_memory()
         # The target size of a packed forward and backward, which keeps a CPU's threads busy.
-        self._tokens_at_once = _tokens_for(model) * torch.get_num_threads() if is_cpu else None
+        self.tokens_at_once = _tokens_for(model) * torch.get_num_threads() if is_cpu else None
         self._head = None
         if self._packed is not None:
             self._packed.blocks = [TokenBlock(start=0, stop=NUM_PROBED_TOKENS, length=NUM_PROBED_TOKENS)]
@@ -254,7 +256,7 @@ class MultiAdapterBase:
         """Yields the indices of the parts that compute together."""
         order = adapter_batches.in_order(parts)
         if self._packed is not None:
-            yield from adapter_batches.in_chunks(parts, order, tokens_at_once=self._tokens_at_once)
+            yield from adapter_batches.in_chunks(parts, order, tokens_at_once=self.tokens_at_once)
         else:
             for _, same in groupby(order, key=lambda i: adapter_batches.shape_of(parts[i])):
                 yield list(same)
