@@ -32,7 +32,6 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.spec import StoppingPolicy
 
 EXAMPLE = sweep_form.JobFromFile(path="examples/tiny_batch.yaml", job="llama")
-NOTHING: Mapping[str, Any] = {}
 RATES = [sweep_form.Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 
 
@@ -59,7 +58,7 @@ def sweep(
     challenger_of: Annotated[sweep_form.OtherName, titled("Challenger of")] = "",
     num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
     seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
-    ranking: Annotated[sweep_form.RankingKeys, titled("Constraints and objectives")] = NOTHING,
+    ranking: Annotated[sweep_form.RankingKeys, titled("Constraints and objectives")] = sweep_form.NO_RANKING,
     batch_keys: Annotated[dict[str, Any] | None, HIDDEN] = None,
     resume: Resume = False,
     caller: Annotated[Any, HIDDEN] = None,

@@ -232,10 +232,11 @@ def _ranking_keys() -> type[BaseModel]:
     return create_model("RankingKeys", __base__=FormSection, __doc__="How trials are compared.", **fields)
 
 
+NO_RANKING = _ranking_keys()()
 if TYPE_CHECKING:
     RankingKeys = Any
 else:
-    RankingKeys = Annotated[_ranking_keys(), BeforeValidator(lambda value: {} if value is None else value)]
+    RankingKeys = Annotated[type(NO_RANKING), BeforeValidator(lambda value: {} if value is None else value)]
 
 
 def keys_of_features() -> set[str]:
