@@ -14,6 +14,7 @@ import numpy as np
 
 from ringmaster.codec import from_json
 from ringmaster.registry import resolve
+from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import num_positions
@@ -93,7 +94,7 @@ def model_spec(folder: Path) -> ModelSpec:
 
 
 FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
 
@@ -119,7 +120,7 @@ def tokenizer_of(folder: Path) -> str:
 
     An adapter without a tokenizer of its own uses its base's.
     """
-    if not is_adapter(folder) or (folder / "tokenizer.json").is_file():
+    if not is_adapter(folder) or has_tokenizer(folder):
         return str(folder)
     try:
         return base_name(folder)
@@ -152,7 +153,7 @@ def read_alike(spec: DataSpec, first: Path, other: Path) -> bool:
     if not encodes_text(spec):
         return True
     tokenizers = [tokenizer_of(folder.absolute()) for folder in (first, other)]
-    have_files = all((Path(tokenizer) / "tokenizer.json").is_file() for tokenizer in tokenizers)
+    have_files = all(has_tokenizer(Path(tokenizer)) for tokenizer in tokenizers)
     return not have_files or len({*map(tokenizer_digest, tokenizers)}) == 1
 
 
@@ -337,7 +338,7 @@ class ScoredRows:
         if self.data is not None or spec.tokenizer is not None or spec.factory is not None:
             return spec
         folder = Path(tokenizer_of(self.reader.absolute()))
-        return replace(spec, tokenizer=str(folder)) if (folder / "tokenizer.json").is_file() else spec
+        return replace(spec, tokenizer=str(folder)) if has_tokenizer(folder) else spec
 
     def _texts(
         self, cases: LiteralTexts, model_dir: Path, config: Any, shifted: bool, device: torch.device
