@@ -75,7 +75,8 @@ class ComputeLink:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=child_environment(),
+            # Threads that wait for each other would else spin: on a busy machine that takes a hundred times as long.
+            env={"OMP_WAIT_POLICY": "PASSIVE", **child_environment()},
             start_new_session=True,  # Ctrl-C at a terminal reaches the server alone, which then ends the process
         )
         self._exchange({**asdict(self._settings), "folder": str(self._settings.folder)})
