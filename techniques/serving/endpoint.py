@@ -8,6 +8,7 @@ Every answered request is in a journal, and now and then every client's state is
 killed goes on bit by bit where it was.
 """
 
+import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,8 @@ from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, ad
 from ringmaster.techniques.training.fused.member import lay_below
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
+logger = logging.getLogger(__name__)
+
 STORING_SHARE = 0.02
 """The largest share of the time in which whole states are stored."""
 FIRST_STORING_S = 0.1
@@ -87,6 +90,8 @@ class Endpoint:
                 f"To fix: set at most {max_positions}"
             )
         self._multiple = independent_multiple(self._stem, max_rank=limits.max_rank, max_positions=max_positions)
+        if self._multiple is None:
+            logger.warning("clients are computed one after another: in a batch, their last digits depend on each other")
         self._padded = PaddedLength(multiple=self._multiple or 1, max_positions=max_positions)
         self._adapters: dict[str, ClientAdapter] = {}
         self._times = ComputationTimes()

@@ -16,7 +16,7 @@ from torch import Tensor
 from ringmaster.techniques.serving.requests import LossRequest
 from ringmaster.techniques.serving.token_losses import LOSSES, TARGETS, logprobs_of
 
-MAX_BLOCK_TOKENS = 2048
+MAX_BLOCK_TOKENS = 1024
 PADDING = 0
 
 

@@ -94,6 +94,20 @@ def test_each_of_16_clients_gets_the_bits_that_it_gets_alone(base, tmp_path):
         alone.remove(f"c{i}")
 
 
+def test_where_bits_depend_on_the_batch_clients_are_computed_one_after_another(base, tmp_path, monkeypatch):
+    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.independent_multiple", lambda *_, **__: None)
+    endpoint, alone = open_endpoint(base, tmp_path / "one"), open_endpoint(base, tmp_path / "other")
+    assert not endpoint.batches
+    for name in ("a", "b"):
+        endpoint.add(name, AdapterSpec(rank=4))
+    alone.add("a", AdapterSpec(rank=4))
+    endpoint.compute([request_of("b", lengths=(2, 7), seed=3), request_of("a", lengths=(3,))])
+    alone.compute([request_of("a", lengths=(3,))])
+    for each in (endpoint, alone):
+        each.step([AdamStep(client="a")])
+    assert is_equal(weights_of(endpoint, "a"), weights_of(alone, "a"))
+
+
 def test_a_client_whose_loss_is_not_finite_leaves_the_others_alone(base, tmp_path):
     endpoint = open_endpoint(base, tmp_path)
     endpoint.add("good", AdapterSpec(rank=4))
