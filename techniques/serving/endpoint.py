@@ -236,6 +236,7 @@ class Endpoint:
         self._computed_s += time.perf_counter() - started_s
         if learnt:
             self._note([requests[i] for i in learnt])
+            self._store_if_due()
         self.busy_s += time.perf_counter() - started_s
         return tuple(refused[i] if i in refused else results[i] for i in range(len(requests)))
 
@@ -259,8 +260,7 @@ class Endpoint:
             raise EndpointLostError(storage_fault(error) or str(error)) from error
         self.storing_s += time.perf_counter() - waited_s
         self._computed_s += time.perf_counter() - started_s
-        if self._computed_s * STORING_SHARE > self._storing_s:
-            self._store_all()
+        self._store_if_due()
         self.busy_s += time.perf_counter() - started_s
         return answers
 
@@ -465,6 +465,11 @@ class Endpoint:
         except OSError as error:
             raise EndpointLostError(storage_fault(error) or str(error)) from error
         self.storing_s += time.perf_counter() - started_s
+
+    def _store_if_due(self) -> None:
+        """Stores whole states once so much was computed that they take a small share of the time."""
+        if self._computed_s * STORING_SHARE > self._storing_s:
+            self._store_all()
 
     def _store_all(self) -> None:
         started_s = time.perf_counter()

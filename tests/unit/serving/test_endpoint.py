@@ -206,8 +206,9 @@ def test_what_does_not_fit_is_not_loaded(base, tmp_path):
         endpoint.save("four", "../weights", with_optimizer=False)
 
 
-@pytest.mark.parametrize("stores_whole", [False, True])
-def test_a_killed_endpoint_goes_on_bit_by_bit(base, tmp_path, stores_whole):
+@pytest.mark.parametrize("share", [0.0, 1e9], ids=["from its journal", "from whole states"])
+def test_a_killed_endpoint_goes_on_bit_by_bit(base, tmp_path, monkeypatch, share):
+    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", share)
     whole = open_endpoint(base, tmp_path / "whole")
     killed = open_endpoint(base, tmp_path / "killed")
     for endpoint in (whole, killed):
@@ -217,8 +218,6 @@ def test_a_killed_endpoint_goes_on_bit_by_bit(base, tmp_path, stores_whole):
         train(endpoint, "gone", num_steps=1)
         endpoint.remove("gone")
         endpoint.add("b", AdapterSpec(rank=2, seed=3))
-        if stores_whole:
-            endpoint.forget_gradients()
         train(endpoint, "b", num_steps=1, loss="ppo")
         endpoint.load("b", endpoint.save("b", "weights", with_optimizer=True), with_optimizer=True)
         endpoint.compute([request_of("a", seed=7), request_of("b", seed=7)])
@@ -229,6 +228,16 @@ def test_a_killed_endpoint_goes_on_bit_by_bit(base, tmp_path, stores_whole):
         train(endpoint, "b", num_steps=1, seed=8)
     for client in ("a", "b"):
         assert is_equal(weights_of(whole, client), weights_of(killed, client))
+
+
+def test_gradients_that_are_forgotten_stay_forgotten(base, tmp_path):
+    endpoint = open_endpoint(base, tmp_path)
+    endpoint.add("c", AdapterSpec(rank=4))
+    endpoint.compute([request_of("c")])
+    endpoint.forget_gradients()
+    for each in (endpoint, open_endpoint(base, tmp_path)):
+        (answer,) = each.step([AdamStep(client="c")])
+        assert isinstance(answer, Refusal) and "no gradients" in answer.reason
 
 
 def test_a_record_that_a_kill_cut_off_is_left_out(base, tmp_path, monkeypatch):
@@ -254,7 +263,7 @@ def test_whole_states_take_a_small_share_of_the_time(base, tmp_path, monkeypatch
     assert written == []
     monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 1e9)
     train(endpoint, "c", num_steps=2)
-    assert written == [6, 8]
+    assert written == [5, 6, 7, 8]
 
 
 def full_disk(*_, **__):
