@@ -229,7 +229,8 @@ def _ranking_keys() -> type[BaseModel]:
         )
         for key, section in sections_of_rankings().items()
     }
-    return create_model("RankingKeys", __base__=FormSection, __doc__="How trials are compared.", **fields)
+    base = type("RankingKeys", (FormSection,), {"__doc__": "How trials are compared."}, title="Comparison of trials")
+    return create_model("RankingKeys", __base__=base, **fields)
 
 
 NO_RANKING = _ranking_keys()()

@@ -106,7 +106,7 @@ def test_a_form_refuses_what_is_out_of_bounds(deployed):
 def test_forms_leave_out_what_few_people_change_and_runs_may_be_given_it(deployed):
     assert {name: found["hidden"] for name, found in deployed.items() if found["hidden"]} == {
         "train-batch": ["name", "checkpoint_every_s", "seed"],
-        "sweep": ["data", "num_parallel", "seed", "caller"],
+        "sweep": ["data", "num_parallel", "seed", "batch_keys", "caller"],
         "retrain-daily": ["seed", "caller"],
         "submit-jobs": ["checkpoint_every_s"],
     }
@@ -145,6 +145,9 @@ def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):
         "Devices",
         "Early stopping",
         "Parameter",
+        "Comparison of trials",
+        "Constraint",
+        "Objective",
     }
     assert parts["DeviceChoice"]["properties"]["kind"]["enum"] == ["auto", "gpu", "cpu"]
 
