@@ -349,8 +349,11 @@ class Preference(chat.ConversationSource):
         if not isinstance(row["chosen"], str):
             return _conversation_pair(row, context)
         chat.refuse_tools(row)
-        for role in ("chosen", "rejected", *(role for role in ("input", "system") if row[role])):
-            row_source.text_of(row, role)
+        for role in ("input", "system"):
+            if row[role]:
+                row_source.text_of(row, role)
+        for role in ("chosen", "rejected"):  # without a prompt, they begin with it
+            row_source.text_of(row, role, may_be_blank=row["prompt"] is not None)
         prompt, chosen, rejected = _prompt_and_answers(row)
         if not isinstance(prompt, str):
             raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")

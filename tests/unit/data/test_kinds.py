@@ -641,6 +641,19 @@ def test_a_row_of_a_parquet_file_without_a_class_is_refused(tmp_path, numbered, 
         prepare(spec, cache_dir=tmp_path / "cache")
 
 
+def test_an_answer_may_consist_of_blanks_and_a_text_that_begins_with_its_prompt_may_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+
+    def prepared(kind, row):
+        path.write_text(json.dumps(row) + "\n")
+        return prepare(DataSpec(kind=kind, path=str(path), vocab_size=300, held_out=0), cache_dir=tmp_path / "cache")
+
+    prepared("completion", {"prompt": "a", "completion": " "})
+    prepared("preference", {"prompt": "a", "chosen": "b", "rejected": " "})
+    with pytest.raises(ValueError, match=r"row 1: the rejected is ' ', which has no visible character"):
+        prepared("preference", {"chosen": " b", "rejected": " "})
+
+
 def test_a_class_that_only_another_parquet_file_names_is_refused(tmp_path, numbered):
     numbered(["a", "b"], "a", "b").to_parquet(tmp_path / "one.parquet")
     numbered(["c", "b", "a"], "a", "c").to_parquet(tmp_path / "two.parquet")
