@@ -129,6 +129,8 @@ def _answer(make: Callable[[], Any]) -> dict[str, Any]:
         return {"answer": make()}
     except EndpointLostError:
         raise  # this process ends, and the next one begins with what is on disk
+    except ValueError as error:  # a refusal
+        return {"error": message_of(error)}
     except Exception as error:  # the caller learns of it, and this process goes on
         logger.exception("a call has failed")
         return {"error": f"{type(error).__name__}: {message_of(error)}"}
@@ -138,7 +140,8 @@ def main() -> None:
     """Makes the endpoint that the first line of stdin describes, and answers calls until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.ERROR, format="%(asctime)s %(message)s")
+    logging.getLogger("torch").setLevel(logging.ERROR)  # whose warnings concern its developers
     settings = json.loads(sys.stdin.readline())
     folder = Path(settings["folder"])
     endpoint: Any = None
