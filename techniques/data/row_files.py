@@ -39,11 +39,17 @@ def row_too_large(place: str) -> ValueError:
 
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*")
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", *TOKENIZER_FILES[1:])
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Returns whether a model's folder holds the files of a tokenizer."""
     return any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES)
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Returns whether a model's folder holds the tokens of a tokenizer; an adapter may have its settings alone."""
+    return any(any(folder.glob(pattern)) for pattern in VOCABULARY_FILES)
 
 
 def check_tokenizer(folder: Path) -> None:

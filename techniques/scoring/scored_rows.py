@@ -14,7 +14,7 @@ import numpy as np
 
 from ringmaster.codec import from_json
 from ringmaster.registry import resolve
-from ringmaster.techniques.data.row_files import has_tokenizer
+from ringmaster.techniques.data.row_files import has_tokenizer, has_vocabulary
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import num_positions
@@ -120,7 +120,7 @@ def tokenizer_of(folder: Path) -> str:
 
     An adapter without a tokenizer of its own uses its base's.
     """
-    if not is_adapter(folder) or has_tokenizer(folder):
+    if not is_adapter(folder) or has_vocabulary(folder):
         return str(folder)
     try:
         return base_name(folder)

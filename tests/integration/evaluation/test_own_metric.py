@@ -130,7 +130,9 @@ def test_models_are_compared_in_its_direction(site, tmp_path):
 
 
 def test_where_it_is_not_installed_it_is_unknown():
-    with pytest.raises(BatchFileError, match=f"'{GAP}' is unknown. To fix: use one of accuracy, auroc, entity_f1"):
+    with pytest.raises(
+        BatchFileError, match=f"'{GAP}' is unknown. To fix: use one of accuracy, auroc, character_error_rate"
+    ):
         batch_with(GAP)
     with pytest.raises(ValueError, match=f"unknown metric '{GAP}': there are loss, perplexity, accuracy"):
         gain(0.1, 0.2, metric=GAP)

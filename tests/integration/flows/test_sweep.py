@@ -154,7 +154,7 @@ def test_faults_of_the_form_and_of_the_sweep_are_told_together(folder):
         (4, "space.optimizer.lr.low: a logarithmic range cannot go to or through 0, got 0"),
         (5, "space.seed: has neither values nor both low and high"),
         (6, "early_stopping.min_steps: must be less than the 30 steps of a trial, got 30"),
-        (7, "objective: 'bleu' is unknown. To fix: use one of accuracy, auroc, entity_f1"),
+        (7, "objective: 'bleu' is unknown. To fix: use one of accuracy, auroc, character_error_rate"),
     ]:
         assert any(fault.startswith(f"wrong.yaml:{line}: {words}") for fault in found), found
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.features.untrusted.execute import verification_of
+from ringmaster.features.untrusted.execute import SegmentReferee, verification_of
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
@@ -75,7 +75,7 @@ class LocalPool:
             replanner=replanner,
         )
         left = list(draws)
-        (referee,) = self.executor.hooks
+        (referee,) = [hook for hook in self.executor.hooks if isinstance(hook, SegmentReferee)]
         referee.draw = lambda: left.pop(0) if left else 1.0
 
     def _listen(self, event):

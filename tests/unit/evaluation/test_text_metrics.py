@@ -116,6 +116,9 @@ class Preferences:
     def rewards(self, output, batch):
         return output.logits[:, 0, 0].reshape(len(batch["labels"]), 2)
 
+    def written(self, output, batch):
+        return None
+
 
 def test_preferred_answers_have_the_larger_reward():
     batch = {"input_ids": torch.zeros(4, 2, 3).long(), "labels": torch.zeros(4, 2, 3).long()}

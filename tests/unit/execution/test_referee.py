@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from ringmaster.features.untrusted import execute
-from ringmaster.features.untrusted.execute import StateCommitment, verification_of
+from ringmaster.features.untrusted.execute import SegmentReferee, StateCommitment, verification_of
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentStarted
@@ -71,7 +71,7 @@ def made(tmp_path, monkeypatch):
         bench.cluster = Cluster(nodes=(nodes[0], Cluster(nodes=nodes[1:]).untrusted().nodes[0]))
         bench.executor._plan_manager.cluster = bench.cluster
         monkeypatch.setattr("ringmaster.tasks.cluster.Device.device_kind", kind_of)
-        (referee,) = bench.executor.hooks
+        (referee,) = [hook for hook in bench.executor.hooks if isinstance(hook, SegmentReferee)]
         referee.draw = lambda: draw
         return bench
 

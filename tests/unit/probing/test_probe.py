@@ -76,7 +76,7 @@ def surveyed(tmp_path):
     def preflight(of, data, **changes):
         job = Job(name="job", model=of, data=data, num_steps=4, global_batch_size=8, **changes)
         order = PreflightOrder(jobs=(job,), shapes=(), techniques={}, cache_dir=str(tmp_path))
-        return preflight_job(job, order).facts
+        return vars(preflight_job(job, order).facts)
 
     return preflight
 
@@ -149,7 +149,7 @@ def test_a_tokenizer_of_damaged_files_is_told_as_one(surveyed, prose, tmp_path, 
 def test_a_loss_of_ones_own_is_tried_too(surveyed, loss, fault):
     given = ModelSpec(factory=f"{HERE}:squared"), made("points")
     if fault is None:
-        assert "whole_batch" not in surveyed(*given, loss=f"{HERE}:{loss}")
+        assert not surveyed(*given, loss=f"{HERE}:{loss}")["whole_batch"]
         return
     with pytest.raises(StepError, match=fault):
         surveyed(*given, loss=f"{HERE}:{loss}")
@@ -159,7 +159,7 @@ def test_a_metric_that_does_not_suit_the_model_is_refused(surveyed):
     """The cached result of the same job with other metrics does not hide it."""
     number = model("BertForSequenceClassification", **TINY, vocab_size=100, num_labels=1)
     regression = number, made("classes", labels=0.5)
-    assert "whole_batch" not in surveyed(*regression)
+    assert not surveyed(*regression)["whole_batch"]
     with pytest.raises(StepError, match=r"accuracy cannot be computed: .* logits \[\d, 1\].*To fix: name"):
         surveyed(*regression, evaluation=EvaluationSpec(metrics=("loss", "accuracy")))
 

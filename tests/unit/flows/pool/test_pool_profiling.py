@@ -29,6 +29,7 @@ from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 
+PLACE = SimpleNamespace(cache_dir=Path("/somewhere/cache"))
 BATCH = Batch(name="nightly", jobs=(job("a"), job("b")), folder=Path("/somewhere"), text="name: nightly\n")
 MEASURED = ProfilingResult(
     jobs=BATCH.jobs, preflights={}, profiles={each.name: (profile(),) for each in BATCH.jobs}, faults={}, num_trials=2
@@ -147,7 +148,7 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
     def open_node_context(batch, *, home, caller):
         cluster = Cluster(nodes=(healthy(node("n1")),))
         yield SimpleNamespace(
-            is_pool_node=True, cluster=cluster, batch=BATCH, environment=None, known=None, lend=None, caller=caller
+            is_pool_node=True, cluster=cluster, batch=BATCH, environment=PLACE, known=None, lend=None, caller=caller
         )
 
     def measure(jobs, **_):
@@ -263,7 +264,7 @@ def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatc
 
     monkeypatch.setattr(profiling, "profile_task", measure)
     cluster = Cluster(nodes=(healthy(node("n0")),))
-    context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=None, known=None, lend=None, caller=Caller())
+    context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=PLACE, known=None, lend=None, caller=Caller())
     profiling._measure(context, Journal(database, batch="nightly-1"))
     assert found == [num_nodes]
 
