@@ -108,6 +108,7 @@ def trained_by(server, order):
     return outcome.result, [loss for event in events if isinstance(event, Steps) for loss in event.losses]
 
 
+@pytest.mark.full  # its commands below are the quick case
 def test_jobs_with_two_locks_are_inspected_and_trained_each_in_its_own(bench, tmp_path, locks, in_home_of_bench):
     text = "jobs:" + "".join(JOB.format(name=name, folder=name) for name in ("v1", "v2"))
     batch = parse_batch(text, folder=locks, name="batch.yaml")
