@@ -12,7 +12,6 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
-from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.processes.order import GangOrder, Slot
@@ -90,7 +89,7 @@ def test_samples_with_more_than_tokens_are_nothing_for_groups(tmp_path, factory,
         techniques=registry.dotted_paths(),
         cache_dir=str(tmp_path),
     )
-    facts = from_json(ModelFacts, preflight_job(replace(job, techniques=("single",)), order).facts)
+    facts = preflight_job(replace(job, techniques=("single",)), order).facts
     reason = grouping_obstacle([job, replace(job, name="b")], facts)
     assert (reason is not None and "samples have attention_mask besides their tokens" in reason) is is_told
 
