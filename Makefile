@@ -162,10 +162,10 @@ bench: $(READY)  ## Measure whole runs against what a person would do by hand
 	$(BIN)/python benchmarks/run.py
 
 bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer and TRL, saves, overlap (as root), stages, the search, data
-	$(BIN)/python benchmarks/trainers.py
-	$(BIN)/python benchmarks/tasks.py
+	$(BIN)/python -m benchmarks.trainers
+	$(BIN)/python -m benchmarks.tasks
 	$(BIN)/python -m benchmarks.checkpoints
-	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.data

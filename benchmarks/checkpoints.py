@@ -21,9 +21,10 @@ import time
 from datetime import date
 from pathlib import Path
 
+from benchmarks.page import write_section
+
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "checkpoints.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- checkpoints -->", "<!-- /checkpoints -->"
+RESULTS = ROOT / "benchmarks" / "results" / "checkpoints.json"
 GOAL = 0.02
 # (name, hidden size, layers, tokens a row, rows a step)
 SIZES = [("9 M", 320, 6, 128, 2)]
@@ -143,7 +144,6 @@ def record(rows):
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({**said, "load": os.getloadavg()[0], "rows": rows}, indent=1) + "\n")
     table = [
-        BEGIN,
         f"Saves of a Llama with AdamW in fp32 under `single` on {said['cores']} cores, {said['date']}, with a load of",
         f"{os.getloadavg()[0]:.1f} by all that ran; medians of {len(rows[0]['rounds'])} rounds in alternation.",
         "",
@@ -155,13 +155,8 @@ def record(rows):
         "",
         "The share is what a save costs over the interval; at once, over the interval that its whole time gives. The",
         f"goal is a share below {GOAL:.0%}.",
-        END,
     ]
-    page = PAGE.read_text()
-    if BEGIN not in page:
-        page = page.rstrip() + "\n\n## Checkpoints while training continues\n\n" + BEGIN + END + "\n"
-    before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join(table) + rest.split(END, 1)[1])
+    write_section("checkpoints", table)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.page import write_section
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import RankContext
@@ -24,8 +25,7 @@ from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "dropout.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- dropout -->", "<!-- /dropout -->"
+RESULTS = ROOT / "benchmarks" / "results" / "dropout.json"
 TOKENS, ROWS = 128, 8
 
 
@@ -135,9 +135,7 @@ def record(rows):
         "| model | torch's generator | by hash | ratio, median (range of the rounds) |",
         "| --- | ---: | ---: | ---: |",
     ]
-    page = PAGE.read_text()
-    before, after = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
-    PAGE.write_text("\n".join([before, head, *table, *map(line, rows), after]))
+    write_section("dropout", [head, *table, *map(line, rows)])
 
 
 if __name__ == "__main__":

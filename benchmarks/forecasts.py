@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
+from benchmarks.page import write_section
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.codec import from_json
@@ -31,8 +32,6 @@ from ringmaster.tasks.planning.bounds.job_costs import only
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.profiling.speed_beliefs import SpeedErrors
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- forecasts -->", "<!-- /forecasts -->"
 SHARES = (0.0, 0.1, 0.25, 0.5)
 ERRORS = SpeedErrors(machine=0.0, technique=0.0, job=0.25, option=0.1)
 UNKNOWN = 0.08  # what no profile contains: the deviation of the factor of all that is left
@@ -116,8 +115,7 @@ def main() -> None:
     print("\n".join(lines))
     if chosen.table:
         about = f"{date.today().isoformat()}, {os.cpu_count()} cores, {len(pools)} pools of `{chosen.family}`."
-        before, rest = PAGE.read_text().split(BEGIN, 1)
-        PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
+        write_section("forecasts", [about, "", *lines])
 
 
 def simulated(problem: Problem, *, seed: int, planner: Callable[[Problem], Plan]) -> Pool:

@@ -20,13 +20,13 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
+from benchmarks.page import write_section
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import clairvoyant, simulate
 from ringmaster.tasks.planning import Plan, Problem, solve
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "learning.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- learning -->", "<!-- /learning -->"
+RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
 FAMILIES = ("paper-txt-12x8", "paper-img-12x16", "scale-16x16")
 ERRORS = ("0.25,0.1", "0.5,0.25")
 # The factor for all runtimes, the seconds of a switch, and those of the shortest and the longest trials. A gang's
@@ -160,15 +160,12 @@ def record(rows: list[dict]) -> None:
         json.dumps({"date": date.today().isoformat(), "machine": machine, "rows": rows}, indent=1) + "\n"
     )
     body = [
-        BEGIN,
         f"{date.today().isoformat()}. Makespans over a clairvoyant's; switches a job. Trials take 60 s where jobs take "
         "hours, and .02 to 20 s where they take minutes.",
         "",
         *table(rows),
     ]
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
+    write_section("learning", body)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.page import write_section
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in, predict
 from ringmaster.tasks.profiling.machine_load import CurrentLoad, MachineLoad
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 RECORDED = Path(__file__).with_name("load_trace.csv")
-BEGIN, END = "<!-- load-traces -->", "<!-- /load-traces -->"
 LENGTHS_S = (30.0, 120.0, 600.0, 1800.0)
 NUM_CORES, DAY_S, EVERY_S = 2, 86_400.0, 10.0
 UNEXPLAINED, OF_LOAD, OF_SPEED = 0.1, 0.05, 0.05
@@ -184,8 +183,7 @@ def main() -> None:
     print("\n".join(lines))
     if chosen.table:
         about = f"{date.today().isoformat()}, {chosen.machines} machines of each kind and length, {RUNS} runs on each."
-        before, rest = PAGE.read_text().split(BEGIN, 1)
-        PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
+        write_section("load-traces", [about, "", *lines])
 
 
 def line(kind: str, runs: Sequence[Sequence[tuple[bool, float]]]) -> str:

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.page import write_section
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "loading.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- loading -->", "<!-- /loading -->"
+RESULTS = ROOT / "benchmarks" / "results" / "loading.json"
 ROWS, NUM_SAMPLES = 8, 256
 VIT = ModelSpec(
     architecture="ViTForImageClassification",
@@ -188,9 +188,7 @@ def record(rows):
         "| samples | ahead | a step without | with the thread | ratio, median (range) | ratio of processor time |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    page = PAGE.read_text()
-    before, after = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
-    PAGE.write_text("\n".join([before, head, *table, *map(line, rows), after]))
+    write_section("loading", [head, *table, *map(line, rows)])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ section of docs/benchmarks.md between the markers `<!-- local_updates -->`.
 import argparse
 import json
 import os
-import re
 import statistics
 import sys
 from dataclasses import replace
@@ -19,9 +18,10 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.overlap import lines_of_ranks
+from benchmarks.page import write_section
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "local_updates.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "local_updates.json"
 GOAL, FAST, SEEDS, SYNC_EVERY = 3.0, "10gbit", 3, 16
 SEQ_LEN, ROWS, VOCAB_SIZE = 64, 16, 512
 MODEL = {
@@ -129,9 +129,7 @@ def write(results, *, rate, num_parameters):
 {rows}
 The goal is {GOAL:g} over {rate}.
 """
-    page = PAGE.read_text()
-    page = re.sub(r"(?s)(<!-- local_updates -->\n).*?(<!-- /local_updates -->)", lambda m: m[1] + text + m[2], page)
-    PAGE.write_text(page)
+    write_section("local_updates", text)
     return result
 
 

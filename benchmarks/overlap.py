@@ -1,6 +1,6 @@
 """Communication over a slow link: `zero2` with and without overlap, and exact `ddp` against ordinary `ddp`.
 
-    python benchmarks/overlap.py [--rate 200mbit] [--rounds 5]     (as root: it makes network namespaces)
+    python -m benchmarks.overlap [--rate 200mbit] [--rounds 5]     (as root: it makes network namespaces)
 
 Two ranks run in network namespaces of their own. Virtual interfaces connect them, limited to the rate by a token
 bucket (tbf) on either side. All contenders run in the same two processes and take turns of some steps each; seconds a
@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "overlap.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "overlap.json"
 GOAL, EXACT_GOAL = 1.6, 1.3
 WITHOUT, WITH, ORDINARY, EXACT = "`zero2` without overlap", "`zero2`", "`ddp`", "`ddp`, `exact: true`"
 SEQ_LEN, VOCAB_SIZE, NUM_SAMPLES = 256, 1024, 4096
@@ -211,8 +210,9 @@ def write(rounds, *, rate, rows):
 With overlap {gain:.2f} times as fast (goal {GOAL}). Exact steps take {slower:.2f} times an ordinary one's seconds and
 {result["exact"]["bytes"]:.2f} times its bytes (goal at most {EXACT_GOAL}).
 """
-    page = PAGE.read_text()
-    PAGE.write_text(re.sub(r"(?s)(<!-- overlap -->\n).*?(<!-- /overlap -->)", lambda m: m[1] + text + m[2], page))
+    from benchmarks.page import write_section  # ranks run this file by its path, without the package
+
+    write_section("overlap", text)
     return result
 
 

@@ -20,7 +20,6 @@ import os
 import pkgutil
 import platform
 import random
-import re
 import statistics
 import sys
 import time
@@ -34,6 +33,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.page import write_section
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
@@ -48,7 +48,7 @@ from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "predicted_steps.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "predicted_steps.json"
 MIN_STEPS, MAX_STEPS, ENOUGH_S = 3, 12, 0.8  # steps that are measured, and seconds of them
 SAME = 0.05  # the logarithm of a ratio of seconds that decides nothing
 BESIDE = ("save_s", "evaluate_s", "export_s")
@@ -340,9 +340,7 @@ def write(rows: Sequence[Row]) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine, "rows": list(rows)}) + "\n")
     text = f"{date.today().isoformat()}, {machine}.\n\n{report(rows)}"
-    page = PAGE.read_text()
-    pattern = r"(?s)(<!-- predicted-steps -->\n).*?(<!-- /predicted-steps -->)"
-    PAGE.write_text(re.sub(pattern, lambda m: m[1] + text + m[2], page))
+    write_section("predicted-steps", text)
 
 
 if __name__ == "__main__":

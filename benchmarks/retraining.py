@@ -26,12 +26,12 @@ from statistics import mean
 
 import numpy as np
 
+from benchmarks.page import write_section
 from ringmaster.tasks.retraining.drift import DriftEntry, FeatureReference, drifts_of, references_of
 from ringmaster.tasks.retraining.value import Measurement, RunObservation, ValueTerms, decide
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "retraining.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- retraining -->", "<!-- /retraining -->"
+RESULTS = ROOT / "benchmarks" / "results" / "retraining.json"
 NUM_DAYS, NUM_BEFORE = 180, 56  # days of decisions; days of data before them
 NUM_FEATURES, NUM_ROWS, NOISE = 10, 100, 0.5
 WINDOWS = (7, 14, 28, 56)
@@ -287,16 +287,13 @@ def record(regrets: Mapping[str, Mapping[str, Sequence[float]]], lines: Sequence
     rounded = {name: {s: [round(x, 2) for x in row] for s, row in rows.items()} for name, rows in regrets.items()}
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine, "regrets": rounded}) + "\n")
     body = [
-        BEGIN,
         f"{date.today().isoformat()}. Mean regret over {NUM_SEEDS} draws of each stream and three prices of a training",
         f"({', '.join(f'{price:g}' for price in PRICES)} units of squared error for a day); of each policy the best "
         "window.",
         "",
         *lines,
     ]
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
+    write_section("retraining", body)
 
 
 if __name__ == "__main__":

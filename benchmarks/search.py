@@ -14,7 +14,6 @@ import json
 import math
 import os
 import platform
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.page import write_section
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs
@@ -34,7 +34,7 @@ from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.profiles import ProfileKey
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "search.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "search.json"
 LLAMA = ModelSpec(
     architecture="LlamaForCausalLM",
     config={
@@ -167,8 +167,7 @@ def write(rows: Sequence[Row]) -> None:
 {chr(10).join(lines)}
 """
     print(text)
-    page = PAGE.read_text()
-    PAGE.write_text(re.sub(r"(?s)(<!-- search -->\n).*?(<!-- /search -->)", lambda m: m[1] + text + m[2], page))
+    write_section("search", text)
 
 
 def _line(name: str, rows: Sequence[Row]) -> str:

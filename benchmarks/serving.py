@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -27,8 +26,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import write_section
+
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "serving.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "serving.json"
 NUM_CLIENTS, RANK, NUM_TOKENS, WARM_UP = 16, 8, 2048, 3
 
 
@@ -67,10 +68,7 @@ def main() -> None:
         print(json.dumps(found), flush=True)
     if not options.tiny:
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
-        page = PAGE.read_text()
-        PAGE.write_text(
-            re.sub(r"(<!-- serving -->\n).*?(<!-- /serving -->)", rf"\g<1>{table(known)}\2", page, flags=re.S)
-        )
+        write_section("serving", table(known))
 
 
 def clients(size: Size, rounds: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import time
 from datetime import date
@@ -23,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.page import write_section
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs, slots_of
@@ -38,7 +38,7 @@ from ringmaster.techniques.sharding.pipe import parts_of
 from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "stages.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "stages.json"
 MICRO_BATCH, NUM_MICRO_BATCHES, STEPS_A_ROUND = 2, 8, 2
 LLAMA = {
     "hidden_size": 128,
@@ -160,8 +160,7 @@ Medians, and of ratios the middle half. The last column compares the CPU seconds
 |---|---|---|---|---|---|---|
 {chr(10).join(lines)}
 """
-    page = PAGE.read_text()
-    PAGE.write_text(re.sub(r"(?s)(<!-- stages -->\n).*?(<!-- /stages -->)", lambda m: m[1] + text + m[2], page))
+    write_section("stages", text)
 
 
 def _line(row: dict[str, Any]) -> str:

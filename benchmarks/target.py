@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.page import write_section
 from ringmaster.codec import from_json
 from ringmaster.features.target.execute import MIN_GAIN, choose_variant
 from ringmaster.features.target.job import Phases, Target, Variables
@@ -48,8 +49,7 @@ from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "target.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- target -->", "<!-- /target -->"
+RESULTS = ROOT / "benchmarks" / "results" / "target.json"
 OWN, SIZES = 16, (16, 32, 64, 128)
 EVALUATED_SAMPLES = 160  # between two evaluations
 LONGEST = 1.5  # of the samples in proportion to which a larger batch is given steps, before it counts as not there
@@ -332,11 +332,8 @@ def record(rows: list[dict[str, Any]]) -> None:
     """Writes the measurements so far, so that an interrupted run keeps its rows."""
     lines = ",\n".join(json.dumps(row) for row in rows)
     RESULTS.write_text(f'{{"date": "{date.today().isoformat()}", "rows": [\n{lines}\n]}}\n')
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN, 1)
     runs = f"{date.today().isoformat()}, {len(rows)} of {SEEDS * len(TASKS)} runs."
-    body = [BEGIN, runs, *summary(rows), "", *table(rows), END]
-    PAGE.write_text(before + "\n".join(body) + rest.split(END, 1)[1])
+    write_section("target", [runs, *summary(rows), "", *table(rows)])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Fine-tuning compared with Hugging Face's Trainer and TRL: the same weights, rows and steps, in alternation.
 
-    python benchmarks/tasks.py [--rounds 5] [--steps 20]
+    python -m benchmarks.tasks [--rounds 5] [--steps 20]
 
 Both contenders train in one process with the same threads: dropout 0, fp32, fused AdamW, the rows of each step in the
 same order. The losses of the first steps are compared, and then the medians of whole steps (data, forward, backward,
@@ -19,7 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainers import ROOT, Ours, settings, stamped, stopwatch, write_section
+from benchmarks.page import write_section
+from benchmarks.trainers import ROOT, Ours, settings, stamped, stopwatch
 
 RESULTS = ROOT / "benchmarks" / "results" / "tasks.json"
 NUM_WARM_UP = 2  # steps of a round that are not counted
@@ -232,7 +233,7 @@ def record(rows):
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         *map(line, rows),
     ]
-    write_section("tasks", "Fine-tuning", table)
+    write_section("tasks", table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`single` against Hugging Face's Trainer: seconds a step of the same model on the same rows, in alternation.
 
-    python benchmarks/trainers.py [--rounds 5] [--steps 8]
+    python -m benchmarks.trainers [--rounds 5] [--steps 8]
 
 Both run in one process with the same threads and take turns; each uses its fastest optimizer kernel. The medians of
 whole steps (data, forward, backward, clipping, update) are compared within a round. Writes
@@ -18,8 +18,10 @@ import time
 from datetime import date
 from pathlib import Path
 
+from benchmarks.page import write_section
+
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "trainers.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "trainers.json"
 # (name, hidden size, layers, tokens a row, rows a step)
 SIZES = [("small, 1.4 M", 128, 4, 128, 8), ("medium, 9 M", 320, 6, 128, 8), ("large, 29 M", 512, 8, 256, 4)]
 
@@ -187,7 +189,7 @@ def record(rows):
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         *map(line, rows),
     ]
-    write_section("trainers", "Techniques", table)
+    write_section("trainers", table)
 
 
 def stamped(rows):
@@ -198,16 +200,6 @@ def stamped(rows):
         "cores": len(os.sched_getaffinity(0)),
         "rows": rows,
     }
-
-
-def write_section(name, heading, lines):
-    """Writes lines between the markers `name` of the page, which gets them under `heading` where it has none."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    page = PAGE.read_text()
-    if begin not in page:
-        page = f"{page.rstrip()}\n\n## {heading}\n\n{begin}{end}\n"
-    before, rest = page.split(begin, 1)
-    PAGE.write_text(before + "\n".join([begin, *lines, end]) + rest.split(end, 1)[1])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,8 +22,10 @@ from datetime import date
 from itertools import chain
 from pathlib import Path
 
+from benchmarks.page import write_section
+
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "adapters.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "adapters.json"
 ENDLESS = 100_000  # steps, for jobs that are tried and not trained completely
 
 
@@ -130,10 +131,7 @@ def record(known: dict) -> None:
 
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
     text = page(known, machine=f"{os.cpu_count()} cores, {platform.machine()}")
-    before = PAGE.read_text()
-    after = re.sub(r"(?s)(<!-- adapters -->\n).*?(<!-- /adapters -->)", lambda m: m[1] + text + m[2], before)
-    assert after.count("<!-- adapters -->") == 1, f"{PAGE} has lost its markers"
-    PAGE.write_text(after)
+    write_section("adapters", text)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.page import write_section
+
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "data.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "data.json"
 MEGABYTE = 1_000_000
 NUM_WORDS, WORDS_A_LINE, LINES_A_BLOCK, LINES_A_ROW = 50_000, 12, 200_000, 3
 ROWS_A_GROUP = 100_000
@@ -293,8 +295,7 @@ a tokenizer is given where none is trained.
 |---|---:|---:|---:|---:|---:|
 {chr(10).join(map(line_of, cases))}
 """
-    page = PAGE.read_text()
-    PAGE.write_text(re.sub(r"(?s)(<!-- data -->\n).*?(<!-- /data -->)", lambda m: m[1] + text + m[2], page))
+    write_section("data", text)
 
 
 def line_of(case: dict[str, Any]) -> str:

@@ -15,10 +15,10 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.execution import alone, calibration, engine_start, pool, scale, slurm_nodes
+from benchmarks.page import write_section
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "execution.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- execution -->", "<!-- /execution -->"
+RESULTS = ROOT / "benchmarks" / "results" / "execution.json"
 MEASURES: dict[str, Callable[[], dict]] = {
     "deaths": alone.deaths,
     "lost-node": pool.lost_node,
@@ -51,9 +51,7 @@ def record(name: str, found: dict) -> None:
     known[name] = {**found, **machine}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join([BEGIN, *table(known), END]) + rest.split(END, 1)[1])
+    write_section("execution", table(known))
 
 
 def table(known: dict[str, dict]) -> list[str]:

@@ -24,9 +24,10 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.lineage.measuring import ROUNDS, machine, stamp
+from benchmarks.page import write_section
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "lineage.json", ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results" / "lineage.json"
 GOAL_S = 2.0
 KINDS = ("fine-tuned", "lora", "distilled", "quantized", "pruned")
 
@@ -44,19 +45,19 @@ def main():
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         if "questions" in measured:
             results["questions"] = questions(Path(folder) / "home", arguments.models)
-            write("lineage", question_lines(results["questions"], arguments.models))
+            write_section("lineage", question_lines(results["questions"], arguments.models))
         if "adapters" in measured:
             from benchmarks.lineage.adapters import adapter_lines, measure_adapters
 
             results["adapters"] = measure_adapters(Path(folder) / "adapters")
-            write("stored-adapters", adapter_lines(results["adapters"]))
+            write_section("stored-adapters", adapter_lines(results["adapters"]))
         if "store" in measured:
             from benchmarks.lineage.tensors import measure_family, measure_rates, measure_ratios, store_lines
 
             results["ratios"] = measure_ratios(Path(folder) / "ratios")
             results["family"] = measure_family(Path(folder) / "family")
             results["rates"] = measure_rates(Path(folder) / "rates", megabytes=arguments.megabytes)
-            write("tensors", store_lines(results["ratios"], results["family"], results["rates"]))
+            write_section("tensors", store_lines(results["ratios"], results["family"], results["rates"]))
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     stamped = {part: {"date": date.today().isoformat(), "machine": machine()} for part in measured}
     results["measured"] = {**results.get("measured", {}), **stamped}
@@ -180,13 +181,6 @@ def question_lines(rows, num_models):
         "| --- | ---: | ---: | --- |",
         *(f"| {r['question']} | {r['wall_s']:.2f} | {r['cpu_s']:.2f} | <= {GOAL_S:.0f} |" for r in rows),
     ]
-
-
-def write(marker, lines):
-    """Writes lines between the markers of the page."""
-    begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    before, rest = PAGE.read_text().split(begin, 1)
-    PAGE.write_text(before + "\n".join([begin, *lines, end]) + rest.split(end, 1)[1])
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
+from benchmarks.page import write_section
 from benchmarks.planning import others, whatif
 from benchmarks.planning.families import draw
 from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, short, sweep, switches, weighted
@@ -32,8 +33,7 @@ from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- planning -->", "<!-- /planning -->"
+RESULTS = ROOT / "benchmarks" / "results" / "planning.json"
 DEAR_SWITCHES = 3  # largest allowed factor of the gap at a switch cost of 5 % of a job
 
 
@@ -340,7 +340,6 @@ def _goal(row: dict) -> str:
 def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None:
     """Writes the tables between the markers, and leaves the rest of the page unchanged."""
     body = [
-        BEGIN,
         f"{date.today().isoformat()}, {machine['cores']} cores, {machine['processor']}, a load of "
         f"{machine['load_1min']} by whatever else ran. Random problems of each kind (jobs x devices):",
         "certified gap between the plan and its lower bound, seconds of the wall, and switches a job, each mean and",
@@ -361,11 +360,7 @@ def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None
             "",
             *others.table(compared),
         ]
-    page = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n"
-    if BEGIN not in page:
-        page = page.rstrip() + f"\n\n{BEGIN}{END}\n"
-    before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
+    write_section("planning", body)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from random import Random
 
+from benchmarks.page import write_section
 from benchmarks.planning.families import draw
 from benchmarks.planning.rounds import RULES, played
 from ringmaster.tasks.planning import Plan, Problem, solve, verify
 from ringmaster.tasks.planning.objectives import objective_by_name
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- schedulers -->", "<!-- /schedulers -->"
 FAMILIES, USERS = ("gavel-24x8", "gavel-24x16"), ("ana", "ben", "eve", "kim")
 OBJECTIVES = ("mean_completion", "fairness")
 OURS = "Ringmaster, for "
@@ -80,7 +78,6 @@ def _line(family: str, name: str, rows: list[dict[str, float]]) -> str:
 def write_page(lines: list[str], *, num_draws: int) -> None:
     """Writes the table between the markers, and leaves the rest of the page unchanged."""
     body = [
-        BEGIN,
         f"{date.today().isoformat()}, {os.cpu_count()} cores shared with other work; medians and worst of {num_draws}",
         "draws of each kind (jobs x devices), with jobs of four users. Mean completion is over its certified bound,",
         "which no plan is below. Rho is given as it is, and over its bound.",
@@ -89,8 +86,7 @@ def write_page(lines: list[str], *, num_draws: int) -> None:
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         *lines,
     ]
-    before, rest = PAGE.read_text().split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
+    write_section("schedulers", body)
 
 
 if __name__ == "__main__":

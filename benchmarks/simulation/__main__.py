@@ -15,13 +15,13 @@ import time
 from datetime import date
 from pathlib import Path
 
+from benchmarks.page import write_section
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import clairvoyant, simulate
 from ringmaster.tasks.planning import solve
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "simulate.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- simulate -->", "<!-- /simulate -->"
+RESULTS = ROOT / "benchmarks" / "results" / "simulate.json"
 FAMILIES = ("scale-30x32", "paper-img-12x16", "paper-mixed-24x32", "gavel-24x16")
 NOISES = (0.1, 0.25)
 KINDS = {"never": "kept", "completions": "anew when a job ends", "clock": "anew by the clock"}
@@ -108,15 +108,12 @@ def record(rows: list[dict]) -> None:
     content = {"date": date.today().isoformat(), "machine": machine, "rows": rows}
     RESULTS.write_text(json.dumps(content, indent=1) + "\n")
     body = [
-        BEGIN,
         f"{date.today().isoformat()}, {machine['cores']} cores. Realised over a clairvoyant's makespan, ",
         "switches a job, each mean and worst; plans that were made, and a plan's seconds of processors.",
         "",
         *table(rows),
     ]
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
+    write_section("simulate", body)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
+from benchmarks.page import write_section
 from benchmarks.planning.rounds import ROUND_S, SIA_POWER, SIA_WAITS
 from ringmaster.tasks.execution.dispatch import PlannedSegment, PlanSimulator, in_steps
 from ringmaster.tasks.execution.replan_policy import plan_rest, remaining
@@ -43,8 +43,6 @@ from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, P
 from ringmaster.tasks.planning.objectives import MeanCompletion
 from ringmaster.tasks.planning.shared_speeds import plan_by_speeds
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- online -->", "<!-- /online -->"
 TYPES = {"a": 1.0, "b": 0.6, "c": 0.45, "d": 0.3}  # of devices, with their mean speeds
 SIZES, DEVICES_A_NODE, SWITCH_S, STEPS = (1, 2, 4, 8), 8, 60.0, 10**6
 MEAN_HOURS, ERROR = 2.0, 0.25
@@ -389,8 +387,7 @@ def main() -> None:
     if chosen.table:
         size = f"{chosen.jobs:,} arrivals, {chosen.nodes * DEVICES_A_NODE:,} devices of 4 types, load {chosen.load:g}"
         about = f"{date.today().isoformat()}, {os.cpu_count()} cores; {size}."
-        before, rest = PAGE.read_text().split(BEGIN, 1)
-        PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
+        write_section("online", [about, "", *lines])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import random
-import re
 import sqlite3
 import statistics
 import subprocess
@@ -36,8 +35,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.page import write_section
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results" / "start.json"
+RESULTS = ROOT / "benchmarks" / "results" / "start.json"
 SCRIPT = Path(__file__).parent / "trainer_scripts.py"
 COLD, WARM, READY, TRAINER = "Ringmaster, new home", "Ringmaster, warm", "Ringmaster, ready", "Trainer scripts"
 GOALS = {
@@ -82,8 +83,7 @@ def main() -> None:
     print(text)
     if not (options.only or options.steps):
         RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
-        marked = r"(?s)(<!-- start -->\n).*?(<!-- /start -->)"
-        PAGE.write_text(re.sub(marked, lambda match: match[1] + text + match[2], PAGE.read_text()))
+        write_section("start", text)
 
 
 def write_data(folder: Path) -> None:

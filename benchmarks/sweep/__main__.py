@@ -23,7 +23,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import sqlite3
 import statistics
@@ -40,13 +39,14 @@ from typing import Any
 
 import yaml
 
+from benchmarks.page import write_section
 from benchmarks.sweep.peft_sweep import Sweep
 from benchmarks.sweep.picture import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "examples" / "recipes" / "sweep.yaml"
 DATA = ROOT / "examples" / "recipes" / "data"
-PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results" / "sweep.json"
+RESULTS = ROOT / "benchmarks" / "results" / "sweep.json"
 PICTURE = ROOT / "docs" / "images" / "sweep-of-adapters.svg"
 RINGMASTER, PEFT, RAY = "Ringmaster", "peft, one after another", "Ray Tune, ASHA"
 GOALS = {PEFT: 2.5, RAY: 1.8}  # times as long as Ringmaster
@@ -361,8 +361,7 @@ def write(measured: Mapping[str, Any]) -> None:
     """Writes the results, the section of the page, and the picture of the median round."""
     rows = [{key: value for key, value in row.items() if key != "model"} for row in measured["rows"]]
     RESULTS.write_text(json.dumps({**measured, "rows": rows}, indent=1) + "\n")
-    marked = r"(?s)(<!-- sweep -->\n).*?(<!-- /sweep -->)"
-    PAGE.write_text(re.sub(marked, lambda m: m[1] + table(measured) + m[2], PAGE.read_text()))
+    write_section("sweep", table(measured))
     ours = sorted((r for r in measured["rows"] if r["who"] == RINGMASTER), key=lambda row: row["seconds"])
     number = ours[len(ours) // 2]["round"]
     PICTURE.write_text(draw([row for row in measured["rows"] if row["round"] == number]))

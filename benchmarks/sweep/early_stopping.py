@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import platform
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -23,10 +22,10 @@ from os import sched_getaffinity
 from pathlib import Path
 from random import Random
 
+from benchmarks.page import write_section
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results" / "sweeps.json"
 NUM_STEPS, BATCH, POPULATION = 300, 16, 90
 NUM_DRAWS, NUM_TRIALS, NUM_SLOTS = 10, 30, 2
@@ -53,8 +52,7 @@ def main() -> None:
     print(table(rows))
     if not quick:
         RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
-        marked = r"(?s)(<!-- sweeps -->\n).*?(<!-- /sweeps -->)"
-        PAGE.write_text(re.sub(marked, lambda m: m[1] + table(rows) + m[2], PAGE.read_text()))
+        write_section("sweeps", table(rows))
 
 
 def _trained(kind: str, seed: int, *, num: int) -> list[Curve]:

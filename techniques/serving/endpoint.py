@@ -5,7 +5,7 @@ Requests of one client are computed in their order. Each is divided into blocks 
 (`training.fused`), and each block's gradients are added to those that its client has summed up so far.
 
 Every answered request is in a journal, and now and then every client's state is stored whole; so an endpoint that was
-killed goes on bit by bit where it was.
+killed continues with the same bits.
 """
 
 import logging
@@ -475,7 +475,7 @@ class Endpoint:
         started_s = time.perf_counter()
         for client, adapter in self._adapters.items():
             self._folders.write(client, adapter, number=self._journal.number)
-        self._journal.begin_anew()
+        self._journal.clear()
         self._storing_s, self._computed_s = time.perf_counter() - started_s, 0.0
         self.storing_s += self._storing_s
 

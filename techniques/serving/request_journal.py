@@ -76,7 +76,7 @@ class RequestJournal:
         if self._file is not None:
             os.fdatasync(self._file.fileno())
 
-    def begin_anew(self) -> None:
+    def clear(self) -> None:
         """Removes all records, as every client's state has been stored whole."""
         old = [path for _, path in self._files()]
         self.close()
