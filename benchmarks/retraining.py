@@ -211,13 +211,15 @@ def by_value(replay: Replay, price: float) -> Schedule:
     chosen, num_rejected = [Training(day=0, window=2)], 0
     seen = [RunObservation(candidate=replay.measured(0, chosen[0]), is_promoted=True)]
     for day in range(1, NUM_DAYS):
-        now = RunObservation(champion=replay.measured(day, chosen[-1]))
-        decision = decide([*seen, now], terms)
-        if decision is not None and decision.is_due and decision.window_days is not None:
-            training = Training(day=day, window=WINDOWS.index(decision.window_days))
+        before, now = decide(seen, terms), RunObservation(champion=replay.measured(day, chosen[-1]))
+        window_days = max(WINDOWS) if before is None or before.window_days is None else before.window_days
+        # As in the product, data are read before the champion is measured on them.
+        decision = decide([*seen, now], replace(terms, windows=(window_days,)))
+        if decision is not None and decision.is_due:
+            training = Training(day=day, window=WINDOWS.index(window_days))
             candidate = replay.measured(day, training)
             is_better = now.champion is not None and candidate.value < now.champion.value
-            now = replace(now, candidate=candidate, is_promoted=is_better, window_days=decision.window_days)
+            now = replace(now, candidate=candidate, is_promoted=is_better, window_days=window_days)
             if is_better:
                 chosen.append(training)
             else:

@@ -228,8 +228,8 @@ def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list
         ledger.write_table(run_id, "models.json", [model_result.to_json() for model_result in report.model_results])
         ledger.log_metrics(run_id, [MetricPoint(name, float(value)) for name, value in report.figures().items()])
         ledger.set_note(run_id, report.markdown(with_picture=False))
-        record_pictures(run)
         ledger.finish_run(run_id, "FINISHED" if status == RetrainingStatus.DONE else "FAILED")
+        record_pictures(run)
     except LedgerError as error:
         return [f"the report is not in MLflow: {error}"]
     return []

@@ -1,22 +1,26 @@
 """What retraining runs measure of a champion, by which they decide whether retraining it pays."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from ringmaster.codec import from_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.model_lineage.records import PROMOTED
+from ringmaster.model_lineage.ledger.families import final_fault
+from ringmaster.model_lineage.records import KEPT, PROMOTED
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine
 from ringmaster.tasks.evaluation.suite import Suite
+from ringmaster.tasks.retraining.policy import PLAIN_RULE
 from ringmaster.tasks.retraining.production import ProductionModel
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.retraining.runs import RunRecord
 from ringmaster.tasks.retraining.value import Measurement, RunObservation, ValueDecision, ValueTerms, decide
 from ringmaster.tasks.retraining.value_drawing import draw_value
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import metric_named
 
 PICTURE = "retraining/value.svg"
@@ -33,23 +37,6 @@ class MeasuredChampion:
     stderr: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChampionValue:
-    """What is known of the value of retraining a model, at a run.
-
-    observations: of all runs since measuring began, in their order.
-    terms: the prices; None if the price of a training is not known.
-    """
-
-    observations: tuple[RunObservation, ...]
-    terms: ValueTerms | None
-
-    @property
-    def decision(self) -> ValueDecision | None:
-        """Whether retraining pays; None if that cannot be decided yet."""
-        return None if self.terms is None else decide(self.observations, self.terms)
-
-
 def measure_champion(
     run: RetrainingRun, model: ProductionModel, folder: Path, *, version: int, data: Mapping[str, Any]
 ) -> MeasuredChampion:
@@ -60,7 +47,8 @@ def measure_champion(
     Raises ValueError if it cannot be measured.
     """
     policy = run.production.policy
-    metric = (policy and policy.metric) or model.metric
+    rule = policy or PLAIN_RULE
+    metric = rule.metric or model.metric
     with run.device() as device:
         result = examine(
             folder,
@@ -69,60 +57,89 @@ def measure_champion(
                 data=data,
                 suite=Suite(name="metrics"),
                 metrics=[metric],
+                max_rows=rule.max_rows if policy is None or model.compares_on_all else policy.num_rows,
                 is_whole=model.compares_on_all,
                 environment=run.node_context.environment,
                 device=device,
-                folder=run.production.folder,
+                folder=rule.folder,
             ),
         )
     if not result.measured:
         raise ValueError(f"the champion cannot be measured: {'; '.join(result.faults) or 'there are no rows'}")
     line = result.measured[0]
+    if not all(map(math.isfinite, (line.value, line.low, line.high))):
+        raise ValueError(f"the champion's {metric} is {line.value} on {line.num_rows} rows")
     stderr = (line.high - line.low) / 2 / NormalDist().inv_cdf((1 + line.level) / 2)
     return MeasuredChampion(version=version, metric=metric, value=line.value, stderr=stderr)
 
 
-def value_before(run: RetrainingRun, model: ProductionModel) -> ChampionValue:
-    """Returns the value of retraining a model by what earlier runs have measured and paid."""
-    earlier = [record for record in run.runs.every(run.production.name) if record.run_date < run.record.run_date]
-    return _value(run, model, earlier)
+@dataclass
+class ChampionHistory:
+    """What runs have measured of a model since measuring began, and what its last training cost.
 
+    observations: of the runs, in their order, of one metric.
+    price: of the last training that ended; None if no run has trained it.
+    """
 
-def value_until(run: RetrainingRun, model: ProductionModel) -> ChampionValue:
-    """Returns the value of retraining a model by what runs up to this one have measured and paid."""
-    known = [record for record in run.runs.every(run.production.name) if record.run_date <= run.record.run_date]
-    return _value(run, model, known)
+    observations: list[RunObservation] = field(default_factory=list)
+    price: float | None = None
+    _champion: int | None = None
+    _metric: str = ""
 
-
-def _value(run: RetrainingRun, model: ProductionModel, records: Sequence[RunRecord]) -> ChampionValue:
-    observations: list[RunObservation] = []
-    metric, price, champion = "", None, None
-    night = run.production.entry.night
-    rule = model.rules.value
-    for record in records:
+    def add(self, model: ProductionModel, record: RunRecord, *, price_per_device_hour: float) -> None:
+        """Adds what is stored of a run. Those of earlier releases have measured nothing."""
         looked = record.content.get("looked", {}).get(model.name, {})
-        verdict = record.content.get("verdicts", {}).get(model.name, {})
         measured = None if looked.get("measured") is None else from_json(MeasuredChampion, looked["measured"])
-        if measured is not None and (champion, metric) not in ((None, ""), (measured.version, measured.metric)):
-            # Its champion was chosen by a person, or another metric counts now: what was measured before is of another
-            # model or unit.
-            observations.clear()
         if measured is not None:
-            champion, metric = measured.version, measured.metric
+            if (measured.version, measured.metric) != (self._champion, self._metric):
+                # A person has chosen the champion, or another metric counts: what is known is of others.
+                self.observations.clear()
+            self._champion, self._metric = measured.version, measured.metric
+        verdict = record.content.get("verdicts", {}).get(model.name, {})
+        is_promoted = verdict.get("outcome") == PROMOTED
+        if is_promoted:
+            self._champion, self._metric = verdict["candidate_version"], verdict["metric"]
         seen = _observation(record.run_date[:10], measured, verdict, window_days=looked.get("window_days"))
-        if seen.champion is not None or seen.candidate is not None:
-            observations.append(seen)
-        if verdict.get("outcome") == PROMOTED:
-            champion, metric = verdict["candidate_version"], verdict["metric"]
-        rows = [row for row in (record.content.get("result") or {}).get("jobs", ()) if row["name"] == model.name]
-        if rows:
-            price = cost_of_batch({"jobs": rows}, price_per_device_hour=night.price_per_device_hour)
-    if rule is None or not (price := rule.price or price):
-        return ChampionValue(observations=tuple(observations), terms=None)
-    terms = ValueTerms(
-        price=price, worth=rule.worth, horizon_days=rule.horizon_days, windows=tuple(sorted(rule.windows))
-    )
-    return ChampionValue(observations=tuple(observations), terms=terms)
+        if is_promoted and seen.candidate is None:
+            self.observations.clear()  # the run died before it had stored what it measured of its new champion
+        elif seen.champion is not None or (seen.candidate is not None and (is_promoted or self.observations)):
+            self.observations.append(seen)
+        names = {job.name for job in model.trained_jobs}
+        rows = [row for row in (record.content.get("result") or {}).get("jobs", ()) if row["name"] in names]
+        if any(row["status"] == JobStatus.DONE for row in rows):
+            cost = cost_of_batch({"jobs": rows}, price_per_device_hour=price_per_device_hour)
+            self.price = cost or self.price
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChampionValue:
+    """What is known of the value of retraining a model. terms: None if the price of a training is not known."""
+
+    observations: tuple[RunObservation, ...]
+    terms: ValueTerms | None
+
+    @property
+    def decision(self) -> ValueDecision | None:
+        """Whether retraining pays; None if that cannot be decided yet."""
+        return None if self.terms is None else decide(self.observations, self.terms)
+
+
+def value_of(run: RetrainingRun, model: ProductionModel, records: Iterable[RunRecord]) -> ChampionValue:
+    """Returns the value of retraining a model by what some runs have measured and paid."""
+    history, rule = ChampionHistory(), model.rules.value
+    for record in records:
+        history.add(model, record, price_per_device_hour=run.production.entry.night.price_per_device_hour)
+    observations = tuple(history.observations)
+    if rule is None or not (price := rule.price or history.price):
+        return ChampionValue(observations=observations, terms=None)
+    windows = tuple(sorted(rule.windows))
+    terms = ValueTerms(price=price, worth=rule.worth, horizon_days=rule.horizon_days, windows=windows)
+    return ChampionValue(observations=observations, terms=terms)
+
+
+def earlier_runs(run: RetrainingRun) -> list[RunRecord]:
+    """Returns the runs before this one."""
+    return [record for record in run.runs.every(run.production.name) if record.run_date < run.record.run_date]
 
 
 def window_of(run: RetrainingRun, model: ProductionModel) -> int | None:
@@ -130,42 +147,45 @@ def window_of(run: RetrainingRun, model: ProductionModel) -> int | None:
     rule = model.rules.value
     if rule is None or not rule.windows:
         return model.window_days
-    decision = value_before(run, model).decision
+    decision = value_of(run, model, earlier_runs(run)).decision
     return max(rule.windows) if decision is None else decision.window_days
 
 
-def with_measured(before: ChampionValue, measured: MeasuredChampion, *, run_date: str) -> ChampionValue:
-    """Returns the value after the measurement of this run."""
-    now = _observation(run_date, measured, {}, window_days=None)
-    return ChampionValue(observations=(*before.observations, now), terms=before.terms)
+def value_now(run: RetrainingRun, model: ProductionModel, measured: MeasuredChampion) -> ChampionValue:
+    """Returns the value after the measurement of this run, of a training on the days that the run has read.
+
+    Where the measurement shows a change, the next run chooses other days.
+    """
+    content = {"looked": {model.name: {"measured": to_json(measured)}}}
+    value = value_of(run, model, [*earlier_runs(run), replace(run.record, content=content)])
+    if value.terms is None or model.window_days is None or not value.terms.windows:
+        return value
+    return replace(value, terms=replace(value.terms, windows=(model.window_days,)))
 
 
 def record_pictures(run: RetrainingRun) -> None:
     """Draws the decisions of each model that is retrained when it pays, on the runs of its champion in MLflow."""
-    for model in run.production.models:
-        if model.rules.value is None:
-            continue
-        champion = run.standings()[model.registered_name].champion
-        value = value_until(run, model)
+    models = [model for model in run.production.models if model.rules.value is not None]
+    standings = run.standings() if models else {}
+    for model in models:
+        champion = standings[model.registered_name].champion
+        value = value_of(run, model, [*earlier_runs(run), replace(run.record, content=run.content)])
         was_measured = any(each.champion is not None for each in value.observations)
         if champion is None or champion.run_id is None or value.terms is None or not was_measured:
             continue
         title = f"{model.registered_name}: when retraining pays"
         metric = (run.production.policy and run.production.policy.metric) or model.metric
-        if metric_named(metric).higher_is_better:
-            metric = f"-{metric}"
-        run.ledger.write_svg(champion.run_id, PICTURE, draw_value(title, metric, value.observations, value.terms))
+        label = f"-{metric}" if metric_named(metric).higher_is_better else metric
+        svg = draw_value(title, label, value.observations, value.terms)
+        if fault := final_fault(run.ledger.write_svg, champion.run_id, PICTURE, svg):
+            run.caller.view.notice(f"the picture of {model.registered_name} is not recorded: {fault}")
 
 
 def _observation(
-    run_date: str,
-    measured: MeasuredChampion | None,
-    verdict: Mapping[str, Any],
-    *,
-    window_days: int | None,
+    run_date: str, measured: MeasuredChampion | None, verdict: Mapping[str, Any], *, window_days: int | None
 ) -> RunObservation:
     """Returns what a run has measured. verdict: the JSON form of its result of the model."""
-    day, candidate = date.fromisoformat(run_date).toordinal(), verdict.get("candidate_value")
+    day, candidate = date.fromisoformat(run_date).toordinal(), _candidate_value(measured, verdict)
     metric = verdict.get("metric", "") if measured is None else measured.metric
     sign = -1 if metric and metric_named(metric).higher_is_better else 1
     stderr = 0.0 if measured is None else measured.stderr
@@ -175,3 +195,20 @@ def _observation(
         is_promoted=verdict.get("outcome") == PROMOTED,
         window_days=window_days,
     )
+
+
+def _candidate_value(measured: MeasuredChampion | None, verdict: Mapping[str, Any]) -> float | None:
+    """Returns the metric of a candidate that was decided about, as if it was measured on the champion's rows.
+
+    Both were compared on the same rows, of which those are left out that the candidate was trained on.
+    """
+    value: float | None = verdict.get("candidate_value")
+    if value is None or not math.isfinite(value) or verdict.get("outcome") not in (PROMOTED, KEPT):
+        return None
+    if verdict.get("is_waiting"):
+        return None
+    other = verdict.get("champion_value")
+    if measured is None or other is None:
+        return value
+    is_same = (verdict.get("champion_version"), verdict.get("metric")) == (measured.version, measured.metric)
+    return measured.value + value - other if is_same else value

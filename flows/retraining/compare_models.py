@@ -289,7 +289,7 @@ def _move_if_approved(
         if answer.approved is None:
             why = f"it waits for approval: {answer.why} ({decision.why})"
             leave_waiting(run.ledger, candidate, why, who=who)
-            return replace(model_result, outcome=KEPT, why=why)
+            return replace(model_result, outcome=KEPT, why=why, is_waiting=True)
         text = f"{answer.who} {'agrees' if answer.approved else 'does not agree'}"
         text += f": {answer.why}" if answer.why else ""
         reasons = (*(decision.reasons if answer.approved else ()), text)

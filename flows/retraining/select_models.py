@@ -5,7 +5,8 @@ The inspection freezes the data of the run. Of the due models, as many as fit ar
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,8 @@ from ringmaster.flows.batch.run_folder import with_models
 from ringmaster.flows.retraining.champion_value import (
     MeasuredChampion,
     measure_champion,
-    value_before,
+    value_now,
     window_of,
-    with_measured,
 )
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.shrinking import SMALLER
@@ -49,7 +49,7 @@ from ringmaster.tasks.retraining.promotion import (
     training_digest,
     version_of,
 )
-from ringmaster.tasks.retraining.runs import freeze
+from ringmaster.tasks.retraining.runs import FrozenData, freeze
 from ringmaster.tasks.retraining.selection import (
     DueDecision,
     DueModel,
@@ -132,14 +132,25 @@ def _frozen(run: RetrainingRun, check: InspectedModel) -> InspectedModel:
     model, champion = check.model, check.serving.champion
     folder = None if champion is None else run.download(champion)
     copies = partial(freeze, run_date=run.date, folder=run.folder / "data")
-    window_days = window_of(run, model)
-    frozen = copies(model.job.data, window_days=window_days)
+    window_days, frozen = _frozen_window(run, model, copies)
     model = model.with_jobs(
         lambda job: replace(job, data=frozen.data),
         others=lambda job: replace(job, data=copies(job.data, window_days=None).data),
     )
     model = replace(with_tokenizer_of(folder, model), window_days=window_days)
     return replace(check, model=model, champion_dir=folder, files=frozen.files)
+
+
+def _frozen_window(
+    run: RetrainingRun, model: ProductionModel, copies: Callable[..., FrozenData]
+) -> tuple[int | None, FrozenData]:
+    """Returns the days that the run reads, and copies of their files: of a longer window where the chosen has none."""
+    chosen, rule = window_of(run, model), model.rules.value
+    if chosen is not None and rule is not None:
+        for days in sorted(each for each in rule.windows if each >= chosen):
+            with suppress(ValueError):
+                return days, copies(model.job.data, window_days=days)
+    return chosen, copies(model.job.data, window_days=chosen)
 
 
 def _decided(
@@ -191,7 +202,7 @@ def _value(
     except (ValueError, OSError) as error:
         missing.append(f"whether retraining pays is not known: {lasting(error)}")
         return None, None
-    value = with_measured(value_before(run, model), measured, run_date=run.date)
+    value = value_now(run, model, measured)
     if value.terms is None:
         missing.append(f"whether retraining pays is not known: no run has trained it. {PRICE_REMEDY}")
     return measured, value.decision

@@ -32,11 +32,9 @@ from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_named, load_policy
 from ringmaster.tasks.retraining.report import address_of
-from ringmaster.tasks.retraining.selection import DueEntry
+from ringmaster.tasks.retraining.selection import DueEntry, NumDays
 from ringmaster.techniques import Job
 from ringmaster.techniques.job_features import feature_kinds, file_keys, is_name
-
-MAX_DAYS = 36_500  # the largest window; dates have a limited range
 
 
 def _hour(value: str) -> str:
@@ -79,7 +77,7 @@ class ModelEntry(Section):
         default=0.0, description="by how much a challenger must be better, in its first metric, such as 0.01"
     )
     due: DueEntry = Field(default=DueEntry(), description="what makes it due, such as {max_age_days: 30}")
-    window_days: Annotated[int, Field(ge=1, le=MAX_DAYS)] | None = Field(
+    window_days: NumDays | None = Field(
         default=None,
         description="of files with a date in their name, those of the days that end with the run's, such as 14",
     )
@@ -190,6 +188,12 @@ def findings(entry: ProductionEntry, *, folder: Path) -> Iterator[Finding]:
                 (*at, "value", "windows"),
                 "are days to choose from, and window_days names them",
                 "take one of the two",
+            ),
+            (
+                due.value is not None and due.value.windows and model.compare_on is None,
+                (*at, "value", "windows"),
+                "need rows of their own to measure the champion on, as other windows hold out other rows",
+                "name recent rows by compare_on",
             ),
             (
                 due.drift is not None and due.drift.psi is None and due.drift.ks is None,

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, wait_fixed
 
-from ringmaster.codec import finite, to_json
+from ringmaster.codec import SINCE_LATER, finite, to_json
 from ringmaster.model_lineage.records import KEPT, PROMOTED
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
@@ -125,6 +125,7 @@ class ModelResult:
         had no time or budget for the model; or "failed". The champion changes only with "promoted".
     why: the reason for the outcome.
     champion_version: before the run.
+    is_waiting: whether the candidate waits for a person's approval.
     champion_value, candidate_value: `metric` of each on the same rows, or None if not measured.
     num_rows: the number of these rows; None if nothing was measured.
     gain: by how much the candidate is better, negative if it is worse; None without a champion.
@@ -139,6 +140,7 @@ class ModelResult:
     outcome: str = UNCHANGED
     why: str = ""
     champion_version: int | None = None
+    is_waiting: bool = field(default=False, metadata=SINCE_LATER)
     candidate_version: int | None = None
     champion_value: float | None = None
     candidate_value: float | None = None

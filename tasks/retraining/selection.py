@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.batch.references import Distinct, Positive, Whole
+from ringmaster.tasks.batch.references import Distinct, Positive
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.objectives import HOUR_S
@@ -178,15 +178,20 @@ class AssertionsEntry(Section):
     predictions: str = Field(description="a JSONL or Parquet file of logged predictions, such as predictions.jsonl")
 
 
+MAX_DAYS = 36_500  # the largest number of days; dates have a limited range
+NumDays = Annotated[int, Field(ge=1, le=MAX_DAYS)]
+Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class ValueEntry(Section):
     """What retraining costs, and what a worse model does."""
 
-    worth: Positive = Field(description="the money that one unit of the metric costs in a day, such as 40")
-    price: Positive | None = Field(
+    worth: Price = Field(description="the money that one unit of the metric costs in a day, such as 40")
+    price: Price | None = Field(
         default=None, description="the price of one training, such as 12.5; that of the last one where it is left out"
     )
-    horizon_days: Whole = Field(default=90, description="days after which a training must have paid, such as 90")
-    windows: Annotated[list[Whole], Distinct] = Field(
+    horizon_days: NumDays = Field(default=90, description="days after which a training must have paid, such as 90")
+    windows: Annotated[list[NumDays], Distinct] = Field(
         default=[], description="days of dated files to choose from in place of window_days, such as [7, 14, 28]"
     )
 

@@ -224,10 +224,14 @@ def _successor(tenures: Sequence[Tenure], first: Measurement, *, window_days: in
 
 
 def _rejecting(tenures: Sequence[Tenure], candidate: Measurement) -> Tenure:
-    """Returns the last tenure after a candidate that was not promoted: what it reached is all that is attainable."""
+    """Returns the last tenure after a candidate that was not promoted: no more than its value is attainable now.
+
+    A candidate that is worse than the champion, such as a diverged one, shows no more than that nothing was gained.
+    """
     last = tenures[-1]
     gain = _gain(last, candidate, noise=noise_of(tenures))
-    return replace(last, attainable=candidate.value, gains=(*last.gains, gain), num_rejected=last.num_rejected + 1)
+    attainable = min(candidate.value, last.measured[-1].value)
+    return replace(last, attainable=attainable, gains=(*last.gains, gain), num_rejected=last.num_rejected + 1)
 
 
 def _gain(tenure: Tenure, candidate: Measurement, *, noise: float) -> tuple[float, float]:

@@ -363,3 +363,25 @@ def test_smaller_models_are_trained_where_there_is_a_limit_to_keep(folder, polic
     with pytest.raises(BatchFileError) as error:
         load_production(written(folder, text))
     assert told in str(error.value) and len(error.value.faults) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ("window_days: 7\n    due: {value: {worth: 1, windows: [7]}}", "are days to choose from, and window_days"),
+        ("due: {value: {worth: 1, windows: [7, 1000000]}}", "windows[1]"),
+        ("due: {value: {worth: 1, windows: [7, 7]}}", "windows"),
+        ("due: {value: {worth: 0}}", "worth"),
+        ("due: {value: {worth: 1, price: .inf}}", "price"),
+        ("due: {value: {worth: 1, horizon_days: 2000000000}}", "horizon_days"),
+    ],
+)
+def test_the_terms_of_a_decision_by_value_are_bounded(folder, more, fault):
+    assert fault in load_production(written(folder, f"{GOOD}    {more}\n")).broken["words"]
+
+
+def test_windows_to_choose_from_need_rows_to_measure_the_champion_on(folder):
+    text = GOOD.replace('    compare_on: {path: "*.txt", seq_len: 8}\n', "")
+    assert not load_production(written(folder, text + "    due: {value: {worth: 1}}\n")).broken
+    broken = load_production(written(folder, text + "    due: {value: {worth: 1, windows: [7, 14]}}\n")).broken
+    assert "need rows of their own to measure the champion on" in broken["words"]

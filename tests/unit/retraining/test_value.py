@@ -94,6 +94,14 @@ def test_a_training_that_gains_nothing_makes_the_next_ones_less_likely():
     assert tenures_of(rejected)[-1].num_rejected == 1
 
 
+def test_a_diverged_candidate_does_not_end_retraining():
+    runs = observed([0.5] * 20 + [0.8] * 10)
+    last = runs[-1].champion
+    diverged = RunObservation(champion=last, candidate=replace(last, value=9.3))
+    later = observed([0.8 + 0.05 * day for day in range(40)], first_day=30)
+    assert decide([*runs[:-1], diverged, *later], TERMS).is_due
+
+
 def test_a_promoted_candidate_begins_a_tenure_and_its_gain_counts():
     runs = observed([0.5] * 20 + [0.8] * 10)
     last = runs[-1].champion
