@@ -256,7 +256,8 @@ class EndpointService:
         self, session: str, id: str, base: str, spec: Mapping[str, Any], metadata: Mapping[str, Any], *, owner: str,
         **work: Any,
     ) -> str:  # fmt: skip
-        name = str(metadata.get("name") or self._open_session(session, owner=owner) or id)[: messages.MAX_TEXT]
+        session_name = self._open_session(session, owner=owner)
+        name = str(metadata.get("name") or session_name or id)[: messages.MAX_TEXT]
         if self.store.digest(f"{id}:0") is None:
             waiting = self.store.requests(base, RequestState.WAITING)
             num_clients = len(self.store.clients(where="base = ? AND NOT is_ended", values=(base,)))

@@ -1,0 +1,30 @@
+"""What an endpoint keeps of its clients: sessions, refused messages, answers and checkpoints."""
+
+import pytest
+
+from tests.unit.serving.clients import running
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("home"), owners=["ann", "bob"], max_adapters=40) as result:
+        yield result
+
+
+@pytest.fixture
+def client(endpoint):
+    return endpoint.client()
+
+
+def test_a_client_with_a_name_needs_an_open_session_of_its_owner(endpoint, client):
+    named = {"user_metadata": {"name": "one"}}
+    model = client.model(**named)
+    session = model.partition(":")[0]
+    path = client.result(client.post("save_weights", {"model_id": model, "seq_id": 1, "path": "a"}))["path"]
+    load = {"model_seq_id": 2, "path": path, "optimizer": False, **named}
+    client.model("unknown", status=404, **named)
+    client.post("load_weights", load | {"session_id": "unknown"}, status=404)
+    endpoint.client("bob").model(session, 1, status=404, **named)
+    client.post(f"sessions/{session}/finish", {})
+    client.model(session, 1, status=410, **named)
+    client.post("load_weights", load | {"session_id": session}, status=410)
