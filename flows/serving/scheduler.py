@@ -212,6 +212,10 @@ class BaseScheduler:
             self._link.call("remove", client=name)
         for name in live.keys() - steps.keys():
             self._link.call("add", client=name, spec=live[name].spec)
+        for pending in self._ready(RequestKind.STEP):  # done before the process died: their gradients are used up
+            name, step_before = pending.request.stream, pending.request.step_before
+            if step_before is not None and steps.get(name, 0) > step_before:
+                self._end_step(pending, {}, step=steps[name])
         for request in self._store.pending_gradients(self.base):
             for piece in _pieces(request):
                 self._link.call("compute", requests=[{"client": request.stream, **piece}])
@@ -310,30 +314,20 @@ class BaseScheduler:
         return {"client": None, **plain}
 
     def _step(self, steps: Mapping[str, PendingRequest]) -> None:
-        """Does the optimizer steps, of which each is done once, also where the process has died after it."""
+        """Does the optimizer steps. Those that the process did before it died are answered by `_link_up`."""
         before = self._link.call("clients")
-        done = {
-            name: pending
-            for name, pending in steps.items()
-            if pending.request.step_before is not None and before.get(name, 0) > pending.request.step_before
-        }
-        for name, pending in done.items():
-            self._end_step(pending, {}, step=before[name])
-        left = {name: pending for name, pending in steps.items() if name not in done}
         with self._store.changes():
-            for name, pending in left.items():
+            for name, pending in steps.items():
                 self._store.begin_step(pending.request.id, step=before.get(name, 0))
                 pending.request = replace(pending.request, step_before=before.get(name, 0))
-        if not left:
-            return
-        values = [{"client": name, **pending.request.work} for name, pending in left.items()]
+        values = [{"client": name, **pending.request.work} for name, pending in steps.items()]
         began_s = self._clock()
         try:
             results = self._link.call("step", steps=values)
         except CallFailed as error:
-            results = [{"refusal": str(error), "category": "server"}] * len(left)
-        used_s = (self._clock() - began_s) / len(left)
-        for (name, pending), result in zip(left.items(), results, strict=True):
+            results = [{"refusal": str(error), "category": "server"}] * len(steps)
+        used_s = (self._clock() - began_s) / len(steps)
+        for (name, pending), result in zip(steps.items(), results, strict=True):
             self._shares.add(name, used_s)
             if "refusal" in result:
                 answer = {"error": result["refusal"], "category": result.get("category", "user")}

@@ -264,6 +264,20 @@ def test_a_step_that_was_on_disk_before_the_process_died_is_not_done_again(clien
     assert value == pytest.approx(-0.001 * (first - 0.1 * 0.006 * first))
 
 
+def test_the_gradients_of_such_a_step_are_not_used_again(client):
+    values_after = []
+    for weight_decay in (0.0, 0.666):
+        model = client.model()
+        client.loss(model, 1)
+        client.result(client.step(model, 2))
+        client.loss(model, 3)
+        client.result(client.step(model, 4, weight_decay=weight_decay))
+        client.loss(model, 5)
+        client.result(client.step(model, 6))
+        values_after.append(values(client, model, 7))
+    assert values_after[0] == values_after[1]
+
+
 def test_a_request_that_kills_the_process_fails_and_the_others_do_not(endpoint, client):
     session = client.session()
     models = [client.model(session, number) for number in range(3)]
