@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ class BaseScheduler:
         if self._is_linked:
             return
         self._link.start()
-        self._link.call("forget_gradients")  # some of them may be of requests that were not answered
+        self._link.call("forget_gradients", client=None)  # some of them may be of requests that were not answered
         steps = self._link.call("clients")
         live = {each.id: each for each in self._store.clients(where="base = ? AND NOT is_ended", values=(self.base,))}
         for name in steps.keys() - live.keys():
@@ -216,12 +216,21 @@ class BaseScheduler:
             name, step_before = pending.request.stream, pending.request.step_before
             if step_before is not None and steps.get(name, 0) > step_before:
                 self._end_step(pending, {}, step=steps[name])
-        for request in self._store.pending_gradients(self.base):
-            for piece in _pieces(request):
-                self._link.call("compute", requests=[{"client": request.stream, **piece}])
+        self._regain(self._store.pending_gradients(self.base))
         self._is_linked, self.fault = True, None
         for pending in self._pending():
             pending.pieces, pending.results = _pieces(pending.request), []
+
+    def _regain(self, answered: Iterable[StoredRequest]) -> None:
+        """Computes again the gradients of losses that were answered and that no step has used."""
+        for request in answered:
+            for piece in _pieces(request):
+                self._link.call("compute", requests=[{"client": request.stream, **piece}])
+
+    def _drop_pieces(self, client: str) -> None:
+        """Drops the gradients of a client's loss that failed after some of its pieces were computed."""
+        self._link.call("forget_gradients", client=client)
+        self._regain(each for each in self._store.pending_gradients(self.base) if each.stream == client)
 
     def _pending(self) -> list[PendingRequest]:
         with self._wakeup:
@@ -291,6 +300,9 @@ class BaseScheduler:
                     )
                 self._take_result(each, result)
         self._tell(batch)
+        for each, result in zip(batch, results, strict=True):
+            if "refusal" in result and each.results and each.request.work.get("with_gradients"):
+                self._drop_pieces(each.request.stream)
 
     def _take_result(self, pending: PendingRequest, result: Mapping[str, Any]) -> None:
         if "refusal" in result:

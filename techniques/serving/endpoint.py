@@ -264,10 +264,10 @@ class Endpoint:
         self.busy_s += time.perf_counter() - started_s
         return answers
 
-    def forget_gradients(self) -> None:
-        """Drops the gradients that no step has used, of every client."""
-        for adapter in self._adapters.values():
-            adapter.has_gradients = False
+    def forget_gradients(self, client: str | None = None) -> None:
+        """Drops the gradients that no step has used, of one client or of all."""
+        for name, adapter in self._adapters.items():
+            adapter.has_gradients = adapter.has_gradients and client not in (None, name)
         self._store_all()
 
     def _take(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:

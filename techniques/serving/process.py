@@ -110,7 +110,7 @@ def calls_of(endpoint: Any) -> Mapping[str, Callable[[Value], Any]]:
         "add": add,
         "remove": remove,
         "load": load,
-        "forget_gradients": lambda value: endpoint.forget_gradients(),
+        "forget_gradients": lambda value: endpoint.forget_gradients(value["client"]),
         "clients": lambda value: {name: state.step for name, state in endpoint.clients().items()},
         "compute": lambda value: [*map(_result_to_json, endpoint.compute([*map(_loss_request, value["requests"])]))],
         "step": lambda value: [

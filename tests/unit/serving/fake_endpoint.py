@@ -20,7 +20,7 @@ LOSSES = ("cross_entropy", "importance_sampling", "ppo")
 
 
 class FakeEndpoint:
-    """Writes each call into `calls.jsonl` of its folder. A row whose first token is 666 kills the process."""
+    """Writes each call into `calls.jsonl` of its folder. A row of first token 666 kills the process; 555 is refused."""
 
     def __init__(self, *, base, limits, folder, device):
         if base == "broken":
@@ -43,8 +43,8 @@ class FakeEndpoint:
     def close(self):
         pass
 
-    def forget_gradients(self):
-        self._gradients = dict.fromkeys(self._states, 0.0)
+    def forget_gradients(self, client):
+        self._gradients |= dict.fromkeys(self._states if client is None else [client], 0.0)
 
     def add(self, client, spec):
         state = {"client": client, "rank": spec.rank, "seed": spec.seed, "step": 0, "value": 1.0}
@@ -71,6 +71,8 @@ class FakeEndpoint:
     def _loss(self, request):
         if request.loss not in LOSSES:
             return Refusal(reason=f"{request.loss!r} is not a loss that is served")
+        if any(row.tokens[0] == 555 for row in request.rows):
+            return Refusal(reason="a row is refused")
         outputs, total = [], 0.0
         for row in request.rows:
             if row.tokens[0] == 666:

@@ -240,6 +240,16 @@ def test_gradients_that_are_forgotten_stay_forgotten(base, tmp_path):
         assert isinstance(answer, Refusal) and "no gradients" in answer.reason
 
 
+def test_the_gradients_of_one_client_are_forgotten_alone(base, tmp_path):
+    endpoint = open_endpoint(base, tmp_path)
+    for name in ("one", "two"):
+        endpoint.add(name, AdapterSpec(rank=4))
+    endpoint.compute([request_of("one"), request_of("two")])
+    endpoint.forget_gradients("one")
+    forgotten, kept = endpoint.step([AdamStep(client="one"), AdamStep(client="two")])
+    assert isinstance(forgotten, Refusal) and kept["grad_norm"] > 0
+
+
 def test_a_record_that_a_kill_cut_off_is_left_out(base, tmp_path, monkeypatch):
     monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 0.0)  # whole states remove the journal
     endpoint = open_endpoint(base, tmp_path)

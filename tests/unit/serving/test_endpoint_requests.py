@@ -287,6 +287,23 @@ def test_a_request_that_kills_the_process_fails_and_the_others_do_not(endpoint, 
     assert all(client.result(each)["metrics"] for each in others)
 
 
+def test_a_loss_that_is_refused_behind_its_first_piece_adds_no_gradients(client, monkeypatch):
+    monkeypatch.setattr("ringmaster.flows.serving.scheduler.PIECE_TOKENS", 1)  # a piece for each row
+    values_after = []
+    for is_refused in (False, True):
+        model = client.model()
+        client.loss(model, 1)
+        if is_refused:
+            message = loss_message(model, 2, num_rows=2)
+            message.data.append(loss_message(model, 2, (555, 1)).data[0])
+            request = client.post("forward_backward", content=message.SerializeToString(), headers=BINARY)
+            assert "is refused" in client.result(request)["error"]
+        client.loss(model, 3 if is_refused else 2)
+        client.result(client.step(model, 4 if is_refused else 3))
+        values_after.append(values(client, model, 5 if is_refused else 4))
+    assert values_after[0] == values_after[1]
+
+
 def test_a_new_server_answers_what_the_last_one_was_asked(tmp_path):
     with running(tmp_path) as endpoint:
         client, url, keys = endpoint.client(), endpoint.served.url, endpoint.served.keys
