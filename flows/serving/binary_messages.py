@@ -111,13 +111,18 @@ def _declare(message: descriptor_pb2.DescriptorProto, number: int, name: str, ki
         field.oneof_index, field.proto3_optional = names.index(group), has_presence
 
 
-def loss_request_of(body: bytes) -> dict[str, Any]:
-    """Returns the plain values of a `ForwardBackwardRequest`. Raises ValueError where the bytes are none."""
+def loss_message_of(body: bytes) -> Any:
+    """Returns a `ForwardBackwardRequest`. Raises ValueError where the bytes are none."""
     message = message_class("ForwardBackwardRequest")()
     try:
         message.ParseFromString(body)
     except DecodeError as error:
         raise ValueError(f"the body is not a ForwardBackwardRequest: {error}") from error
+    return message
+
+
+def loss_request_of(message: Any) -> dict[str, Any]:
+    """Returns the plain values of a `ForwardBackwardRequest`. Raises ValueError where this endpoint cannot read it."""
     config: dict[str, Any] = dict(message.loss_fn_config)
     for key, value in message.loss_fn_config_v2.items():
         config[key] = value.text if value.WhichOneof("value") == "text" else value.number

@@ -6,6 +6,7 @@ import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import zstandard
@@ -24,6 +25,7 @@ from ringmaster.origins import is_foreign
 from ringmaster.text import shortened
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 API = "/api/v1"
 MAX_BODY_BYTES = 32_000_000
@@ -87,6 +89,16 @@ def _parsed(cls: type[M], value: Mapping[str, Any]) -> M:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise MessageError(shortened(f"{place}: {first['msg']}", MAX_SAID), status=422) from error
+
+
+def _readable(read: Callable[..., T], *values: Any) -> T:
+    """Returns what `read` makes of a message. Raises MessageError where it raises ValueError or OverflowError."""
+    try:
+        return read(*values)
+    except MessageError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise MessageError(shortened(str(error), MAX_SAID)) from error
 
 
 class EndpointApp:
@@ -228,22 +240,16 @@ class EndpointApp:
     async def _loss(self, request: Request, owner: str) -> Response:
         content = await _body(request)
         if request.headers.get("content-type", "").startswith(binary_messages.CONTENT_TYPE):
-            try:
-                value = binary_messages.loss_request_of(content)
-            except (ValueError, OverflowError) as error:
-                raise MessageError(shortened(str(error), MAX_SAID)) from error
+            message = _readable(binary_messages.loss_message_of, content)
+            head = {"model_id": message.model_id, "seq_id": message.seq_id}
+            read = partial(binary_messages.loss_request_of, message)
         else:
-            value = _json(content)
-            model, seq = value.get("model_id"), value.get("seq_id")
-            parsed = {"model_id": model, "seq_id": seq, "json": value}
-            return self._queued(parsed, owner, lambda each: self._submit_loss(self._of_json(each["json"]), owner))
-        return self._queued(value, owner, lambda each: self._submit_loss(each, owner))
+            head = _json(content)
+            read = partial(self._of_json, head)
+        return self._queued(head, owner, lambda _: self._submit_loss(_readable(read), owner))
 
     def _of_json(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            return messages.parsed_loss(_parsed(messages.ForwardBackwardRequest, value))
-        except (ValueError, OverflowError) as error:
-            raise error if isinstance(error, MessageError) else MessageError(shortened(str(error), MAX_SAID)) from error
+        return messages.parsed_loss(_parsed(messages.ForwardBackwardRequest, value))
 
     def _submit_loss(self, value: Mapping[str, Any], owner: str) -> str:
         model, seq = value["model_id"], value["seq_id"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.serving.clients import running
+from tests.unit.serving.clients import BINARY, loss_message, running
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +28,22 @@ def test_a_client_with_a_name_needs_an_open_session_of_its_owner(endpoint, clien
     client.post(f"sessions/{session}/finish", {})
     client.model(session, 1, status=410, **named)
     client.post("load_weights", load | {"session_id": session}, status=410)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda datum: datum.model_input.add(), "a chunk of nothing"),
+        (lambda datum: setattr(datum.loss_fn_inputs["weights"], "dtype", 9), "element type 9"),
+        (lambda datum: datum.loss_fn_inputs["weights"].shape.append(7), "cannot reshape"),
+    ],
+)
+def test_a_binary_message_that_cannot_be_read_holds_up_no_later_one(client, change, reason):
+    model = client.model()
+    message = loss_message(model, 1)
+    change(message.data[0])
+    answer = client.post("forward_backward", content=message.SerializeToString(), headers=BINARY, status=400)
+    assert reason in answer["detail"]
+    assert (
+        client.http.post("retrieve_future", json={"request_id": client.loss(model, 2)["request_id"]}).status_code == 200
+    )
