@@ -343,7 +343,7 @@ class BaseScheduler:
             self._shares.add(name, used_s)
             if "refusal" in result:
                 answer = {"error": result["refusal"], "category": result.get("category", "user")}
-                self._finish(pending, answer, has_failed=True)
+                self._finish(pending, answer, has_failed=True, drops_gradients=result.get("drops_gradients", False))
             else:
                 self._end_step(pending, result, step=before.get(name, 0) + 1)
 
@@ -443,12 +443,12 @@ class BaseScheduler:
         for checkpoint in snapshots[MAX_SNAPSHOTS:]:
             self._store.remove_checkpoint(checkpoint)
 
-    def _finish(self, pending: PendingRequest, answer: Mapping[str, Any], *, has_failed: bool = False) -> None:
-        self._store_answer(pending, answer, has_failed=has_failed)
+    def _finish(self, pending: PendingRequest, answer: Mapping[str, Any], **how: bool) -> None:
+        self._store_answer(pending, answer, **how)
         self._tell([pending])
 
-    def _store_answer(self, pending: PendingRequest, answer: Mapping[str, Any], *, has_failed: bool = False) -> None:
-        self._store.finish(pending.request, answer, has_failed=has_failed)
+    def _store_answer(self, pending: PendingRequest, answer: Mapping[str, Any], **how: bool) -> None:
+        self._store.finish(pending.request, answer, **how)
         pending.pieces.clear()
         self._num_deaths = 0
 

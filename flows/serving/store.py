@@ -345,17 +345,24 @@ class EndpointStore:
         with self.changes() as db:
             db.execute("UPDATE requests SET step_before = ? WHERE id = ?", (step, id))
 
-    def finish(self, request: StoredRequest, answer: Mapping[str, Any], *, has_failed: bool = False) -> None:
+    def finish(
+        self,
+        request: StoredRequest,
+        answer: Mapping[str, Any],
+        *,
+        has_failed: bool = False,
+        drops_gradients: bool = False,
+    ) -> None:
         """Stores an answer, and drops what no repetition needs: the work, and old answers of the same stream.
 
-        The work of a loss is kept until an optimizer step has used its gradients.
+        The work of a loss is kept until an optimizer step has used its gradients or has dropped them.
         """
         state = RequestState.FAILED if has_failed else RequestState.DONE
         keeps_work = request.kind is RequestKind.LOSS and not has_failed and request.work["with_gradients"]
         with self.changes() as db:
             sql = "UPDATE requests SET answer = ?, state = ?, work = CASE WHEN ? THEN work END WHERE id = ?"
             db.execute(sql, (json.dumps(answer), state, keeps_work, request.id))
-            if request.kind in (RequestKind.STEP, RequestKind.LOAD) and not has_failed:
+            if drops_gradients or (request.kind in (RequestKind.STEP, RequestKind.LOAD) and not has_failed):
                 db.execute(
                     "UPDATE requests SET work = NULL WHERE stream = ? AND kind = 'loss' AND seq < ?",
                     (request.stream, request.seq),

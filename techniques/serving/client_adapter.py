@@ -42,6 +42,10 @@ def lora_of(spec: AdapterSpec, model: nn.Module) -> Adapter:
     return Adapter(rank=spec.rank, alpha=ALPHA, targets=tuple(targets))
 
 
+class NonFiniteGradientsError(ValueError):
+    """A step was refused, and the gradients were dropped."""
+
+
 class ClientAdapter:
     """The state of one client.
 
@@ -80,8 +84,8 @@ class ClientAdapter:
     def take_step(self, adam: AdamStep) -> float:
         """Takes one step of AdamW, with the gradients clipped first; returns their norm before.
 
-        Raises ValueError where a setting is out of its range or there are no gradients, and also, with the gradients
-        dropped, where they are not finite.
+        Raises ValueError where a setting is out of its range or there are no gradients, and NonFiniteGradientsError,
+        with the gradients dropped, where they are not finite.
         """
         if reason := _obstacle(adam):
             raise ValueError(reason)
@@ -90,7 +94,9 @@ class ClientAdapter:
         self.has_gradients = False
         norm = float(torch.linalg.vector_norm(self.gradients))
         if not math.isfinite(norm):
-            raise ValueError("the gradients are not finite. To fix: check the weights and advantages of the rows")
+            raise NonFiniteGradientsError(
+                "the gradients are not finite. To fix: check the weights and advantages of the rows"
+            )
         if adam.grad_clip_norm > 0:
             self.gradients.mul_(min(1.0, adam.grad_clip_norm / (norm + 1e-6)))
         adamw(

@@ -27,7 +27,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, read_adapter
 from ringmaster.techniques.serving.batch_independence import independent_multiple
-from ringmaster.techniques.serving.client_adapter import OPTIMIZER_FILE, ClientAdapter
+from ringmaster.techniques.serving.client_adapter import OPTIMIZER_FILE, ClientAdapter, NonFiniteGradientsError
 from ringmaster.techniques.serving.client_costs import ComputationTimes, adapter_bytes, available_bytes, used_bytes
 from ringmaster.techniques.serving.client_folders import ClientFolders, StoredClient, check_name
 from ringmaster.techniques.serving.request_journal import RequestJournal
@@ -276,7 +276,8 @@ class Endpoint:
             try:
                 answers.append({"grad_norm": self._known(each.client).take_step(each)})
             except ValueError as error:
-                answers.append(Refusal(reason=str(error)))
+                drops_gradients = isinstance(error, NonFiniteGradientsError)
+                answers.append(Refusal(reason=str(error), drops_gradients=drops_gradients))
         return tuple(answers)
 
     def _obstacle(self, request: LossRequest) -> str | None:

@@ -85,7 +85,7 @@ def _sample_request(value: Value) -> SampleRequest:
 
 def _result_to_json(result: Any) -> Any:
     if isinstance(result, Refusal):
-        return {"refusal": result.reason}
+        return {"refusal": result.reason, "drops_gradients": result.drops_gradients}
     if isinstance(result, LossResult):
         outputs = [{name: tensor_to_json(each) for name, each in output.items()} for output in result.outputs]
         return {"outputs": outputs, "metrics": dict(result.metrics)}

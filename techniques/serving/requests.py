@@ -144,9 +144,13 @@ class SampleResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What one request is answered with in place of a result, and why; the others of its batch are computed."""
+    """What one request is answered with in place of a result, and why; the others of its batch are computed.
+
+    drops_gradients: whether the gradients since the client's last step are gone.
+    """
 
     reason: str
+    drops_gradients: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,15 +87,20 @@ class FakeEndpoint:
 
     def step(self, steps):
         self._note("step", [each.client for each in steps])
-        for each in steps:
-            state = self._states[each.client]
-            state["value"] -= each.learning_rate * self._gradients[each.client]
-            state["step"] += 1
+        return tuple(map(self._stepped, steps))
+
+    def _stepped(self, each):
+        if each.weight_decay == 0.555:
             self._gradients[each.client] = 0.0
-            self._write(each.client)
-            if each.weight_decay == 0.666 and state["step"] == 2:  # dies after the state is on disk
-                raise SystemExit(9)
-        return tuple({"grad_norm": 1.0} for _ in steps)
+            return Refusal(reason="the gradients are not finite", drops_gradients=True)
+        state = self._states[each.client]
+        state["value"] -= each.learning_rate * self._gradients[each.client]
+        state["step"] += 1
+        self._gradients[each.client] = 0.0
+        self._write(each.client)
+        if each.weight_decay == 0.666 and state["step"] == 2:  # dies after the state is on disk
+            raise SystemExit(9)
+        return {"grad_norm": 1.0}
 
     def save(self, client, name, *, with_optimizer):
         folder = self._folder / "checkpoints" / client.replace(":", "-") / name

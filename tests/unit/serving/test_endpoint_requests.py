@@ -287,6 +287,18 @@ def test_a_request_that_kills_the_process_fails_and_the_others_do_not(endpoint, 
     assert all(client.result(each)["metrics"] for each in others)
 
 
+def test_gradients_that_a_refused_step_dropped_stay_dropped_after_a_kill(endpoint, client):
+    plain, model = client.model(), client.model()
+    client.loss(model, 1, tokens=(7, 8))
+    assert "not finite" in client.result(client.step(model, 2, weight_decay=0.555))["error"]
+    client.result(client.loss(plain, 1))
+    endpoint.links[0].kill()
+    client.loss(model, 3)
+    client.result(client.step(model, 4))
+    client.result(client.step(plain, 2))
+    assert values(client, model, 5) == values(client, plain, 3)
+
+
 def test_a_loss_that_is_refused_behind_its_first_piece_adds_no_gradients(client, monkeypatch):
     monkeypatch.setattr("ringmaster.flows.serving.scheduler.PIECE_TOKENS", 1)  # a piece for each row
     values_after = []
