@@ -19,7 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-KEPT_ANSWERS = 1000  # of a client or sampler: the newest ones
+KEPT_ANSWERS = 1000  # of a client, also of each one that shares a sampler: the newest ones
+SEQS_OF_CLIENT = 1_000_000_000  # clients that share a sampler number their requests from a multiple of this each
 
 
 class RequestKind(StrEnum):
@@ -368,8 +369,8 @@ class EndpointStore:
                     (request.stream, request.seq),
                 )
             db.execute(
-                "DELETE FROM requests WHERE stream = ? AND seq < ? AND work IS NULL",
-                (request.stream, request.seq - KEPT_ANSWERS),
+                "DELETE FROM requests WHERE stream = ? AND seq >= ? AND seq < ? AND work IS NULL",
+                (request.stream, request.seq - request.seq % SEQS_OF_CLIENT, request.seq - KEPT_ANSWERS),
             )
 
     # Checkpoints.

@@ -47,3 +47,15 @@ def test_a_binary_message_that_cannot_be_read_holds_up_no_later_one(client, chan
     assert (
         client.http.post("retrieve_future", json={"request_id": client.loss(model, 2)["request_id"]}).status_code == 200
     )
+
+
+def test_clients_that_share_a_sampler_keep_their_answers(client):
+    sampler = {"session_id": client.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = client.post("create_sampling_session", sampler)["sampling_session_id"]
+    prompt = {"chunks": [{"tokens": [1]}]}
+    body = {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": {"max_tokens": 1}}
+    counters = [client.post("join_sampling_session", {"sampling_session_id": sampler})["client_counter"] for _ in "ab"]
+    firsts = [0, *(1_000_000_000 * counter for counter in counters)]  # as the client numbers what it asks
+    requests = [client.post("asample", body | {"seq_id": seq + i}) for i in range(2) for seq in firsts]
+    answers = [client.result(request) for request in requests]
+    assert [client.result(request) for request in requests] == answers
