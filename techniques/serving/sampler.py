@@ -275,7 +275,8 @@ def choose(logits: Tensor, request: SampleRequest, draws: Tensor) -> Tensor:
     """
     if request.temperature == 0.0:
         return logits.argmax(-1)
-    scaled = logits / request.temperature
+    least_temperature = torch.finfo(logits.dtype).tiny  # below it, the quotients would not be numbers
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(request.temperature, least_temperature)
     if 0 < request.top_k < logits.shape[-1]:
         least = scaled.topk(request.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)
