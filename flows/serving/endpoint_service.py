@@ -53,7 +53,7 @@ class EndpointService:
     def __init__(self, serve: ServeEntry, store: EndpointStore) -> None:
         self.serve, self.store = serve, store
         self.schedulers: dict[str, BaseScheduler] = {}
-        self.active_s = time.monotonic()  # of the last request but signs of life
+        self.active_s = time.monotonic()  # of the last request or answer but signs of life
         self._folders = {base.name: base.from_pretrained for base in serve.bases}
         self._alive_s: dict[str, float] = dict.fromkeys(store.open_sessions(), time.monotonic())
         self._sizes: dict[str, tuple[str, int]] = {}
@@ -73,8 +73,10 @@ class EndpointService:
                 self.end_client(client)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Notes the event loop on which answers are waited for."""
+        """Notes the event loop on which answers are waited for, and that clients can give signs of life from now on."""
         self._loop = loop
+        self.active_s = time.monotonic()
+        self._alive_s = dict.fromkeys(self._alive_s, self.active_s)
 
     def on_loop(self, act: Callable[[], T]) -> T:
         """Returns what a function returns on the event loop; called from another thread."""
@@ -91,6 +93,7 @@ class EndpointService:
             self._loop.call_soon_threadsafe(self._tell, request.id)
 
     def _tell(self, id: str) -> None:
+        self.active_s = time.monotonic()
         self._sizes.pop(id, None)
         for event in self._waiters.get(id, ()):
             event.set()

@@ -1,8 +1,15 @@
 """What an endpoint keeps of its clients: sessions, refused messages, answers and checkpoints."""
 
+import asyncio
+from contextlib import closing
+from types import SimpleNamespace
+
 import pytest
 
-from tests.unit.serving.clients import BINARY, loss_message, running
+from ringmaster.flows.serving import endpoint_service
+from ringmaster.flows.serving.endpoint_service import EndpointService
+from ringmaster.flows.serving.store import EndpointStore, RequestKind, StoredRequest
+from tests.unit.serving.clients import BINARY, entry_of, loss_message, running
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +66,27 @@ def test_clients_that_share_a_sampler_keep_their_answers(client):
     requests = [client.post("asample", body | {"seq_id": seq + i}) for i in range(2) for seq in firsts]
     answers = [client.result(request) for request in requests]
     assert [client.result(request) for request in requests] == answers
+
+
+def test_the_time_without_a_sign_of_life_begins_when_signs_can_be_given(tmp_path, monkeypatch):
+    now_s = [1000.0]
+    monkeypatch.setattr(endpoint_service, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with closing(EndpointStore(tmp_path / "endpoint.sqlite")) as store:
+        store.add_session("s", owner="ann", name="", metadata={})
+        service = EndpointService(entry_of().serve, store)
+
+        async def run():
+            now_s[0] += 1000  # the bases were loaded
+            service.attach(asyncio.get_running_loop())
+            assert service.expired_sessions() == [] and service.active_s == now_s[0]
+            now_s[0] += 1000  # the request was computed
+            service.on_answer(request_of("s:train:0", 1))
+            await asyncio.sleep(0)
+            assert service.active_s == now_s[0] and service.expired_sessions() == ["s"]
+
+        asyncio.run(run())
+
+
+def request_of(model, seq):
+    options = {"owner": "ann", "base": "tiny", "kind": RequestKind.STEP, "work": {}}
+    return StoredRequest(id=f"{model}:{seq}", stream=model, seq=seq, **options)
