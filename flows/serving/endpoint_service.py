@@ -151,7 +151,8 @@ class EndpointService:
             kind=RequestKind.SAVE,
             work={**_save_work(uri), "is_final": True},
         )
-        if self.store.digest(request.id) is None:
+        known = self.store.request(request.id, owner=client.owner)
+        if known is None or known[0].state is RequestState.FAILED:
             self.store.add(request)
             self.schedulers[client.base].submit(request)
 

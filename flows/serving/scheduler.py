@@ -76,6 +76,7 @@ class BaseScheduler:
         self._last_kind: RequestKind | None = None
         self._is_ending = False
         self._is_linked = False
+        self._was_linked = False  # ever; what waits before that is kept for a server that can start
         self._num_deaths = 0  # of the process, since the last answer
         self.fault: str | None = None
         self._thread = threading.Thread(target=self._work, name=f"endpoint {base}", daemon=True)
@@ -159,7 +160,7 @@ class BaseScheduler:
     def _work(self) -> None:
         while True:
             with self._wakeup:
-                while not (self._is_ending or self._calls or self._ready()):
+                while not (self._is_ending or self._calls or (self._may_compute() and self._ready())):
                     self._wakeup.wait()
                 if self._is_ending:
                     self._refuse_calls()
@@ -191,8 +192,12 @@ class BaseScheduler:
             if not done.is_set():
                 result.append(CallFailed(reason))
                 done.set()
-        for pending in self._ready():
+        for pending in self._ready() if self._was_linked else ():
             self._finish(pending, {"error": reason, "category": "server"}, has_failed=True)
+
+    def _may_compute(self) -> bool:
+        """Whether the first start has not failed: after that, only calls try it again."""
+        return self._was_linked or self.fault is None
 
     def _ready(self, *kinds: RequestKind) -> list[PendingRequest]:
         """Returns the requests whose turn it is, of some kinds or of all."""
@@ -217,7 +222,8 @@ class BaseScheduler:
             if step_before is not None and steps.get(name, 0) > step_before:
                 self._end_step(pending, {}, step=steps[name])
         self._regain(self._store.pending_gradients(self.base))
-        self._is_linked, self.fault = True, None
+        self._is_linked = self._was_linked = True
+        self.fault = None
         for pending in self._pending():
             pending.pieces, pending.results = _pieces(pending.request), []
 

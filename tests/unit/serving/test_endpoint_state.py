@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.serving import endpoint_service
+from ringmaster.flows.serving.endpoint_file import BaseEntry
 from ringmaster.flows.serving.endpoint_service import EndpointService
 from ringmaster.flows.serving.store import EndpointStore, RequestKind, StoredRequest
 from tests.unit.serving.clients import BINARY, entry_of, loss_message, running
@@ -88,5 +89,33 @@ def test_the_time_without_a_sign_of_life_begins_when_signs_can_be_given(tmp_path
 
 
 def request_of(model, seq):
-    options = {"owner": "ann", "base": "tiny", "kind": RequestKind.STEP, "work": {}}
+    options = {"owner": "ann", "base": "tiny", "kind": RequestKind.STEP, "work": {"learning_rate": 0.1}}
     return StoredRequest(id=f"{model}:{seq}", stream=model, seq=seq, **options)
+
+
+def test_what_waits_outlives_a_start_that_fails(tmp_path):
+    with running(tmp_path) as endpoint:
+        model = endpoint.client().model()
+    waiting = request_of(model, 1)
+    with closing(EndpointStore(endpoint.folder / "endpoint.sqlite")) as store:
+        store.add(waiting)
+    broken = BaseEntry.model_construct(name="tiny", from_pretrained="broken")
+    with pytest.raises(AssertionError, match="the base is broken"), running(tmp_path, bases=[broken]):
+        pass
+    with running(tmp_path) as endpoint:
+        assert endpoint.client().result({"request_id": waiting.id})["metrics"] == {"grad_norm": 1.0}
+
+
+def test_a_client_whose_end_failed_can_end_again(endpoint, client):
+    model = client.model()
+    client.loss(model, 1)
+    client.result(client.step(model, 2))
+    (state,) = endpoint.folder.rglob(f"{model.replace(':', '-')}.state")
+    in_the_way = state.parent / "checkpoints" / state.stem
+    in_the_way.parent.mkdir(exist_ok=True)
+    in_the_way.touch()
+    assert "error" in client.result(client.post("unload_model", {"model_id": model}))
+    in_the_way.unlink()
+    answer = client.result(client.post("unload_model", {"model_id": model}))
+    assert answer == {"type": "unload_model", "model_id": model}
+    assert client.result(client.post("unload_model", {"model_id": model})) == answer
