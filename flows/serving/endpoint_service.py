@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ringmaster.flows.serving import messages
-from ringmaster.flows.serving.compute_link import CallFailed
+from ringmaster.flows.serving.compute_link import CallFailed, ComputeProcessDied
 from ringmaster.flows.serving.endpoint_file import ServeEntry
 from ringmaster.flows.serving.messages import CheckpointUri, MessageError
 from ringmaster.flows.serving.scheduler import BaseScheduler
@@ -452,7 +452,7 @@ class EndpointService:
         values = spec.model_dump() | {"seed": spec.seed or 0}
         try:
             price = await asyncio.to_thread(scheduler.call, lambda link: link.call("price", spec=values))
-        except CallFailed as error:
+        except (CallFailed, ComputeProcessDied) as error:
             raise MessageError(str(error)) from error
         return dict(price)
 

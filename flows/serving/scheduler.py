@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import RingmasterError
 from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied
 from ringmaster.flows.serving.shares import FairShares, RequestStream, within_budget
 from ringmaster.flows.serving.store import (
@@ -74,12 +75,12 @@ class BaseScheduler:
         self._cancelled: set[str] = set()
         self._shares = FairShares()
         self._last_kind: RequestKind | None = None
-        self._is_ending = False
+        self._is_ending = self._has_ended = False
         self._is_linked = False
         self._was_linked = False  # ever; what waits before that is kept for a server that can start
         self._num_deaths = 0  # of the process, since the last answer
         self.fault: str | None = None
-        self._thread = threading.Thread(target=self._work, name=f"endpoint {base}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"endpoint {base}", daemon=True)
 
     # Called from the threads of the server.
 
@@ -124,10 +125,15 @@ class BaseScheduler:
             return sum(len(stream.waiting) for stream in self._streams.values())
 
     def call(self, act: Callable[[ComputeLink], Any]) -> Any:
-        """Returns what a function of the link returns, called between computations; raises what it raises."""
+        """Returns what a function of the link returns, called between computations; raises what it raises.
+
+        Raises ComputeProcessDied where the thread has ended, or ends before.
+        """
         done, result = threading.Event(), list[Any]()
         with self._wakeup:
             self._calls.append((act, done, result))
+            if self._has_ended:
+                self._refuse_calls(ComputeProcessDied("the thread of the base has ended"))
             self._wakeup.notify_all()
         done.wait()
         if isinstance(result[0], BaseException):
@@ -157,41 +163,44 @@ class BaseScheduler:
             stream.next_seq = None
         return stream
 
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            with self._wakeup:
+                self._has_ended = True
+                self._refuse_calls(ComputeProcessDied("the thread of the base has ended"))
+
     def _work(self) -> None:
         while True:
             with self._wakeup:
                 while not (self._is_ending or self._calls or (self._may_compute() and self._ready())):
                     self._wakeup.wait()
                 if self._is_ending:
-                    self._refuse_calls()
                     return
-                calls, self._calls = self._calls, []
             try:
                 self._link_up()
-                self._answer_calls(calls)
+                self._answer_calls()
                 self._turn()
             except ComputeProcessDied as error:
                 logger.warning("%s: %s", self.base, error)
                 self._is_linked = False
                 self._num_deaths += 1
                 if self._num_deaths > MAX_DEATHS:
-                    self._fail_all(f"{error}, {self._num_deaths} times without an answer", calls)
-                with self._wakeup:
-                    self._calls = [each for each in calls if not each[1].is_set()] + self._calls
+                    self._fail_all(f"{error}, {self._num_deaths} times without an answer")
             except CallFailed as error:  # of the start, or of the state of all clients
-                self._fail_all(str(error), calls)
+                self._fail_all(str(error))
 
-    def _refuse_calls(self) -> None:
-        for _, done, result in self._calls:
-            result.append(ComputeProcessDied("the server ends"))
+    def _refuse_calls(self, error: RingmasterError) -> None:
+        with self._wakeup:
+            calls, self._calls = self._calls, []
+        for _, done, result in calls:
+            result.append(error)
             done.set()
 
-    def _fail_all(self, reason: str, calls: Sequence[tuple[Any, threading.Event, list[Any]]]) -> None:
+    def _fail_all(self, reason: str) -> None:
         self.fault = reason
-        for _, done, result in calls:
-            if not done.is_set():
-                result.append(CallFailed(reason))
-                done.set()
+        self._refuse_calls(CallFailed(reason))
         for pending in self._ready() if self._was_linked else ():
             self._finish(pending, {"error": reason, "category": "server"}, has_failed=True)
 
@@ -242,12 +251,15 @@ class BaseScheduler:
         with self._wakeup:
             return [each for stream in self._streams.values() for each in stream.waiting.values()]
 
-    def _answer_calls(self, calls: Sequence[tuple[Callable[[ComputeLink], Any], threading.Event, list[Any]]]) -> None:
-        for act, done, result in calls:
+    def _answer_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            act, done, result = self._calls[0]
             try:
                 result.append(act(self._link))
             except (CallFailed, ValueError, OSError) as error:
                 result.append(error)
+            with self._wakeup:
+                self._calls.pop(0)
             done.set()
 
     def _turn(self) -> None:

@@ -1,0 +1,33 @@
+"""The thread that computes for one base, without a server around it."""
+
+from dataclasses import asdict
+from queue import Queue
+from threading import Thread
+
+import pytest
+
+from ringmaster.flows.serving.compute_link import ComputeProcessDied, ComputeSettings
+from ringmaster.flows.serving.scheduler import BaseScheduler
+from ringmaster.flows.serving.store import EndpointStore
+from ringmaster.techniques.serving.requests import Limits
+from tests.unit.serving.clients import LinkInProcess
+
+
+def _error_of(scheduler, act):
+    with pytest.raises(ComputeProcessDied) as error:
+        scheduler.call(act)
+    return str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_call_raises_where_the_thread_has_ended(tmp_path):
+    limits = asdict(Limits(max_adapters=1, max_rank=1, seq_len=8))
+    link = LinkInProcess(ComputeSettings(base="base", limits=limits, folder=tmp_path / "base"))
+    store = EndpointStore(tmp_path / "store.sqlite")
+    scheduler = BaseScheduler("base", store=store, link=link, on_answer=print)
+    scheduler.start()
+    results = Queue()
+    for act in (lambda link: 1 / 0, lambda link: None):  # an error that nobody expects ends the thread
+        Thread(target=lambda act=act: results.put(_error_of(scheduler, act)), daemon=True).start()
+        assert "has ended" in results.get(timeout=60)
+    scheduler.end()
