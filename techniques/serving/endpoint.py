@@ -11,8 +11,9 @@ killed continues with the same bits.
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.member import lay_below
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
+from ringmaster.text import message_of
 
 logger = logging.getLogger(__name__)
 
@@ -224,15 +226,16 @@ class Endpoint:
     def compute(self, requests: Sequence[LossRequest]) -> tuple[LossResult | Refusal, ...]:
         """Computes losses, and adds their gradients to those of each client since its last step.
 
-        Raises EndpointLostError where what was computed cannot be recorded.
+        Raises EndpointLostError where a computation fails, or what was computed cannot be recorded.
         """
         started_s = time.perf_counter()
         refused = {i: Refusal(reason=why) for i, each in enumerate(requests) if (why := self._obstacle(each))}
         taken = [i for i in range(len(requests)) if i not in refused]
         learnt = [i for i in taken if requests[i].with_gradients]
-        results = dict(zip(learnt, self._learn([requests[i] for i in learnt]), strict=True))
         read = [i for i in taken if not requests[i].with_gradients]
-        results |= zip(read, self._read([requests[i] for i in read]), strict=True)
+        with _lost_by_failure():
+            results = dict(zip(learnt, self._learn([requests[i] for i in learnt]), strict=True))
+            results |= zip(read, self._read([requests[i] for i in read]), strict=True)
         self._computed_s += time.perf_counter() - started_s
         if learnt:
             self._note([requests[i] for i in learnt])
@@ -243,7 +246,7 @@ class Endpoint:
     def step(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:
         """Takes optimizer steps, and returns once they are on disk, with the norm of each one's gradients.
 
-        Raises EndpointLostError where the disk has not kept them.
+        Raises EndpointLostError where a computation fails, or the disk has not kept them.
         """
         started_s = time.perf_counter()
         try:
@@ -252,7 +255,8 @@ class Endpoint:
             reason = storage_fault(error) or str(error)
             return tuple(Refusal(reason=reason) for _ in steps)
         syncing = self._disk.submit(self._journal.sync)  # of the losses before as well, on which the steps depend
-        answers = self._take(steps)
+        with _lost_by_failure():
+            answers = self._take(steps)
         waited_s = time.perf_counter()
         try:
             syncing.result()
@@ -268,7 +272,8 @@ class Endpoint:
         """Drops the gradients that no step has used, of one client or of all."""
         for name, adapter in self._adapters.items():
             adapter.has_gradients = adapter.has_gradients and client not in (None, name)
-        self._store_all()
+        with _lost_by_failure():
+            self._store_all()
 
     def _take(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:
         answers: list[Mapping[str, float] | Refusal] = []
@@ -359,21 +364,25 @@ class Endpoint:
     # -- samples -------------------------------------------------------------------------------------------------------
 
     def sample(self, requests: Sequence[SampleRequest]) -> tuple[SampleResult | Refusal, ...]:
-        """Samples sequences of clients, of checkpoints and of the base."""
+        """Samples sequences of clients, of checkpoints and of the base.
+
+        Raises EndpointLostError where a computation fails.
+        """
         started_s = time.perf_counter()
         refused: dict[int, Refusal] = {}
         taken: dict[int, tuple[SampleRequest, AdapterModules]] = {}
         for i, request in enumerate(requests):
             try:
                 taken[i] = request, self._sampled_modules(request)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 refused[i] = Refusal(reason=str(error))
         chunks = [list(taken)] if self.batches else [[i] for i in taken]
-        results = {
-            i: result
-            for chunk in chunks
-            for i, result in zip(chunk, self._sampler.sample([taken[i] for i in chunk]), strict=True)
-        }
+        with _lost_by_failure():
+            results = {
+                i: result
+                for chunk in chunks
+                for i, result in zip(chunk, self._sampler.sample([taken[i] for i in chunk]), strict=True)
+            }
         self.busy_s += time.perf_counter() - started_s
         return tuple(refused[i] if i in refused else results[i] for i in range(len(requests)))
 
@@ -437,11 +446,17 @@ class Endpoint:
     def load(self, client: str, path: Path, *, with_optimizer: bool) -> None:
         """Replaces a client's weights, and its optimizer's state, by those of a checkpoint.
 
-        Raises ValueError, with nothing changed, where the checkpoint does not fit.
+        Raises ValueError where the checkpoint does not fit, and OSError where the disk does not take the state, with
+        nothing changed.
         """
         adapter = self._known(client)
+        before, step = {name: value.clone() for name, value in adapter.state().items()}, adapter.step
         adapter.load(path, self._stem.model, with_optimizer=with_optimizer)
-        self._folders.write(client, adapter, number=self._journal.number)
+        try:
+            self._folders.write(client, adapter, number=self._journal.number)
+        except OSError:
+            adapter.restore(before, step=step)
+            raise
 
     def _restore(self) -> None:
         since: dict[str, int] = {}
@@ -470,7 +485,11 @@ class Endpoint:
     def _store_if_due(self) -> None:
         """Stores whole states once so much was computed that they take a small share of the time."""
         if self._computed_s * STORING_SHARE > self._storing_s:
-            self._store_all()
+            try:
+                self._store_all()
+            except OSError as error:  # the journal has everything
+                self._computed_s = 0.0
+                logger.warning("whole states were not stored: %s", storage_fault(error) or error)
 
     def _store_all(self) -> None:
         started_s = time.perf_counter()
@@ -479,6 +498,15 @@ class Endpoint:
         self._journal.clear()
         self._storing_s, self._computed_s = time.perf_counter() - started_s, 0.0
         self.storing_s += self._storing_s
+
+
+@contextmanager
+def _lost_by_failure() -> Iterator[None]:
+    """Makes any error one of the endpoint as a whole, whose memory may hold a part of what was computed."""
+    try:
+        yield
+    except Exception as error:
+        raise EndpointLostError(message_of(error)) from error
 
 
 def _result(blocks: Sequence[RowBlock], sums: Mapping[int, float]) -> LossResult:

@@ -9,10 +9,12 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM
 
+from ringmaster.techniques.serving.client_adapter import ClientAdapter
 from ringmaster.techniques.serving.client_costs import ComputationTimes
 from ringmaster.techniques.serving.client_folders import ClientFolders
 from ringmaster.techniques.serving.request_journal import RequestJournal
-from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec, EndpointLostError, Refusal, Row
+from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec, EndpointLostError, Refusal, Row, SampleRequest
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 from .served import (
     LIMITS,
@@ -290,6 +292,52 @@ def test_a_full_disk_refuses_steps_and_changes_nothing(base, tmp_path, monkeypat
     assert isinstance(refused, Refusal) and "No space left" in refused.reason
     endpoint.step([AdamStep(client="c")])
     assert endpoint.clients()["c"].step == 1
+
+
+def test_whole_states_that_a_full_disk_does_not_take_are_left_to_the_journal(base, tmp_path, monkeypatch):
+    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 1e9)
+    endpoint = open_endpoint(base, tmp_path)
+    endpoint.add("c", AdapterSpec(rank=4))
+    with monkeypatch.context() as full:
+        full.setattr(ClientFolders, "write", full_disk)
+        train(endpoint, "c", num_steps=2)
+    weights = weights_of(endpoint, "c")
+    assert is_equal(weights_of(open_endpoint(base, tmp_path), "c"), weights)
+
+
+def test_a_checkpoint_is_not_loaded_where_the_disk_is_full(base, tmp_path, monkeypatch):
+    endpoint = open_endpoint(base, tmp_path)
+    endpoint.add("c", AdapterSpec(rank=4))
+    folder = endpoint.save("c", "first", with_optimizer=True)
+    train(endpoint, "c", num_steps=1)
+    endpoint.compute([request_of("c")])
+    weights = weights_of(endpoint, "c")
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(ClientFolders, "write", full_disk)
+        endpoint.load("c", folder, with_optimizer=True)
+    assert is_equal(weights_of(endpoint, "c"), weights)
+    assert endpoint.clients()["c"].step == 1
+    assert endpoint.step([AdamStep(client="c")])[0]["grad_norm"] > 0
+
+
+def no_memory(*_, **__):
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("fails", ["learn", "outputs", "hidden_states", "take_step"])
+def test_an_endpoint_whose_computation_fails_is_opened_anew(base, tmp_path, monkeypatch, fails):
+    endpoint = open_endpoint(base, tmp_path)
+    endpoint.add("c", AdapterSpec(rank=4))
+    endpoint.compute([request_of("c")])
+    acts = {
+        "learn": lambda: endpoint.compute([request_of("c")]),
+        "outputs": lambda: endpoint.compute([request_of("c", with_gradients=False)]),
+        "hidden_states": lambda: endpoint.sample([SampleRequest(prompt=(1, 2), max_tokens=1)]),
+        "take_step": lambda: endpoint.step([AdamStep(client="c")]),
+    }
+    with monkeypatch.context() as full, pytest.raises(EndpointLostError, match="out of memory"):
+        full.setattr(ClientAdapter if fails == "take_step" else MultiAdapterBase, fails, no_memory)
+        acts[fails]()
 
 
 @pytest.mark.parametrize("fails", ["append", "sync"])
