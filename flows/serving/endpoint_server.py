@@ -205,7 +205,7 @@ class EndpointServer:
         while not self._end.wait(LOOK_EVERY_S):
             for session in service.on_loop(service.expired_sessions):
                 service.on_loop(partial(service.finish_session, session))
-            service.on_loop(service.drop_expired)
+            service.store.drop_expired()
             ended = [client.id for client in service.store.clients(where="is_ended AND NOT is_recorded")]
             if set(ended) - known:
                 self._record()

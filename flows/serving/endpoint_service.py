@@ -292,7 +292,9 @@ class EndpointService:
                 raise MessageError("path is missing: the name of the checkpoint")
             sampler = f"{client.session}:sample:{request.sampling_session_seq_id}"
         kind = "sampler_weights" if for_sampler else "weights"
-        name = request.path or f"snapshot-{request.seq_id}"
+        if request.path is not None and request.path.endswith(".tmp"):
+            raise MessageError("path ends in .tmp, which is the name of a checkpoint that is being written")
+        name = request.path or f"_snapshot-{request.seq_id}"  # which no client can ask for
         uri = CheckpointUri(model=client.id, kind=kind, name=name)
         id = f"{client.id}:{request.seq_id}"
         exists = self.store.checkpoint(str(uri), owner=owner) is not None
@@ -401,11 +403,6 @@ class EndpointService:
         request = self._stored_answer(id, owner=owner).request
         if request.kind is RequestKind.SAMPLE and request.state is RequestState.WAITING:
             self.schedulers[request.base].cancel(request)
-
-    def drop_expired(self) -> None:
-        """Removes the checkpoints whose `ttl_seconds` are over."""
-        for checkpoint in self.store.checkpoints(where="expires_s <= ?", values=(time.time(),)):
-            self.store.remove_checkpoint(checkpoint)
 
     # What is known of clients and checkpoints.
 

@@ -416,6 +416,7 @@ class BaseScheduler:
         assert client is not None, "its creation was answered"
         if work["is_final"] and client.step == 0:
             return self._remove(name)
+        self._store.keep_checkpoint(work["uri"])
         folder = self._link.call("save", client=name, name=work["folder"], with_optimizer=work["with_optimizer"])
         checkpoint = Checkpoint(
             uri=work["uri"],

@@ -397,9 +397,9 @@ class EndpointStore:
         return next(iter(self.checkpoints(where=sql, values=(uri, owner, time.time()))), None)
 
     def checkpoints(self, *, where: str, values: Sequence[Any]) -> list[Checkpoint]:
-        """Returns checkpoints by a condition, the newest first."""
+        """Returns checkpoints by a condition, the newest first, whatever the clock said."""
         rows = self._rows(
-            f"SELECT * FROM checkpoints WHERE {where} ORDER BY created_s DESC",  # noqa: S608 - ours
+            f"SELECT * FROM checkpoints WHERE {where} ORDER BY rowid DESC",  # noqa: S608 - ours
             *values,
         )
         return [
@@ -413,6 +413,17 @@ class EndpointStore:
             )
             for row in rows
         ]
+
+    def keep_checkpoint(self, uri: str) -> None:
+        """Makes a checkpoint outlive its time, as a new one takes the place of its folder."""
+        with self.changes() as db:
+            db.execute("UPDATE checkpoints SET expires_s = NULL WHERE uri = ?", (uri,))
+
+    def drop_expired(self) -> None:
+        """Removes the checkpoints whose time is over."""
+        with self.changes():
+            for checkpoint in self.checkpoints(where="expires_s <= ?", values=(time.time(),)):
+                self.remove_checkpoint(checkpoint)
 
     def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Removes a checkpoint, and its folder."""

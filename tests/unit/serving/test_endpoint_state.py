@@ -9,8 +9,9 @@ import pytest
 from ringmaster.flows.serving import endpoint_service
 from ringmaster.flows.serving.endpoint_file import BaseEntry
 from ringmaster.flows.serving.endpoint_service import EndpointService
-from ringmaster.flows.serving.store import EndpointStore, RequestKind, StoredRequest
+from ringmaster.flows.serving.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
 from tests.unit.serving.clients import BINARY, entry_of, loss_message, running
+from tests.unit.serving.fake_endpoint import FakeEndpoint
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,42 @@ def test_a_client_whose_end_failed_can_end_again(endpoint, client):
     answer = client.result(client.post("unload_model", {"model_id": model}))
     assert answer == {"type": "unload_model", "model_id": model}
     assert client.result(client.post("unload_model", {"model_id": model})) == answer
+
+
+def test_a_checkpoint_in_place_of_an_expired_one_stays(tmp_path, monkeypatch):
+    written = FakeEndpoint.save
+
+    def expired_meanwhile(self, client, name, **options):
+        folder = written(self, client, name, **options)
+        with endpoint.server.store.changes() as db:
+            db.execute("UPDATE checkpoints SET expires_s = 0 WHERE expires_s IS NOT NULL")
+        endpoint.server.store.drop_expired()
+        return folder
+
+    monkeypatch.setattr(FakeEndpoint, "save", expired_meanwhile)
+    with running(tmp_path) as endpoint:
+        client = endpoint.client()
+        save = {"model_id": client.model(), "path": "a", "ttl_seconds": 10_000, "overwrite": True}
+        for seq in (1, 2):
+            client.result(client.post("save_weights", save | {"seq_id": seq}))
+        assert [*endpoint.folder.rglob("weights-a/state.json")]
+
+
+def test_unnamed_checkpoints_and_those_being_written_have_names_that_no_client_takes(endpoint, client):
+    model = client.model()
+    save = {"model_id": model, "seq_id": 1, "path": "snapshot-2"}
+    named = client.result(client.post("save_weights_for_sampler", save))["path"]
+    client.result(
+        client.post("save_weights_for_sampler", {"model_id": model, "seq_id": 2, "sampling_session_seq_id": 0})
+    )
+    assert not endpoint.server.store.checkpoint(named, owner="ann").is_snapshot
+    client.post("save_weights", {"model_id": model, "seq_id": 3, "path": "a.tmp"}, status=400)
+    client.result(client.post("save_weights", {"model_id": model, "seq_id": 4, "path": "a"}))
+
+
+def test_the_newest_checkpoint_is_the_last_one_also_where_the_clock_was_set_back(tmp_path):
+    values = {"owner": "ann", "model": "m", "base": "tiny", "folder": tmp_path, "spec": {}, "step": 1}
+    with closing(EndpointStore(tmp_path / "endpoint.sqlite")) as store:
+        for uri, created_s in (("one", 2.0), ("two", 1.0)):
+            store.add_checkpoint(Checkpoint(uri=uri, created_s=created_s, expires_s=None, is_snapshot=True, **values))
+        assert [each.uri for each in store.checkpoints(where="model = ?", values=("m",))] == ["two", "one"]
