@@ -23,7 +23,7 @@ from ringmaster.files import write_atomically
 from ringmaster.flows.output import ProcessRole
 from ringmaster.flows.services.serving import LOOPBACK, checked, server_of
 from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied, ComputeSettings
-from ringmaster.flows.serving.endpoint_file import EndpointFile
+from ringmaster.flows.serving.endpoint_file import BaseEntry, EndpointFile
 from ringmaster.flows.serving.endpoint_service import EndpointService
 from ringmaster.flows.serving.scheduler import BaseScheduler
 from ringmaster.flows.serving.server_app import EndpointApp
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "endpoints"
 STORE_FILE, SERVER_FILE, KEYS_FILE, PORT_FILE = "endpoint.sqlite", "server.json", "keys.json", "port"
+BASE_FILE = "base.json"
 KEY_PREFIX = "tml-"  # without it, the client refuses a key
 LOOK_EVERY_S = 0.5
 GRACE_S = 2.0  # for connections that wait for answers, when the server ends
@@ -94,6 +95,36 @@ def bound_socket(folder: Path, wanted: int | None) -> socket.socket:
         listener.bind((LOOPBACK[0], 0))
     write_atomically(file, str(listener.getsockname()[1]).encode())
     return listener
+
+
+def base_folder(folder: Path, base: str) -> Path:
+    """Returns the folder of a base, with the states of its clients, in that of an endpoint."""
+    return folder / "bases" / base.replace("/", "--")
+
+
+def check_base(folder: Path, base: BaseEntry) -> None:
+    """Raises InputError where a folder has the clients of another base."""
+    file = folder / BASE_FILE
+    if not file.exists():
+        return
+    known = json.loads(file.read_text())
+    if known != _fields(base):
+        raise InputError(
+            [
+                f"the base {base.name} is {base.from_pretrained}, and the clients in {folder} are of the base "
+                f"{known['name']}, {known['from_pretrained']}. To fix: serve that, or give the other base another name"
+            ]
+        )
+
+
+def note_base(folder: Path, base: BaseEntry) -> None:
+    """Notes of which base the clients in a folder are. Raises InputError where it has those of another."""
+    check_base(folder, base)
+    write_atomically(folder / BASE_FILE, json.dumps(_fields(base)).encode())
+
+
+def _fields(base: BaseEntry) -> dict[str, str]:
+    return {"name": base.name, "from_pretrained": base.from_pretrained}
 
 
 @contextmanager
@@ -163,6 +194,8 @@ class EndpointServer:
             try:
                 service.start(schedulers)
                 self._wait_for_bases(schedulers)
+                for base in self._entry.serve.bases:
+                    note_base(base_folder(self._folder, base.name), base)
                 with serving(server, listener, service):
                     write_atomically(
                         self._folder / SERVER_FILE,
@@ -182,10 +215,11 @@ class EndpointServer:
         limits = {"max_adapters": serve.max_adapters, "max_rank": serve.max_rank, "seq_len": serve.seq_len}
         result = {}
         for base in serve.bases:
+            check_base(base_folder(self._folder, base.name), base)
             settings = ComputeSettings(
                 base=base.from_pretrained,
                 limits=limits,
-                folder=self._folder / "bases" / base.name.replace("/", "--"),
+                folder=base_folder(self._folder, base.name),
                 device=self._device,
             )
             link = self._link_of(settings)

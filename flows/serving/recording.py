@@ -37,9 +37,11 @@ def record_clients(home: LineageHome, store: EndpointStore, *, endpoint: str, ba
     """Records the clients that have ended since; returns the addresses of their models, such as `models:/x/1`."""
     uris = []
     for client in store.clients(where="is_ended AND NOT is_recorded"):
+        if client.base not in bases:
+            continue  # recorded once its base is served again
         uri = CheckpointUri(model=client.id, kind="weights", name=FINAL)
         checkpoint = store.checkpoint(str(uri), owner=client.owner)
-        if checkpoint is not None and checkpoint.folder.is_dir() and client.base in bases:
+        if checkpoint is not None and checkpoint.folder.is_dir():
             uris.append(_record(home, client, checkpoint, endpoint=endpoint, base=bases[client.base]))
         store.note_recorded(client.id)
     return uris

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.serving import endpoint_service
+from ringmaster.flows.serving.compute_link import CallFailed
 from ringmaster.flows.serving.endpoint_file import BaseEntry
 from ringmaster.flows.serving.endpoint_service import EndpointService
+from ringmaster.flows.serving.recording import record_clients
 from ringmaster.flows.serving.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
-from tests.unit.serving.clients import BINARY, entry_of, loss_message, running
+from tests.unit.serving.clients import BINARY, LinkInProcess, entry_of, loss_message, running
 from tests.unit.serving.fake_endpoint import FakeEndpoint
 
 
@@ -94,14 +96,18 @@ def request_of(model, seq):
     return StoredRequest(id=f"{model}:{seq}", stream=model, seq=seq, **options)
 
 
+class LinkThatFails(LinkInProcess):
+    def start(self):
+        raise CallFailed("no memory is left")
+
+
 def test_what_waits_outlives_a_start_that_fails(tmp_path):
     with running(tmp_path) as endpoint:
         model = endpoint.client().model()
     waiting = request_of(model, 1)
     with closing(EndpointStore(endpoint.folder / "endpoint.sqlite")) as store:
         store.add(waiting)
-    broken = BaseEntry.model_construct(name="tiny", from_pretrained="broken")
-    with pytest.raises(AssertionError, match="the base is broken"), running(tmp_path, bases=[broken]):
+    with pytest.raises(AssertionError, match="no memory is left"), running(tmp_path, link_of=LinkThatFails):
         pass
     with running(tmp_path) as endpoint:
         assert endpoint.client().result({"request_id": waiting.id})["metrics"] == {"grad_norm": 1.0}
@@ -159,3 +165,25 @@ def test_the_newest_checkpoint_is_the_last_one_also_where_the_clock_was_set_back
         for uri, created_s in (("one", 2.0), ("two", 1.0)):
             store.add_checkpoint(Checkpoint(uri=uri, created_s=created_s, expires_s=None, is_snapshot=True, **values))
         assert [each.uri for each in store.checkpoints(where="model = ?", values=("m",))] == ["two", "one"]
+
+
+@pytest.mark.parametrize(
+    ("served", "reason"),
+    [([("a/b", "other")], "are of the base a/b, base"), ([("a--b", "base")], "are of the base a/b")],
+)
+def test_another_base_in_place_of_one_with_clients_is_refused(tmp_path, served, reason):
+    bases = [BaseEntry.model_construct(name=name, from_pretrained=path) for name, path in [("a/b", "base"), *served]]
+    with running(tmp_path, bases=bases[:1]):
+        pass
+    with pytest.raises(AssertionError, match=reason), running(tmp_path, bases=bases[1:]):
+        pass
+    with running(tmp_path, bases=bases[:1]):
+        pass
+
+
+def test_clients_of_a_base_that_is_served_no_more_are_recorded_later(tmp_path):
+    with closing(EndpointStore(tmp_path / "endpoint.sqlite")) as store:
+        store.add_client("m", owner="ann", session="s", base="tiny", name="one", spec={}, step=1)
+        store.end_client("m")
+        assert record_clients(None, store, endpoint="e", bases={}) == []
+        assert [client.id for client in store.clients(where="is_ended AND NOT is_recorded")] == ["m"]
