@@ -99,6 +99,9 @@ class ComputeLink:
             self.close()
             raise ComputeProcessDied(f"the process that computes has ended with status {status}")
         answer = json.loads(line)
+        if "lost" in answer:
+            self.close()
+            raise ComputeProcessDied(f"the process that computes has ended: {answer['lost']}")
         if "error" in answer:
             raise CallFailed(answer["error"])
         return answer["answer"]

@@ -293,12 +293,12 @@ class BaseScheduler:
         began_s = self._clock()
         try:
             results = self._link.call("compute" if is_loss else "sample", requests=values)
-        except ComputeProcessDied:
+        except ComputeProcessDied as error:
             for each in batch:
                 each.num_deaths += 1
                 if each.num_deaths >= MAX_DEATHS:
                     self._num_deaths = 0
-                    reason = f"the process that computes has died {MAX_DEATHS} times during this request"
+                    reason = f"the process that computes has died {MAX_DEATHS} times during this request: {error}"
                     self._finish(each, {"error": reason, "category": "server"}, has_failed=True)
             raise
         except CallFailed as error:

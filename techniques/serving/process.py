@@ -164,7 +164,12 @@ def main() -> None:
     calls = calls_of(endpoint)
     for line in sys.stdin:
         value = json.loads(line)
-        answers.write(json.dumps(_answer(lambda value=value: calls[value["call"]](value))) + "\n")  # type: ignore[misc]
+        try:
+            answer = _answer(lambda value=value: calls[value["call"]](value))  # type: ignore[misc]
+        except EndpointLostError as error:
+            answers.write(json.dumps({"lost": message_of(error)}) + "\n")
+            raise
+        answers.write(json.dumps(answer) + "\n")
     endpoint.close()
 
 

@@ -9,6 +9,7 @@ import torch
 from ringmaster.techniques.serving.requests import (
     AdapterSpec,
     ClientState,
+    EndpointLostError,
     LossResult,
     Price,
     Refusal,
@@ -64,6 +65,8 @@ class FakeEndpoint:
 
     def compute(self, requests):
         self._note("compute", [each.client for each in requests])
+        if any(row.tokens[0] == 444 for each in requests for row in each.rows):
+            raise EndpointLostError("out of memory")
         if any(row.tokens[0] == 777 for each in requests for row in each.rows):
             time.sleep(0.2)
         return tuple(map(self._loss, requests))

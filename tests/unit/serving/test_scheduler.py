@@ -10,13 +10,24 @@ from ringmaster.flows.serving.compute_link import ComputeProcessDied, ComputeSet
 from ringmaster.flows.serving.scheduler import BaseScheduler
 from ringmaster.flows.serving.store import EndpointStore
 from ringmaster.techniques.serving.requests import Limits
-from tests.unit.serving.clients import LinkInProcess
+from tests.unit.serving.clients import LinkInProcess, process_link
 
 
 def _error_of(scheduler, act):
     with pytest.raises(ComputeProcessDied) as error:
         scheduler.call(act)
     return str(error.value)
+
+
+@pytest.mark.full
+def test_a_process_that_ends_itself_says_why(tmp_path):
+    limits = asdict(Limits(max_adapters=1, max_rank=1, seq_len=8))
+    link = process_link(ComputeSettings(base="base", limits=limits, folder=tmp_path))
+    link.start()
+    request = {"rows": [{"tokens": [444], "inputs": {}}], "loss": "ppo", "config": {}, "with_gradients": True}
+    with pytest.raises(ComputeProcessDied, match="out of memory"):
+        link.call("compute", requests=[{"client": "c", **request}])
+    link.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
