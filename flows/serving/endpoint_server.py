@@ -177,6 +177,8 @@ class EndpointServer:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with alone(self._folder, self._entry.name):
+            for base in self._entry.serve.bases:
+                check_base(base_folder(self._folder, base.name), base)
             keys = kept_keys(self._folder, self._entry.serve.owners)
             listener = bound_socket(self._folder, self._entry.serve.port)
             url = f"http://{LOOPBACK[0]}:{listener.getsockname()[1]}"
@@ -215,7 +217,6 @@ class EndpointServer:
         limits = {"max_adapters": serve.max_adapters, "max_rank": serve.max_rank, "seq_len": serve.seq_len}
         result = {}
         for base in serve.bases:
-            check_base(base_folder(self._folder, base.name), base)
             settings = ComputeSettings(
                 base=base.from_pretrained,
                 limits=limits,

@@ -29,7 +29,9 @@ from ringmaster.flows.serving.store import (
 T = TypeVar("T")
 
 MAX_WAITING = 1000  # requests of one owner
-MAX_WAITING_BYTES = 256_000_000  # of the bodies of all requests that wait
+MAX_WAITING_BYTES = 256_000_000  # of the bodies of the requests of one owner that wait
+MAX_PENDING_BYTES = 256_000_000  # of the losses of one client since its last optimizer step
+MAX_REFUSED = 1000  # messages of one client that are noted as refused
 MAX_SESSIONS = 1000  # open ones of one owner
 FINAL = "final"  # name of the checkpoint of a client that has ended
 
@@ -89,7 +91,9 @@ class EndpointService:
 
     def on_answer(self, request: StoredRequest) -> None:
         """Tells who waits that an answer is stored; called from the threads that compute."""
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is None:  # nobody waits yet
+            self._sizes.pop(request.id, None)
+        elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._tell, request.id)
 
     def _tell(self, id: str) -> None:
@@ -102,7 +106,7 @@ class EndpointService:
 
     def create_session(self, request: messages.SessionRequest, *, owner: str) -> str:
         """Begins a session; returns its id."""
-        if len(self._alive_s) >= MAX_SESSIONS:
+        if self.store.num_sessions(owner) >= MAX_SESSIONS:
             raise MessageError(f"there are {MAX_SESSIONS} open sessions already", status=429)
         id = secrets.token_hex(8)
         metadata = _metadata(request.user_metadata)
@@ -169,8 +173,13 @@ class EndpointService:
         size = len(json.dumps(request.work))
         if sum(owner == request.owner for owner, _ in self._sizes.values()) >= MAX_WAITING:
             raise MessageError(f"{MAX_WAITING} requests wait already", status=429)
-        if sum(each for _, each in self._sizes.values()) + size > MAX_WAITING_BYTES:
+        if sum(each for name, each in self._sizes.values() if name == request.owner) + size > MAX_WAITING_BYTES:
             raise MessageError(f"the requests that wait would have more than {MAX_WAITING_BYTES} bytes", status=429)
+        if request.kind is RequestKind.LOSS and self.store.pending_bytes(request.stream) + size > MAX_PENDING_BYTES:
+            raise MessageError(
+                f"the losses since the last optimizer step would have more than {MAX_PENDING_BYTES} bytes. "
+                "To fix: take a step first"
+            )
         self.store.add(request)
         self._sizes[request.id] = (request.owner, size)
         self.schedulers[request.base].submit(request)
@@ -181,7 +190,7 @@ class EndpointService:
         client = self.store.client(model)
         if client is None or client.owner != owner or client.is_ended or client.base not in self.schedulers:
             return
-        if self.store.digest(f"{model}:{seq}"):
+        if self.store.digest(f"{model}:{seq}") or self.store.num_refused(model) >= MAX_REFUSED:
             return
         request = StoredRequest(
             id=f"{model}:{seq}",

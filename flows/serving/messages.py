@@ -336,6 +336,8 @@ def loss_work(request: Mapping[str, Any], *, seq_len: int) -> dict[str, Any]:
     rows = request["data"]
     if not 1 <= len(rows) <= MAX_ROWS:
         raise MessageError(f"a request has 1 to {MAX_ROWS} rows, not {len(rows)}")
+    if len(request["loss_fn"]) > MAX_TEXT:
+        raise MessageError(f"loss_fn has more than {MAX_TEXT} characters")
     config = {}
     for key, value in request["loss_fn_config"].items():
         if isinstance(value, str) or not np.isfinite(value):

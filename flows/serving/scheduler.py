@@ -314,7 +314,7 @@ class BaseScheduler:
                         each.request.model,
                         device_s=used_s * share,
                         num_tokens=each.num_tokens,
-                        loss=each.request.work.get("loss"),
+                        loss=None if "refusal" in result else each.request.work.get("loss"),
                     )
                 self._take_result(each, result)
         self._tell(batch)
@@ -481,6 +481,7 @@ class BaseScheduler:
                 stream.waiting.pop(pending.request.seq, None)
                 if stream.next_seq is not None:
                     stream.next_seq = max(stream.next_seq, pending.request.seq + 1)
+                    stream.refused = {seq for seq in stream.refused if seq >= stream.next_seq}
             self._on_answer(pending.request)
 
 

@@ -215,6 +215,10 @@ class EndpointStore:
         rows = self._rows("SELECT * FROM sessions WHERE id = ? AND owner = ?", id, owner)
         return rows[0] if rows else None
 
+    def num_sessions(self, owner: str) -> int:
+        """Returns how many sessions of an owner have not finished."""
+        return int(self._rows("SELECT COUNT(*) FROM sessions WHERE owner = ? AND NOT is_finished", owner)[0][0])
+
     def open_sessions(self) -> list[str]:
         """Returns the sessions that have not finished."""
         return [row["id"] for row in self._rows("SELECT id FROM sessions WHERE NOT is_finished")]
@@ -341,6 +345,15 @@ class EndpointStore:
         )
         return [each for row in self._rows(sql, base) if (each := _request(row)).work["with_gradients"]]
 
+    def pending_bytes(self, stream: str) -> int:
+        """Returns the size of the answered losses of a client whose gradients no optimizer step has used yet."""
+        sql = "SELECT SUM(LENGTH(work)) FROM requests WHERE stream = ? AND kind = 'loss' AND state = 'done'"
+        return int(self._rows(sql, stream)[0][0] or 0)
+
+    def num_refused(self, stream: str) -> int:
+        """Returns how many refused messages of a client are noted."""
+        return int(self._rows("SELECT COUNT(*) FROM requests WHERE stream = ? AND state = 'refused'", stream)[0][0])
+
     def begin_step(self, id: str, *, step: int) -> None:
         """Notes the steps of a client when one of its optimizer steps begins."""
         with self.changes() as db:
@@ -368,6 +381,9 @@ class EndpointStore:
                     "UPDATE requests SET work = NULL WHERE stream = ? AND kind = 'loss' AND seq < ?",
                     (request.stream, request.seq),
                 )
+            db.execute(
+                "DELETE FROM requests WHERE stream = ? AND seq < ? AND state = 'refused'", (request.stream, request.seq)
+            )
             db.execute(
                 "DELETE FROM requests WHERE stream = ? AND seq >= ? AND seq < ? AND work IS NULL",
                 (request.stream, request.seq - request.seq % SEQS_OF_CLIENT, request.seq - KEPT_ANSWERS),

@@ -187,3 +187,48 @@ def test_clients_of_a_base_that_is_served_no_more_are_recorded_later(tmp_path):
         store.end_client("m")
         assert record_clients(None, store, endpoint="e", bases={}) == []
         assert [client.id for client in store.clients(where="is_ended AND NOT is_recorded")] == ["m"]
+
+
+def test_losses_without_a_step_have_a_bound_and_a_step_frees_it(client, monkeypatch):
+    model = client.model()
+    client.result(client.loss(model, 1))
+    monkeypatch.setattr(endpoint_service, "MAX_PENDING_BYTES", 500)
+    assert "To fix: take a step" in client.loss(model, 2, status=400)["detail"]
+    client.result(client.step(model, 3))
+    client.result(client.loss(model, 4))
+
+
+def test_what_waits_and_the_sessions_of_one_owner_are_no_bound_for_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint_service, "MAX_SESSIONS", 1)
+    monkeypatch.setattr(endpoint_service, "MAX_WAITING_BYTES", 500)
+    with running(tmp_path, owners=["ann", "bob"]) as endpoint:
+        ann, bob = (endpoint.client(owner) for owner in ("ann", "bob"))
+        models = [each.model() for each in (ann, bob)]
+        ann.post("create_session", {}, status=429)
+        ann.loss(models[0], 2)  # waits for the request 1
+        ann.loss(models[0], 3, status=429)
+        bob.loss(models[1], 2)
+
+
+def test_what_was_answered_before_the_server_listens_waits_no_more(tmp_path, monkeypatch):
+    with running(tmp_path) as endpoint:
+        model = endpoint.client().model()
+    with closing(EndpointStore(endpoint.folder / "endpoint.sqlite")) as store:
+        store.add(request_of(model, 1))
+    monkeypatch.setattr(endpoint_service, "MAX_WAITING", 1)
+    with running(tmp_path) as endpoint:
+        client = endpoint.client()
+        client.result({"request_id": f"{model}:1"})
+        client.result(client.loss(model, 2))
+
+
+def test_refused_messages_are_noted_until_a_later_one_is_answered(endpoint, client, monkeypatch):
+    monkeypatch.setattr(endpoint_service, "MAX_REFUSED", 2)
+    model, store = client.model(), endpoint.server.store
+    for seq in (1, 2, 3):
+        assert "loss_fn has" in client.loss(model, seq, loss="x" * 201, status=400)["detail"]
+    assert store.num_refused(model) == 2
+    client.result(client.loss(model, 3, loss="gspo"))
+    assert store.num_refused(model) == 0 and store.client(model).losses == ()
+    client.result(client.loss(model, 4))
+    assert store.client(model).losses == ("cross_entropy",)
