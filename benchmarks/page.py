@@ -7,7 +7,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def write_section(name: str, content: str | Sequence[str]) -> None:
-    """Writes a text, or lines, between the markers `<!-- name -->` and `<!-- /name -->`.
+    """Writes a text, or lines, between the two markers of this name.
 
     Raises ValueError where the page does not have each of them once.
     """
