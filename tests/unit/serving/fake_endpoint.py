@@ -21,12 +21,16 @@ LOSSES = ("cross_entropy", "importance_sampling", "ppo")
 
 
 class FakeEndpoint:
-    """Writes each call into `calls.jsonl` of its folder. A row of first token 666 kills the process; 555 is refused."""
+    """Writes each call into `calls.jsonl` of its folder. A row of first token 666 kills the process; 555 is refused.
+
+    A request whose first token is 777 is computed once there is `CLIENT.go` in the folder.
+    """
 
     def __init__(self, *, base, limits, folder, device):
         if base == "broken":
             raise ValueError("the base is broken")
         self.limits, self._folder = limits, Path(folder)
+        (self._folder / "calls.jsonl").touch()
         self._states = {}
         self._gradients = {}
         for file in sorted(self._folder.glob("*.state")):
@@ -38,8 +42,11 @@ class FakeEndpoint:
         with (self._folder / "calls.jsonl").open("a") as file:
             file.write(json.dumps([call, clients]) + "\n")
 
+    def _file_of(self, client, ending):
+        return self._folder / f"{client.replace(':', '-')}.{ending}"
+
     def _write(self, client):
-        (self._folder / f"{client.replace(':', '-')}.state").write_text(json.dumps(self._states[client]))
+        self._file_of(client, "state").write_text(json.dumps(self._states[client]))
 
     def close(self):
         pass
@@ -55,7 +62,7 @@ class FakeEndpoint:
 
     def remove(self, client):
         del self._states[client]
-        (self._folder / f"{client.replace(':', '-')}.state").unlink()
+        self._file_of(client, "state").unlink()
 
     def clients(self):
         return {
@@ -67,8 +74,9 @@ class FakeEndpoint:
         self._note("compute", [each.client for each in requests])
         if any(row.tokens[0] == 444 for each in requests for row in each.rows):
             raise EndpointLostError("out of memory")
-        if any(row.tokens[0] == 777 for each in requests for row in each.rows):
-            time.sleep(0.2)
+        for each in requests:
+            while each.rows[0].tokens[0] == 777 and not self._file_of(each.client, "go").exists():
+                time.sleep(0.01)
         return tuple(map(self._loss, requests))
 
     def _loss(self, request):
