@@ -17,11 +17,11 @@ from benchmarks.adapters.peft import PeftLoop
 from ringmaster.techniques import Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.single import Single
 from ringmaster.techniques.training.fused.group import FusedGroup
 from ringmaster.techniques.training.fused.member import GroupMember
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.trainer import Trainer
 
 RANKS = RankContext(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)

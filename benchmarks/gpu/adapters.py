@@ -104,9 +104,9 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
 
     from ringmaster.techniques.data import prepare
     from ringmaster.techniques.models.build import build_model
+    from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
     from ringmaster.techniques.training.fused.group import FusedGroup
     from ringmaster.techniques.training.fused.member import GroupMember
-    from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     jobs = [job_of(config, number) for number in range(num)]

@@ -1,6 +1,6 @@
 """Scores of rows from a model's outputs: of a single model, or of several adapters over one base in memory.
 
-One forward pass over a common base serves many questions (`training.fused.shared_base_model`): of different adapters,
+One forward pass over a common base serves many questions (`multi_adapter.multi_adapter_base`): of different adapters,
 of different rows, and for a causal language model of different lengths. On a CPU in fp32 each output equals the
 adapter's separate output bit by bit. For this reason a question whose products have fewer than eight rows runs alone,
 because such products use another kernel. Models whose products depend on the other rows of the batch are refused
@@ -29,6 +29,9 @@ from ringmaster.techniques.models.facts import has_experts, model_facts
 from ringmaster.techniques.models.model_folders import LOSS, REFERENCE, read_json
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter, reference_of
 from ringmaster.techniques.models.quantization import is_quantized
+from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules, adapter_modules_of
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.scoring import scored_rows
 from ringmaster.techniques.sharding.tensor_plan import cut
 from ringmaster.techniques.tensor_parallel import why_not_divisible
@@ -39,9 +42,6 @@ from ringmaster.techniques.training.bound_loss import (
     loss_of,
     next_token_loss,
 )
-from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.metric_totals import outputs_of, sums_of

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.models.adapter_modules import is_adaptable
+from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
+from ringmaster.techniques.multi_adapter.parameter_rows import lay_below
 from ringmaster.techniques.serving.client_adapter import ClientAdapter
 from ringmaster.techniques.serving.requests import AdapterSpec, LossRequest, Row
 from ringmaster.techniques.serving.row_blocks import PaddedLength, RowBlock, blocks_of
-from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
-from ringmaster.techniques.training.fused.member import lay_below
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 MULTIPLES = (16, 32, 64, 128)
 LENGTHS = (1, 2, 1, 3, 1, 4, 4)

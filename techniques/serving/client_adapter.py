@@ -12,9 +12,9 @@ from ringmaster.techniques.models.adapter_modules import is_adaptable
 from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import read_adapter
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules, adapter_modules_of
+from ringmaster.techniques.multi_adapter.parameter_rows import ParameterRow, in_order_of, tree_of
 from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
-from ringmaster.techniques.training.fused.member import ParameterRow, in_order_of, tree_of
 
 ALPHA = 32.0
 """The scale of every adapter before the division by its rank, as of the service whose API this is."""

@@ -2,7 +2,7 @@
 
 Requests of one client are computed in their order. Each is divided into blocks of rows that depend on it alone
 (`row_blocks`); one block of every client at a time is computed by one forward and backward of the base
-(`training.fused`), and each block's gradients are added to those that its client has summed up so far.
+(`multi_adapter`), and each block's gradients are added to those that its client has summed up so far.
 
 Every answered request is in a journal, and now and then every client's state is stored whole; so an endpoint that was
 killed continues with the same bits.
@@ -27,6 +27,10 @@ from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, read_adapter
+from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules, adapter_modules_of
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
+from ringmaster.techniques.multi_adapter.parameter_rows import lay_below
 from ringmaster.techniques.serving.batch_independence import independent_multiple
 from ringmaster.techniques.serving.client_adapter import OPTIMIZER_FILE, ClientAdapter, NonFiniteGradientsError
 from ringmaster.techniques.serving.client_costs import ComputationTimes, adapter_bytes, available_bytes, used_bytes
@@ -48,10 +52,6 @@ from ringmaster.techniques.serving.requests import (
 from ringmaster.techniques.serving.row_blocks import PaddedLength, RowBlock, blocks_of
 from ringmaster.techniques.serving.sampler import NO_ADAPTER, Sampler, sampling_obstacle
 from ringmaster.techniques.serving.token_losses import TARGETS, loss_obstacle
-from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
-from ringmaster.techniques.training.fused.member import lay_below
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.text import message_of
 
 logger = logging.getLogger(__name__)

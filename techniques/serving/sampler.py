@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.serving.cached_sequences import CachedAttention, CachedSequences
 from ringmaster.techniques.serving.requests import SampledSequence, SampleRequest, SampleResult
 from ringmaster.techniques.serving.row_blocks import PADDING, PaddedLength
 from ringmaster.techniques.serving.token_losses import logprobs_of
-from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.generation import prompt_seed
 
 MAX_SEQUENCES, MAX_PROMPT_TOKENS = 256, 8192

@@ -24,16 +24,17 @@ from ringmaster.techniques.models.adapters import own_leaves
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.multi_adapter.adapter_batches import in_order
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase, shard
+from ringmaster.techniques.multi_adapter.packed_attention import packed_attention
+from ringmaster.techniques.multi_adapter.parameter_rows import ParameterRow, lay_below, sum_gradients
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.bound_loss import Batch
 from ringmaster.techniques.training.callbacks import change_base
-from ringmaster.techniques.training.fused.adapter_batches import in_order
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle, mesh_shape
-from ringmaster.techniques.training.fused.member import GroupMember, ParameterRow, lay_below, sum_gradients
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase, shard
-from ringmaster.techniques.training.fused.packed_attention import packed_attention
+from ringmaster.techniques.training.fused.member import GroupMember
 from ringmaster.techniques.training.job_state import Root, prepared_data
 from ringmaster.techniques.training.metric_totals import MetricTotals
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S

@@ -13,10 +13,10 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job_specs import ParameterGroup
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.fused.group import FusedGroup
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from ringmaster.techniques.training.fused.member import GroupMember
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -9,12 +9,12 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM
 
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.serving.client_adapter import ClientAdapter
 from ringmaster.techniques.serving.client_costs import ComputationTimes
 from ringmaster.techniques.serving.client_folders import ClientFolders
 from ringmaster.techniques.serving.request_journal import RequestJournal
 from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec, EndpointLostError, Refusal, Row, SampleRequest
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 from .served import (
     LIMITS,

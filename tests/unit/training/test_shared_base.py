@@ -13,15 +13,15 @@ from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.preflight_result import PreflightOrder
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
 from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

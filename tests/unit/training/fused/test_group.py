@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from ringmaster.techniques.multi_adapter.multi_adapter_base import BackwardResult
 from ringmaster.techniques.training.fused.group import FusedGroup
-from ringmaster.techniques.training.fused.multi_adapter_base import BackwardResult
 
 
 class Taught:

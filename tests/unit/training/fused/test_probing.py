@@ -19,9 +19,9 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
-from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
+from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules
+from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 
 SMALL = {
     "hidden_size": 32,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ringmaster.techniques.training.fused.adapter_runs import LoraMatrices, LoraRun, evenly
-from ringmaster.techniques.training.fused.member import ParameterRow, lay_below, tree_of
+from ringmaster.techniques.multi_adapter.adapter_runs import LoraMatrices, LoraRun, evenly
+from ringmaster.techniques.multi_adapter.parameter_rows import ParameterRow, lay_below, tree_of
 
 SHAPES = {"a.x": (4, 24), "b.x": (16, 16), "c.x": (3, 7), "d.x": (5,), "e.x": (8, 40)}
 

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
+from ringmaster.techniques.multi_adapter.shared_linear import _product
 from ringmaster.techniques.processes.launcher import rank_environment
-from ringmaster.techniques.training.fused.shared_linear import _product
 
 SIDES = (1, 2, 3, 8, 64, 257)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch, FusedBatch, in_chunks, in_order
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, LoraMatrices, ScalingFactors
+from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch, FusedBatch, in_chunks, in_order
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules, LoraMatrices, ScalingFactors
 
 
 def part(*, length=16, num_rows=1, rank=2, sites=("q",), scales=None):

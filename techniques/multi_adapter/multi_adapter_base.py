@@ -25,15 +25,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from ringmaster.techniques.models.adapter_modules import is_adaptable
 from ringmaster.techniques.models.adapters import AdaptedLinear
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.training.bound_loss import SumAndCount
-from ringmaster.techniques.training.fused import adapter_batches
-from ringmaster.techniques.training.fused.adapter_runs import (
+from ringmaster.techniques.multi_adapter import adapter_batches
+from ringmaster.techniques.multi_adapter.adapter_runs import (
     AdapterRuns,
     OwnWeights,
     PerAdapterModule,
     per_adapter_class,
 )
-from ringmaster.techniques.training.fused.packed_attention import (
+from ringmaster.techniques.multi_adapter.packed_attention import (
     PackedAttention,
     PrefixLayers,
     TokenBlock,
@@ -41,7 +40,8 @@ from ringmaster.techniques.training.fused.packed_attention import (
     packed_tokens,
     prefix_as_cache,
 )
-from ringmaster.techniques.training.fused.shared_linear import shared_class
+from ringmaster.techniques.multi_adapter.shared_linear import shared_class
+from ringmaster.techniques.training.bound_loss import SumAndCount
 from ringmaster.techniques.training.gradients import HALF, compute_in_half, round_weights
 from ringmaster.techniques.training.recomputation import recompute_layers
 
@@ -111,8 +111,8 @@ class BackwardResult:
 class MultiAdapterBase:
     """A base whose forward serves several adapters at once.
 
-    If the base is a causal language model that keeps packed samples apart (`fused.packed_attention`), samples of all
-    lengths are packed into one row. Else samples of equal shape are stacked, and a step takes one forward per shape.
+    If the base is a causal language model that keeps packed samples apart (`packed_attention`), samples of all lengths
+    are packed into one row. Else samples of equal shape are stacked, and a step takes one forward per shape.
 
     model: the base, whose weights stay frozen. It may be sharded over ranks (`shard`).
     recompute: the recomputation of its layers' activations, "none" or "full".

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ringmaster.techniques.training.fused import packed_attention
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModule, AdapterModules, AdapterRuns, OwnWeights
+from ringmaster.techniques.multi_adapter import packed_attention
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModule, AdapterModules, AdapterRuns, OwnWeights
 
 MIN_BATCHED_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 

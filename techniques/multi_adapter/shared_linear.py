@@ -13,7 +13,7 @@ For (IA)3s, let z be x or y, and l the factors of the layer's inputs or of its o
 These are the operations of `models.adapter_modules` and its autograd for one adapter alone, in the same order. A
 batched product or sum equals each separate one bit by bit; products for which it would not are computed one by one.
 Ranks are not padded and adapters are not concatenated, because both would add in another order. The layer writes
-gradients directly into each adapter's own tensors (`fused.adapter_runs`).
+gradients directly into each adapter's own tensors (`multi_adapter.adapter_runs`).
 
 Source: Ye et al., mLoRA (arXiv:2312.02515), BatchLoRA, for the one base product; the order of operations is ours.
 """
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.training.fused.adapter_runs import AdapterRuns, LoraRun, PerAdapterModule, ScalingRun
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterRuns, LoraRun, PerAdapterModule, ScalingRun
 
 # Up to this rank a fused add (addmm) may round as product and sum do: the inner dimension is one block of the kernel.
 ADDED_RANK = 128

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.models.adapters import AdaptedLinear, is_norm
 from ringmaster.techniques.models.peft_format import PREFIX
-from ringmaster.techniques.training.fused.packed_attention import BatchShare
+from ringmaster.techniques.multi_adapter.packed_attention import BatchShare
 
 Operands = tuple[Tensor, Tensor]
 """The operands of a batched product: [n, p, q] and [n, q, r]."""
@@ -319,7 +319,7 @@ def _substituted(module: nn.Module, weights: ModuleWeights) -> Iterator[None]:
 
 @cache
 def per_adapter_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """The `PerAdapterModule` subclass of a module class. Linear layers have theirs in `fused.shared_linear`."""
+    """The `PerAdapterModule` subclass of a module class. Linear layers have theirs in `multi_adapter.shared_linear`."""
     kind = PerAdapterNorm if is_norm(plain) else PerAdapterModule
     return type(f"Owned{plain.__name__}", (kind, plain), {"adapts": plain})
 
