@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -60,6 +61,7 @@ class ComputeLink:
     def __init__(self, settings: ComputeSettings) -> None:
         self._settings = settings
         self._process: subprocess.Popen[str] | None = None
+        self._starting, self._was_killed = threading.Lock(), False
 
     @property
     def pid(self) -> int | None:
@@ -67,18 +69,24 @@ class ComputeLink:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts the process, and returns once the base is loaded. Raises CallFailed where it cannot be."""
+        """Starts the process, and returns once the base is loaded.
+
+        Raises CallFailed where it cannot be, and ComputeProcessDied where the process ends before, or was killed.
+        """
         self.close()
         self._settings.folder.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", PROCESS],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # Threads that wait for each other would else spin: on a busy machine that takes a hundred times as long.
-            env={"OMP_WAIT_POLICY": "PASSIVE", **child_environment()},
-            start_new_session=True,  # Ctrl-C at a terminal reaches the server alone, which then ends the process
-        )
+        with self._starting:
+            if self._was_killed:
+                raise ComputeProcessDied("the process that computes was killed before its start")
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", PROCESS],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                # Threads that wait for each other would else spin: on a busy machine, a hundred times as long.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **child_environment()},
+                start_new_session=True,  # Ctrl-C at a terminal reaches the server alone, which then ends the process
+            )
         self._exchange({**asdict(self._settings), "folder": str(self._settings.folder)})
 
     def call(self, name: str, /, **values: Any) -> Any:
@@ -107,9 +115,11 @@ class ComputeLink:
         return answer["answer"]
 
     def kill(self) -> None:
-        """Kills the process, from any thread; a call that waits for its answer then raises ComputeProcessDied."""
-        if (process := self._process) is not None:
-            process.kill()
+        """Kills the process for good, from any thread; a call or start that waits then raises ComputeProcessDied."""
+        with self._starting:
+            self._was_killed = True
+            if (process := self._process) is not None:
+                process.kill()
 
     def close(self) -> None:
         """Ends the process by the end of its stdin, or else by a signal."""

@@ -160,6 +160,7 @@ class EndpointServer:
         self._entry, self._folder, self._device = entry, endpoint_folder(home, entry.name), device
         self._link_of, self._record = link_of, record
         self._end = threading.Event()
+        self._schedulers: dict[str, BaseScheduler] = {}
 
     @property
     def keys_file(self) -> Path:
@@ -167,8 +168,10 @@ class EndpointServer:
         return self._folder / KEYS_FILE
 
     def end(self) -> None:
-        """Makes `run` return, from any thread or a signal's handler."""
+        """Makes `run` return, from any thread but a signal's handler; also while a base is being loaded."""
         self._end.set()
+        for scheduler in [*self._schedulers.values()]:
+            scheduler.end_start()
 
     def run(self, announce: Callable[[ServedEndpoint], None]) -> bool:
         """Serves; returns whether the endpoint ended by itself, as it was idle.
@@ -183,8 +186,9 @@ class EndpointServer:
             listener = bound_socket(self._folder, self._entry.serve.port)
             url = f"http://{LOOPBACK[0]}:{listener.getsockname()[1]}"
             store = self.store = EndpointStore(self._folder / STORE_FILE)
+            store.drop_ended()
             service = EndpointService(self._entry.serve, store)
-            schedulers = self._schedulers(service)
+            self._schedulers.update(self._schedulers_of(service))
             server = server_of(
                 checked(EndpointApp(service, keys=keys).app, LOOPBACK),
                 role=ProcessRole.METRICS,
@@ -194,8 +198,9 @@ class EndpointServer:
             )
             server.config.timeout_graceful_shutdown = int(GRACE_S)
             try:
-                service.start(schedulers)
-                self._wait_for_bases(schedulers)
+                service.start(self._schedulers)
+                if not self._wait_for_bases():
+                    return False
                 for base in self._entry.serve.bases:
                     note_base(base_folder(self._folder, base.name), base)
                 with serving(server, listener, service):
@@ -206,13 +211,14 @@ class EndpointServer:
                     announce(ServedEndpoint(url=url, keys=keys))
                     return self._look(service, server)
             finally:
-                for scheduler in schedulers.values():
+                for scheduler in self._schedulers.values():
                     scheduler.end()
                 store.close()
+                listener.close()
                 with suppress(FileNotFoundError):
                     (self._folder / SERVER_FILE).unlink()
 
-    def _schedulers(self, service: EndpointService) -> dict[str, BaseScheduler]:
+    def _schedulers_of(self, service: EndpointService) -> dict[str, BaseScheduler]:
         serve = self._entry.serve
         limits = {"max_adapters": serve.max_adapters, "max_rank": serve.max_rank, "seq_len": serve.seq_len}
         result = {}
@@ -227,12 +233,16 @@ class EndpointServer:
             result[base.name] = BaseScheduler(base.name, store=service.store, link=link, on_answer=service.on_answer)
         return result
 
-    def _wait_for_bases(self, schedulers: dict[str, BaseScheduler]) -> None:
-        for name, scheduler in schedulers.items():
+    def _wait_for_bases(self) -> bool:
+        """Returns whether all bases are loaded: False where the endpoint has to end before."""
+        for name, scheduler in self._schedulers.items():
             try:
-                scheduler.call(lambda link: link.call("clients"))
+                if not self._end.is_set():
+                    scheduler.call(lambda link: link.call("clients"))
             except (CallFailed, ComputeProcessDied) as error:
-                raise InputError([f"the base {name} cannot be served: {error}"]) from error
+                if not self._end.is_set():
+                    raise InputError([f"the base {name} cannot be served: {error}"]) from error
+        return not self._end.is_set()
 
     def _look(self, service: EndpointService, server: uvicorn.Server) -> bool:
         """Ends clients that are gone, and the endpoint once nobody asks; returns whether it was idle."""
@@ -282,4 +292,3 @@ def serving(server: uvicorn.Server, listener: socket.socket, service: EndpointSe
     finally:
         server.should_exit = True
         thread.join()
-        listener.close()

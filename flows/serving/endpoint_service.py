@@ -33,7 +33,7 @@ MAX_WAITING_BYTES = 256_000_000  # of the bodies of the requests of one owner th
 MAX_PENDING_BYTES = 256_000_000  # of the losses of one client since its last optimizer step
 MAX_REFUSED = 1000  # messages of one client that are noted as refused
 MAX_SESSIONS = 1000  # open ones of one owner
-FINAL = "final"  # name of the checkpoint of a client that has ended
+FINAL = "_final"  # name of the checkpoint of a client that has ended, which no client can give to another
 
 
 @dataclass(frozen=True, kw_only=True)

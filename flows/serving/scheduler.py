@@ -140,8 +140,18 @@ class BaseScheduler:
             raise result[0]
         return result[0]
 
+    def end_start(self) -> None:
+        """Ends the thread and the process where the base is still being loaded: nothing was computed."""
+        with self._wakeup:
+            if self._was_linked:
+                return
+            self._is_ending = True
+            self._wakeup.notify_all()
+        self._link.kill()
+
     def end(self) -> None:
         """Ends the thread after the computation that runs, if that ends soon, and the process."""
+        self.end_start()
         with self._wakeup:
             self._is_ending = True
             self._wakeup.notify_all()
@@ -220,16 +230,16 @@ class BaseScheduler:
             return
         self._link.start()
         self._link.call("forget_gradients", client=None)  # some of them may be of requests that were not answered
-        steps = self._link.call("clients")
+        states = self._link.call("clients")
         live = {each.id: each for each in self._store.clients(where="base = ? AND NOT is_ended", values=(self.base,))}
-        for name in steps.keys() - live.keys():
+        for name in states.keys() - live.keys():
             self._link.call("remove", client=name)
-        for name in live.keys() - steps.keys():
+        for name in live.keys() - states.keys():
             self._link.call("add", client=name, spec=live[name].spec)
         for pending in self._ready(RequestKind.STEP):  # done before the process died: their gradients are used up
-            name, step_before = pending.request.stream, pending.request.step_before
-            if step_before is not None and steps.get(name, 0) > step_before:
-                self._end_step(pending, {}, step=steps[name])
+            state, step_before = states.get(pending.request.stream), pending.request.step_before
+            if state is not None and step_before is not None and state["step"] > step_before:
+                self._end_step(pending, _metrics(state), step=state["step"])
         self._regain(self._store.pending_gradients(self.base))
         self._is_linked = self._was_linked = True
         self.fault = None
@@ -345,11 +355,12 @@ class BaseScheduler:
 
     def _step(self, steps: Mapping[str, PendingRequest]) -> None:
         """Does the optimizer steps. Those that the process did before it died are answered by `_link_up`."""
-        before = self._link.call("clients")
+        states = self._link.call("clients")
+        before = {name: states[name]["step"] if name in states else 0 for name in steps}
         with self._store.changes():
             for name, pending in steps.items():
-                self._store.begin_step(pending.request.id, step=before.get(name, 0))
-                pending.request = replace(pending.request, step_before=before.get(name, 0))
+                self._store.begin_step(pending.request.id, step=before[name])
+                pending.request = replace(pending.request, step_before=before[name])
         values = [{"client": name, **pending.request.work} for name, pending in steps.items()]
         began_s = self._clock()
         try:
@@ -363,7 +374,7 @@ class BaseScheduler:
                 answer = {"error": result["refusal"], "category": result.get("category", "user")}
                 self._finish(pending, answer, has_failed=True, drops_gradients=result.get("drops_gradients", False))
             else:
-                self._end_step(pending, result, step=before.get(name, 0) + 1)
+                self._end_step(pending, result, step=before[name] + 1)
 
     def _end_step(self, pending: PendingRequest, metrics: Mapping[str, float], *, step: int) -> None:
         finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
@@ -407,7 +418,7 @@ class BaseScheduler:
         if checkpoint is None:
             raise ValueError(f"there is no checkpoint {request.work['path']}")
         self._link.call("load", client=name, path=str(checkpoint.folder), with_optimizer=request.work["with_optimizer"])
-        self._store.set_step(name, self._link.call("clients")[name])
+        self._store.set_step(name, self._link.call("clients")[name]["step"])
         return {"type": "load_weights", "path": request.work["path"], "model_id": name}
 
     def _save(self, _: str, request: StoredRequest) -> Mapping[str, Any]:
@@ -483,6 +494,11 @@ class BaseScheduler:
                     stream.next_seq = max(stream.next_seq, pending.request.seq + 1)
                     stream.refused = {seq for seq in stream.refused if seq >= stream.next_seq}
             self._on_answer(pending.request)
+
+
+def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the metrics of a client's last step, after which nothing was answered."""
+    return {} if state["grad_norm"] is None else {"grad_norm": state["grad_norm"]}
 
 
 def _share_of(pending: PendingRequest) -> str:

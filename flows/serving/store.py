@@ -168,10 +168,9 @@ class EndpointStore:
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=FULL")  # an answer that was given outlives a power failure
         self._connection.executescript(SCHEMA)
-        self._drop_ended()
 
-    def _drop_ended(self) -> None:
-        """Drops the answers of sessions that have finished: nobody asks for them any more."""
+    def drop_ended(self) -> None:
+        """Drops the answers of sessions that have finished, when a server starts: nobody asks for them any more."""
         finished = "SELECT id FROM sessions WHERE is_finished"
         streams = " UNION ".join(f"SELECT id FROM {table} WHERE session IN ({finished})" for table in OF_SESSIONS)  # noqa: S608
         with self.changes() as db:

@@ -50,6 +50,7 @@ class ClientAdapter:
     """The state of one client.
 
     step: the number of optimizer steps taken. has_gradients: whether any were computed since the last one.
+    grad_norm: the norm of the gradients of the last step; None before any, and behind a checkpoint that was loaded.
     """
 
     def __init__(self, spec: AdapterSpec, model: nn.Module) -> None:
@@ -61,6 +62,7 @@ class ClientAdapter:
         self.row = ParameterRow(self._tree)
         self.average, self.square = (torch.zeros_like(self.row.values) for _ in range(2))
         self.step, self.has_gradients = 0, False
+        self.grad_norm: float | None = None
         self._modules: tuple[int, AdapterModules] = (-1, AdapterModules())
 
     def weights(self) -> dict[str, Tensor]:
@@ -115,7 +117,7 @@ class ClientAdapter:
             eps=adam.eps,
             maximize=False,
         )
-        self.step += 1
+        self.step, self.grad_norm = self.step + 1, norm
         return norm
 
     # -- what is stored ------------------------------------------------------------------------------------------------
@@ -126,14 +128,14 @@ class ClientAdapter:
         return {**named, "gradients": self.gradients} if self.has_gradients else named
 
     @torch.no_grad()
-    def restore(self, state: dict[str, Tensor], *, step: int) -> None:
+    def restore(self, state: dict[str, Tensor], *, step: int, grad_norm: float | None) -> None:
         """Restores what `state` returned, in place."""
         for name, value in self.state().items():
             value.copy_(state[name])
         self.has_gradients = "gradients" in state
         if self.has_gradients:
             self.gradients.copy_(state["gradients"])
-        self.step = step
+        self.step, self.grad_norm = step, grad_norm
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """Returns the moments of Adam by the names of the model's parameters, and its number of steps."""
@@ -167,6 +169,7 @@ class ClientAdapter:
                 if with_optimizer:
                     part.copy_(moments[f"optimizer/{name}/{key}"])
         self.step, self.has_gradients = int(moments.get(STEP, torch.tensor(0))), False
+        self.grad_norm = None
 
 
 def _obstacle(adam: AdamStep) -> str | None:

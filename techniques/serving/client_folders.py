@@ -5,6 +5,7 @@ FOLDER/clients/CLIENT/client.json            the adapter's spec
        checkpoints/CLIENT/NAME/              an adapter in peft's format, and optimizer.safetensors
 """
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ class ClientFolders:
     def write(self, client: str, adapter: ClientAdapter, *, number: int) -> None:
         """Stores the state of a client as it is before journal record `number`."""
         tensors = {name: value.detach().cpu() for name, value in adapter.state().items()}
-        metadata = {"step": str(adapter.step), "number": str(number)}
+        metadata = {"step": str(adapter.step), "number": str(number), "grad_norm": json.dumps(adapter.grad_norm)}
         write_atomically(self._clients / client / STATE, *blocks_of(tensors, metadata=metadata), mode=0o600)
         sync_path(self._clients / client)
 
@@ -74,7 +75,11 @@ class ClientFolders:
             return None
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            adapter.restore({name: file.get_tensor(name) for name in file.keys()}, step=int(metadata["step"]))  # noqa: SIM118
+            adapter.restore(
+                {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118
+                step=int(metadata["step"]),
+                grad_norm=json.loads(metadata.get("grad_norm", "null")),
+            )
         return int(metadata["number"])
 
     def checkpoint(self, client: str, name: str) -> Path:

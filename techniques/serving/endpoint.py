@@ -11,7 +11,7 @@ killed continues with the same bits.
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,7 +122,10 @@ class Endpoint:
 
     def clients(self) -> Mapping[str, ClientState]:
         """Returns the clients by name."""
-        return {name: ClientState(spec=each.spec, step=each.step) for name, each in self._adapters.items()}
+        return {
+            name: ClientState(spec=each.spec, step=each.step, grad_norm=each.grad_norm)
+            for name, each in self._adapters.items()
+        }
 
     def add(self, client: str, spec: AdapterSpec) -> None:
         """Adds a client. Raises ValueError where a limit is reached, or the adapter does not apply to the base."""
@@ -450,12 +453,13 @@ class Endpoint:
         nothing changed.
         """
         adapter = self._known(client)
-        before, step = {name: value.clone() for name, value in adapter.state().items()}, adapter.step
+        before = {name: value.clone() for name, value in adapter.state().items()}
+        step, grad_norm = adapter.step, adapter.grad_norm
         adapter.load(path, self._stem.model, with_optimizer=with_optimizer)
         try:
             self._folders.write(client, adapter, number=self._journal.number)
         except OSError:
-            adapter.restore(before, step=step)
+            adapter.restore(before, step=step, grad_norm=grad_norm)
             raise
 
     def _restore(self) -> None:
@@ -467,9 +471,9 @@ class Endpoint:
             number = self._folders.restore(client, adapter)
             since[client] = since[client] if number is None else number
         for record in self._journal.records():
-            is_later: Callable[[Any], bool] = lambda each: since.get(each.client, record.number + 1) <= record.number  # noqa: B023, E731
-            self._learn([each for each in record.losses if is_later(each)])
-            self._take([each for each in record.steps if is_later(each)])
+            clients = {client for client, number in since.items() if number <= record.number}
+            self._learn([each for each in record.losses if each.client in clients])
+            self._take([each for each in record.steps if each.client in clients])
         for number in since.values():
             self._journal.number = max(self._journal.number, number)
         self._store_all()

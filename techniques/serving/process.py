@@ -111,7 +111,9 @@ def calls_of(endpoint: Any) -> Mapping[str, Callable[[Value], Any]]:
         "remove": remove,
         "load": load,
         "forget_gradients": lambda value: endpoint.forget_gradients(value["client"]),
-        "clients": lambda value: {name: state.step for name, state in endpoint.clients().items()},
+        "clients": lambda value: {
+            name: {"step": state.step, "grad_norm": state.grad_norm} for name, state in endpoint.clients().items()
+        },
         "compute": lambda value: [*map(_result_to_json, endpoint.compute([*map(_loss_request, value["requests"])]))],
         "step": lambda value: [
             *map(_result_to_json, endpoint.step([from_json(AdamStep, each) for each in value["steps"]]))

@@ -155,10 +155,11 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientState:
-    """A client's adapter and the number of its optimizer steps."""
+    """A client's adapter, the number of its optimizer steps, and the norm of the gradients of the last one."""
 
     spec: AdapterSpec
     step: int
+    grad_norm: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

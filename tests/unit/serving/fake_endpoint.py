@@ -66,7 +66,11 @@ class FakeEndpoint:
 
     def clients(self):
         return {
-            name: ClientState(spec=AdapterSpec(rank=state["rank"], seed=state["seed"]), step=state["step"])
+            name: ClientState(
+                spec=AdapterSpec(rank=state["rank"], seed=state["seed"]),
+                step=state["step"],
+                grad_norm=state.get("grad_norm"),
+            )
             for name, state in self._states.items()
         }
 
@@ -106,7 +110,7 @@ class FakeEndpoint:
             return Refusal(reason="the gradients are not finite", drops_gradients=True)
         state = self._states[each.client]
         state["value"] -= each.learning_rate * self._gradients[each.client]
-        state["step"] += 1
+        state |= {"step": state["step"] + 1, "grad_norm": 1.0}
         self._gradients[each.client] = 0.0
         self._write(each.client)
         if each.weight_decay == 0.666 and state["step"] == 2:  # dies after the state is on disk

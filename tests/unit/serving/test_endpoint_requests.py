@@ -15,17 +15,6 @@ from ringmaster.flows.serving.endpoint_server import EndpointServer
 from tests.unit.serving.clients import BINARY, entry_of, loss_json, loss_message, process_link, running
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("home"), owners=["ann", "bob"], max_adapters=40) as result:
-        yield result
-
-
-@pytest.fixture
-def client(endpoint):
-    return endpoint.client()
-
-
 def _eventually(is_so):
     return any(is_so() or threading.Event().wait(0.05) for _ in range(600))
 
@@ -73,7 +62,7 @@ def test_the_answer_in_binary_has_the_bits_of_that_in_json(client):
     assert dict(message.metrics) == plain["metrics"]
 
 
-def test_a_repeated_request_is_computed_once(endpoint, client):
+def test_a_repeated_request_is_computed_once(served_endpoint, client):
     model = client.model()
     first = client.loss(model, 1)
     again = client.loss(model, 1)
@@ -83,8 +72,8 @@ def test_a_repeated_request_is_computed_once(endpoint, client):
     client.loss(model, 1)
     assert client.result(again) == before
     assert client.result(client.step(model, 2)) == step
-    assert sum(model in clients for call, clients in endpoint.calls() if call == "compute") == 1
-    assert sum(model in clients for call, clients in endpoint.calls() if call == "step") == 1
+    assert sum(model in clients for call, clients in served_endpoint.calls() if call == "compute") == 1
+    assert sum(model in clients for call, clients in served_endpoint.calls() if call == "step") == 1
     assert "other content" in client.loss(model, 1, tokens=(9,), status=400)["detail"]
 
 
@@ -97,15 +86,15 @@ def test_requests_are_computed_in_the_order_of_their_numbers(client):
     assert values(client, model, 3) == pytest.approx([-0.001 * x * (1 - 0.1 * 0.006) for x in (1, 2, 3)])
 
 
-def test_requests_that_wait_together_are_computed_together(endpoint, client):
+def test_requests_that_wait_together_are_computed_together(served_endpoint, client):
     session = client.session()
     models = [client.model(session, number) for number in range(4)]
-    slow = held(endpoint, client, models[0])  # the others come while this is computed
+    slow = held(served_endpoint, client, models[0])  # the others come while this is computed
     others = [client.loss(model, 1) for model in models[1:]]
-    let_go(endpoint, models[0])
+    let_go(served_endpoint, models[0])
     for request in [slow, *others]:
         client.result(request)
-    together = [set(clients) for call, clients in endpoint.calls() if call == "compute"]
+    together = [set(clients) for call, clients in served_endpoint.calls() if call == "compute"]
     assert set(models[1:]) in together
 
 
@@ -128,16 +117,16 @@ def test_a_loss_that_is_not_served_is_refused_by_name(client):
     assert answer["category"] == "user" and "'gspo'" in answer["error"]
 
 
-def test_without_a_key_nothing_is_answered(endpoint, client):
+def test_without_a_key_nothing_is_answered(served_endpoint, client):
     for key in ("", "tml-other", "\xe4"):
         assert client.http.get("healthz", headers={"X-API-Key": key.encode("latin-1")}).status_code == 401
     assert client.http.get("healthz").json() == {"status": "ok"}
 
 
-def test_another_owner_sees_and_changes_nothing(endpoint, client):
+def test_another_owner_sees_and_changes_nothing(served_endpoint, client):
     model = client.model()
     saved = client.result(client.post("save_weights", {"model_id": model, "seq_id": 1, "path": "mine"}))["path"]
-    other = endpoint.client("bob")
+    other = served_endpoint.client("bob")
     request = {"request_id": client.loss(model, 2)["request_id"]}
     session = model.partition(":")[0]
     for path, body in {
@@ -233,7 +222,7 @@ def test_who_ended_has_a_checkpoint_and_its_place_is_free(tmp_path):
         client.loss(model, 1)
         client.result(client.step(model, 2))
         client.result(client.post("unload_model", {"model_id": model}))
-        path = f"tinker://{model}/weights/final"
+        path = f"tinker://{model}/weights/_final"
         assert path in client.loss(model, 3, status=410)["detail"]
         body = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
         assert client.result(client.post("load_weights", body))["model_id"] == f"{session}:train:1"
@@ -252,8 +241,8 @@ def trained(client, model, *, kill=lambda: None):
     return values(client, model, 6)
 
 
-def test_a_killed_process_goes_on_where_it_was(endpoint, client):
-    assert trained(client, client.model(), kill=endpoint.links[0].kill) == trained(client, client.model())
+def test_a_killed_process_goes_on_where_it_was(served_endpoint, client):
+    assert trained(client, client.model(), kill=served_endpoint.links[0].kill) == trained(client, client.model())
 
 
 @pytest.mark.full
@@ -271,7 +260,8 @@ def test_a_step_that_was_on_disk_before_the_process_died_is_not_done_again(clien
     client.loss(model, 1)
     client.result(client.step(model, 2))
     client.loss(model, 3)
-    client.result(client.step(model, 4, weight_decay=0.666))
+    answer = client.result(client.step(model, 4, weight_decay=0.666))
+    assert answer["metrics"] == {"grad_norm": 1.0}
     value = values(client, model, 5)[0]
     first = 1 - 0.1 * 0.006
     assert value == pytest.approx(-0.001 * (first - 0.1 * 0.006 * first))
@@ -291,7 +281,7 @@ def test_the_gradients_of_such_a_step_are_not_used_again(client):
     assert values_after[0] == values_after[1]
 
 
-def test_a_request_that_kills_the_process_fails_and_the_others_do_not(endpoint, client):
+def test_a_request_that_kills_the_process_fails_and_the_others_do_not(served_endpoint, client):
     session = client.session()
     models = [client.model(session, number) for number in range(3)]
     deadly = client.loss(models[0], 1, tokens=(666, 1))
@@ -300,12 +290,12 @@ def test_a_request_that_kills_the_process_fails_and_the_others_do_not(endpoint, 
     assert all(client.result(each)["metrics"] for each in others)
 
 
-def test_gradients_that_a_refused_step_dropped_stay_dropped_after_a_kill(endpoint, client):
+def test_gradients_that_a_refused_step_dropped_stay_dropped_after_a_kill(served_endpoint, client):
     plain, model = client.model(), client.model()
     client.loss(model, 1, tokens=(7, 8))
     assert "not finite" in client.result(client.step(model, 2, weight_decay=0.555))["error"]
     client.result(client.loss(plain, 1))
-    endpoint.links[0].kill()
+    served_endpoint.links[0].kill()
     client.loss(model, 3)
     client.result(client.step(model, 4))
     client.result(client.step(plain, 2))
@@ -367,7 +357,7 @@ def test_an_idle_endpoint_ends_and_its_clients_are_checkpoints(tmp_path):
         client.result(client.step(model, 2))
         endpoint.thread.join()
         assert endpoint.result == [True]
-    assert [*endpoint.folder.rglob("weights-final/state.json")]
+    assert [*endpoint.folder.rglob("weights-_final/state.json")]
 
 
 def test_a_client_without_a_sign_of_life_ends(tmp_path):
@@ -385,16 +375,16 @@ def test_a_base_that_cannot_be_served_is_refused_with_the_reason(tmp_path):
         pass
 
 
-def test_waiting_samples_can_be_cancelled(endpoint, client):
+def test_waiting_samples_can_be_cancelled(served_endpoint, client):
     session = client.session()
     sampler = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
     sampler = client.post("create_sampling_session", sampler)["sampling_session_id"]
     model = client.model(session)
-    slow = held(endpoint, client, model)
+    slow = held(served_endpoint, client, model)
     body = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
     request = client.post("asample", body | {"seq_id": 0})
     client.post("cancel_future", request | {"x": 1})
-    let_go(endpoint, model)
+    let_go(served_endpoint, model)
     assert "cancelled" in client.result(request)["error"]
     client.result(slow)
 
@@ -420,25 +410,25 @@ def test_compressed_messages_are_read(client):
     assert client.result(client.post("forward_backward", content=content, headers=headers))["metrics"]
 
 
-def test_samples_that_wait_together_are_computed_together(endpoint, client):
+def test_samples_that_wait_together_are_computed_together(served_endpoint, client):
     session = client.session()
     sampler = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
     sampler = client.post("create_sampling_session", sampler)["sampling_session_id"]
     model = client.model(session)
-    slow = held(endpoint, client, model)  # the samples come while this is computed
+    slow = held(served_endpoint, client, model)  # the samples come while this is computed
     body = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
     requests = [client.post("asample", body | {"seq_id": seq}) for seq in range(3)]
-    let_go(endpoint, model)
+    let_go(served_endpoint, model)
     for request in [slow, *requests]:
         client.result(request)
-    assert max(len(each) for call, each in endpoint.calls() if call == "sample") == 3
+    assert max(len(each) for call, each in served_endpoint.calls() if call == "sample") == 3
 
 
-def test_a_checkpoint_that_has_expired_is_gone(endpoint, client):
+def test_a_checkpoint_that_has_expired_is_gone(served_endpoint, client):
     model = client.model()
     save = {"model_id": model, "seq_id": 1, "path": "brief", "ttl_seconds": 1}
     path = client.result(client.post("save_weights", save))["path"]
-    (folder,) = endpoint.folder.rglob(f"{model.replace(':', '-')}/weights-brief")
+    (folder,) = served_endpoint.folder.rglob(f"{model.replace(':', '-')}/weights-brief")
     assert _eventually(lambda: not folder.exists())
     client.post("weights_info", {"tinker_path": path}, status=404)
 

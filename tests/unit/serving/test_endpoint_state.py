@@ -1,14 +1,16 @@
 """What an endpoint keeps of its clients: sessions, refused messages, answers and checkpoints."""
 
 import asyncio
+import threading
 from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
 from ringmaster.flows.serving import endpoint_service
-from ringmaster.flows.serving.compute_link import CallFailed
+from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied, ComputeSettings
 from ringmaster.flows.serving.endpoint_file import BaseEntry
+from ringmaster.flows.serving.endpoint_server import EndpointServer
 from ringmaster.flows.serving.endpoint_service import EndpointService
 from ringmaster.flows.serving.recording import record_clients
 from ringmaster.flows.serving.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
@@ -16,18 +18,7 @@ from tests.unit.serving.clients import BINARY, LinkInProcess, entry_of, loss_mes
 from tests.unit.serving.fake_endpoint import FakeEndpoint
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("home"), owners=["ann", "bob"], max_adapters=40) as result:
-        yield result
-
-
-@pytest.fixture
-def client(endpoint):
-    return endpoint.client()
-
-
-def test_a_client_with_a_name_needs_an_open_session_of_its_owner(endpoint, client):
+def test_a_client_with_a_name_needs_an_open_session_of_its_owner(served_endpoint, client):
     named = {"user_metadata": {"name": "one"}}
     model = client.model(**named)
     session = model.partition(":")[0]
@@ -35,7 +26,7 @@ def test_a_client_with_a_name_needs_an_open_session_of_its_owner(endpoint, clien
     load = {"model_seq_id": 2, "path": path, "optimizer": False, **named}
     client.model("unknown", status=404, **named)
     client.post("load_weights", load | {"session_id": "unknown"}, status=404)
-    endpoint.client("bob").model(session, 1, status=404, **named)
+    served_endpoint.client("bob").model(session, 1, status=404, **named)
     client.post(f"sessions/{session}/finish", {})
     client.model(session, 1, status=410, **named)
     client.post("load_weights", load | {"session_id": session}, status=410)
@@ -113,11 +104,11 @@ def test_what_waits_outlives_a_start_that_fails(tmp_path):
         assert endpoint.client().result({"request_id": waiting.id})["metrics"] == {"grad_norm": 1.0}
 
 
-def test_a_client_whose_end_failed_can_end_again(endpoint, client):
+def test_a_client_whose_end_failed_can_end_again(served_endpoint, client):
     model = client.model()
     client.loss(model, 1)
     client.result(client.step(model, 2))
-    (state,) = endpoint.folder.rglob(f"{model.replace(':', '-')}.state")
+    (state,) = served_endpoint.folder.rglob(f"{model.replace(':', '-')}.state")
     in_the_way = state.parent / "checkpoints" / state.stem
     in_the_way.parent.mkdir(exist_ok=True)
     in_the_way.touch()
@@ -147,14 +138,14 @@ def test_a_checkpoint_in_place_of_an_expired_one_stays(tmp_path, monkeypatch):
         assert [*endpoint.folder.rglob("weights-a/state.json")]
 
 
-def test_unnamed_checkpoints_and_those_being_written_have_names_that_no_client_takes(endpoint, client):
+def test_unnamed_checkpoints_and_those_being_written_have_names_that_no_client_takes(served_endpoint, client):
     model = client.model()
     save = {"model_id": model, "seq_id": 1, "path": "snapshot-2"}
     named = client.result(client.post("save_weights_for_sampler", save))["path"]
     client.result(
         client.post("save_weights_for_sampler", {"model_id": model, "seq_id": 2, "sampling_session_seq_id": 0})
     )
-    assert not endpoint.server.store.checkpoint(named, owner="ann").is_snapshot
+    assert not served_endpoint.server.store.checkpoint(named, owner="ann").is_snapshot
     client.post("save_weights", {"model_id": model, "seq_id": 3, "path": "a.tmp"}, status=400)
     client.result(client.post("save_weights", {"model_id": model, "seq_id": 4, "path": "a"}))
 
@@ -222,9 +213,9 @@ def test_what_was_answered_before_the_server_listens_waits_no_more(tmp_path, mon
         client.result(client.loss(model, 2))
 
 
-def test_refused_messages_are_noted_until_a_later_one_is_answered(endpoint, client, monkeypatch):
+def test_refused_messages_are_noted_until_a_later_one_is_answered(served_endpoint, client, monkeypatch):
     monkeypatch.setattr(endpoint_service, "MAX_REFUSED", 2)
-    model, store = client.model(), endpoint.server.store
+    model, store = client.model(), served_endpoint.server.store
     for seq in (1, 2, 3):
         assert "loss_fn has" in client.loss(model, seq, loss="x" * 201, status=400)["detail"]
     assert store.num_refused(model) == 2
@@ -232,3 +223,70 @@ def test_refused_messages_are_noted_until_a_later_one_is_answered(endpoint, clie
     assert store.num_refused(model) == 0 and store.client(model).losses == ()
     client.result(client.loss(model, 4))
     assert store.client(model).losses == ("cross_entropy",)
+
+
+def test_the_last_checkpoint_of_a_client_takes_the_place_of_none_that_it_saved(served_endpoint, client):
+    session = client.session()
+    model = client.model(session)
+    saved = client.result(client.post("save_weights", {"model_id": model, "seq_id": 1, "path": "final"}))["path"]
+    client.loss(model, 2)
+    client.result(client.step(model, 3))
+    client.result(client.post("unload_model", {"model_id": model}))
+    last = f"tinker://{model}/weights/_final"
+    steps = [served_endpoint.server.store.checkpoint(uri, owner="ann").step for uri in (saved, last)]
+    assert steps == [0, 1]
+    client.post("save_weights", {"model_id": client.model(session, 1), "seq_id": 1, "path": "_final"}, status=422)
+
+
+class LinkThatLoads(LinkInProcess):
+    """Loads its base until it is killed."""
+
+    def __init__(self, settings, loads):
+        super().__init__(settings)
+        self._loads, self._kill = loads, threading.Event()
+
+    def start(self):
+        self._loads.set()
+        self._kill.wait()
+        raise ComputeProcessDied("it was killed")
+
+    def kill(self):
+        self._kill.set()
+
+
+def test_an_endpoint_ends_while_a_base_is_being_loaded(tmp_path):
+    loads = threading.Event()
+    bases = [BaseEntry.model_construct(name=name, from_pretrained="base") for name in ("one", "two")]
+    server = EndpointServer(
+        entry_of(bases=bases), home=tmp_path, device="cpu", link_of=lambda settings: LinkThatLoads(settings, loads)
+    )
+    announced, results = [], []
+    thread = threading.Thread(target=lambda: results.append(server.run(announced.append)))
+    thread.start()
+    assert loads.wait(60)
+    server.end()
+    thread.join(60)
+    assert results == [False] and not announced
+
+
+def test_a_link_that_was_killed_before_its_process_started_starts_none(tmp_path):
+    link = ComputeLink(ComputeSettings(base="base", limits={}, folder=tmp_path))
+    link.kill()
+    with pytest.raises(ComputeProcessDied, match="before its start"):
+        link.start()
+    assert link.pid is None
+
+
+def test_reading_a_store_drops_nothing(tmp_path):
+    file = tmp_path / "endpoint.sqlite"
+    with closing(EndpointStore(file)) as store:
+        store.add_session("s", owner="ann", name="", metadata={})
+        store.add_client("m", owner="ann", session="s", base="tiny", name="one", spec={})
+        store.add(request_of("m", 1))
+        store.finish(request_of("m", 1), {"metrics": {}})
+        store.finish_session("s")
+        with closing(EndpointStore(file)) as other:  # as the process that records
+            assert other.request("m:1", owner="ann")
+        assert store.request("m:1", owner="ann")
+        store.drop_ended()
+        assert store.request("m:1", owner="ann") is None
