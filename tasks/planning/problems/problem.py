@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.problems import problem_parts
+from ringmaster.tasks.planning.problems import problem_parts, series
 
 BISECTIONS = 100  # halve the interval until it has no further float inside
 
@@ -116,6 +116,8 @@ _PROBLEM_KEYS = {
     "jobs": ("jobs", True),
     "switch_cost": ("switch_cost_s", False),
     "quotas": ("quotas", False),
+    "budgets": ("budgets", False),
+    "factors": ("factors", False),
 }
 _NODE_KEYS = {
     "id": ("id", True),
@@ -124,6 +126,8 @@ _NODE_KEYS = {
     "until": ("available_until_s", False),
     "price": ("price", False),
     "host_memory": ("host_memory_bytes", False),
+    "power": ("power_w", False),
+    **{key: (attribute, False) for key, attribute in series.SERIES.items()},
 }
 _JOB_KEYS = {
     "id": ("id", True),
@@ -154,6 +158,7 @@ _OPTION_KEYS = {
     "evaluate": ("evaluate_s", False),
     "host_memory": ("host_memory_bytes", False),
     "jobs": ("jobs", False),
+    "power": ("power_w", False),
 }
 _MISSING: Any = None  # replaces a required value that the file lacks; validation then reports it
 
@@ -162,12 +167,13 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     """Reads a problem's attributes from a JSON object; returns them, and a message for each fault with its place."""
     faults: list[str] = []
     fields = _read(data, "problem", faults, _PROBLEM_KEYS, strict=False)
-    nodes = tuple(
-        problem_parts.PlanningNode(**_read(item, f"node {i}", faults, _NODE_KEYS))
-        for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults))
-    )
+    nodes = []
+    for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults)):
+        row = _read(item, f"node {i}", faults, _NODE_KEYS)
+        steps = {name: series.as_steps(row[name]) for name in series.SERIES.values() if name in row}
+        nodes.append(problem_parts.PlanningNode(**row | steps))
     jobs = tuple(_read_job(item, i, faults) for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)))
-    return fields | {"nodes": nodes, "jobs": jobs}, faults
+    return fields | {"nodes": tuple(nodes), "jobs": jobs}, faults
 
 
 def _read_job(data: Any, index: int, faults: list[str]) -> problem_parts.PlanningJob:
@@ -239,6 +245,8 @@ class Problem:
 
     switch_cost_s: seconds that a job pays when it continues under another option, on other devices or after a pause.
     quotas: by group (`PlanningJob.group`), the most devices that its jobs may hold at the same time.
+    budgets: by measure ("cost", "emissions" in grams), what the whole plan may take of it.
+    factors: by measure, or "end" for the last end, its factor in the objective `trade-off`.
     """
 
     name: str
@@ -246,12 +254,15 @@ class Problem:
     jobs: tuple[problem_parts.PlanningJob, ...]
     switch_cost_s: float = 60.0
     quotas: Mapping[str, int] = field(default_factory=dict)
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = problem_parts.faults_of(
             name=self.name, nodes=self.nodes, jobs=self.jobs, switch_cost_s=self.switch_cost_s
         )
-        if messages := [*faults, *problem_parts.quota_faults(self.quotas, self.jobs)]:
+        further = series.series_faults(self.nodes, self.jobs, budgets=self.budgets, factors=self.factors)
+        if messages := [*faults, *problem_parts.quota_faults(self.quotas, self.jobs), *further]:
             raise ProblemError(messages)
 
     @cached_property
@@ -344,7 +355,7 @@ class Problem:
         return {
             "name": self.name,
             "switch_cost": self.switch_cost_s,
-            **({"quotas": dict(self.quotas)} if self.quotas else {}),
+            **{key: dict(value) for key in ("quotas", "budgets", "factors") if (value := getattr(self, key))},
             "nodes": [_write(node, _NODE_KEYS) for node in self.nodes],
             "jobs": [
                 _write(job, _JOB_KEYS)
@@ -374,6 +385,7 @@ def likeness(job: problem_parts.PlanningJob) -> Hashable:
             o.save_s,
             o.evaluate_s,
             o.host_memory_bytes,
+            o.power_w,
         )
         for o in job.options
     )

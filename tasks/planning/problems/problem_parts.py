@@ -11,6 +11,9 @@ from typing import Any
 
 from ringmaster.text import MAX_IN_NAME, is_printable_name
 
+Steps = tuple[tuple[float, float], ...]
+"""A value over time, as (start in seconds, value) of its steps; empty where there is none (`series`)."""
+
 
 @dataclass(frozen=True)
 class PlanningNode:
@@ -20,6 +23,10 @@ class PlanningNode:
     available_until_s: time at which its devices become unavailable; None for never.
     price: of one device for one second, in any currency.
     host_memory_bytes: limit for all gangs on the node together; None for no limit.
+    price_steps: the price over time, instead of `price`.
+    energy_price_steps: the price of a kWh over time, in addition to that of devices.
+    carbon_steps: grams of CO2 equivalents of a kWh over time.
+    power_w: of one device that a job holds; options may give their own.
     """
 
     id: str
@@ -28,6 +35,10 @@ class PlanningNode:
     available_until_s: float | None = None
     price: float = 0.0
     host_memory_bytes: int | None = None
+    price_steps: Steps = ()
+    energy_price_steps: Steps = ()
+    carbon_steps: Steps = ()
+    power_w: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Option:
     host_memory_bytes: host memory that the option takes on each of its nodes.
     jobs: ids of further jobs that this *fused group* trains together with the option's owner; in any second, it does
         the same share of each job.
+    power_w: of one device; None for that of the node.
     """
 
     technique: str
@@ -55,6 +67,7 @@ class Option:
     evaluate_s: float = 0.0
     host_memory_bytes: int = 0
     jobs: tuple[str, ...] = ()
+    power_w: float | None = None
 
     @property
     def whole_s(self) -> float:
@@ -141,13 +154,19 @@ MIN_RUNTIME_S = 1e-6
 MIN_FACTOR = 1e-100  # of weights and prices other than 0: products of smaller ones lose their digits
 
 # JSON key -> attribute
-_NODE_AMOUNTS = {"until": "available_until_s", "price": "price", "host_memory": "host_memory_bytes"}
+_NODE_AMOUNTS = {
+    "until": "available_until_s",
+    "price": "price",
+    "host_memory": "host_memory_bytes",
+    "power": "power_w",
+}
 _JOB_AMOUNTS = {"release": "release_s", "deadline": "deadline_s", "weight": "weight"}
 _OPTION_AMOUNTS = {
     "startup": "startup_s",
     "save": "save_s",
     "evaluate": "evaluate_s",
     "host_memory": "host_memory_bytes",
+    "power": "power_w",
 }
 _NAME = f"text of at most {MAX_IN_NAME} visible characters"
 _FACTORS = ("price", "weight")
