@@ -2,7 +2,8 @@
 
 The executor reads a plan as an order, not as a timetable. A segment starts when its devices are free and the jobs that
 it depends on are done, however early or late that is. It never starts before a segment that the plan orders before it
-on one of its devices.
+on one of its devices. Where what a plan costs depends on the time, a segment that the plan lets wait although its
+devices are free does not start before then.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ringmaster.tasks.planning import Plan, PlanningJob, Problem, Segment
+from ringmaster.tasks.planning.objectives import objective_by_name
 
 DeviceId = tuple[str, int]
 """The name of a node, and the number of a device on it."""
 
 Command = tuple[int, str]
 """The number of a segment, and the command to send to its gang."""
+
+EPS_S = 1e-9
+MIN_WAIT_S = 1.0  # of a segment that waits on purpose: shorter gaps of a plan are rounding
 
 
 def device_of(lease: str) -> DeviceId:
@@ -35,6 +40,8 @@ class PlannedSegment:
 
     reason: why a job begins it that runs, or has run, under another option or elsewhere.
     is_trial: whether it measures its option, and the rest of the job is decided at its end.
+    not_before_s: when it may start at the earliest, by the clock of its dispatcher: the wall clock of an executor, the
+        time of a simulator. In between, its job waits.
     """
 
     job: str
@@ -45,6 +52,11 @@ class PlannedSegment:
     end_s: float
     reason: str = ""
     is_trial: bool = False
+    not_before_s: float = -math.inf
+
+    def by_clock(self, ahead_s: float) -> PlannedSegment:
+        """Returns the segment by another clock, which is so many seconds ahead."""
+        return self if self.not_before_s == -math.inf else replace(self, not_before_s=self.not_before_s + ahead_s)
 
     def until(self, last_step: int) -> PlannedSegment:
         """Returns the segment with another end: a trial that goes on is none any more."""
@@ -53,13 +65,44 @@ class PlannedSegment:
         return replace(self, last_step=last_step, is_trial=False, reason="continues after its trial")
 
 
-def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[str, int]) -> list[PlannedSegment]:
+def waits_of(plan: Plan, problem: Problem) -> set[Segment]:
+    """Returns the segments that start later than the plan needs: their devices are free, and all they wait for is done.
+
+    Where costs depend on the time, such a segment waits on purpose. In other problems there is none: whatever starts
+    late may start as soon as it can.
+    """
+    if not problem.has_series or objective_by_name(plan.objective).only_last_end:
+        return set()
+    free_s: dict[DeviceId, float] = {}
+    ends_s: dict[str, float] = {}
+    waits = set()
+    for segment in sorted(plan.segments, key=lambda segment: (segment.start_s, segment.end_s)):
+        job, devices = problem.job(segment.job), [(node, k) for node, ids in segment.devices for k in ids]
+        ready_s = max(job.release_s, ends_s.get(job.id, 0.0), *(ends_s.get(other, 0.0) for other in job.after))
+        if segment.start_s > max(ready_s, *(free_s.get(device, 0.0) for device in devices)) + MIN_WAIT_S:
+            waits.add(segment)
+        free_s |= dict.fromkeys(devices, segment.end_s)
+        for name in (job.id, *job.members, *job.options[segment.option].jobs):
+            ends_s[name] = max(segment.end_s, ends_s.get(name, 0.0))
+    return waits
+
+
+def in_steps(
+    plan: Plan,
+    *,
+    num_steps: Mapping[str, int],
+    steps_done: Mapping[str, int],
+    waits: Collection[Segment] = (),
+    begins_s: float = 0.0,
+) -> list[PlannedSegment]:
     """Returns the plan's segments in order of their start, with each job's shares of work rounded to whole steps.
 
     A segment that rounds to no step is omitted, unless it is the only one of its job (only an evaluation is left).
 
     num_steps: the last step of each job.
     steps_done: the steps that each job has done; the plan covers the steps from there to `num_steps`.
+    waits: the segments that must not start before their time, as `waits_of` returns them.
+    begins_s: time 0 of the plan by the clock of the dispatcher.
     """
     planned: list[PlannedSegment] = []
     of_jobs: dict[str, list[Segment]] = {}
@@ -82,6 +125,7 @@ def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[st
                         devices=tuple((node, device) for node, devices in segment.devices for device in devices),
                         start_s=segment.start_s,
                         end_s=segment.end_s,
+                        not_before_s=begins_s + segment.start_s if segment in waits else -math.inf,
                     )
                 )
                 done = last
@@ -123,6 +167,7 @@ def startable_segments(
     other_jobs: Collection[str] = (),
     num_devices: float = math.inf,
     limits: UserLimits = NO_LIMITS,
+    now_s: float = math.inf,
 ) -> list[PlannedSegment]:
     """Returns the segments of `planned` that may start now, in their order.
 
@@ -132,6 +177,7 @@ def startable_segments(
     after: the jobs that each job depends on, if any.
     other_jobs: further jobs that running gangs train.
     num_devices: the number of devices that there are, if it is known: nothing starts once all of them are busy.
+    now_s: the time by the clock of `PlannedSegment.not_before_s`; by default no segment waits for its time.
     """
     running = list(running)
     busy = {device for segment in running for device in segment.devices}
@@ -145,6 +191,7 @@ def startable_segments(
         if len(busy) >= num_devices:
             break
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs
+        is_free = is_free and segment.not_before_s <= now_s + EPS_S
         if limits.devices and segment.job not in active_jobs and (user := limits.user(segment.job)) is not None:
             held[user] += len(segment.devices)
             is_free = is_free and held[user] <= limits.devices[user]
@@ -156,6 +203,11 @@ def startable_segments(
     return result
 
 
+def next_wait_s(planned: Iterable[PlannedSegment], *, now_s: float) -> float:
+    """Returns the next time at which a segment has waited long enough; infinite where none waits for its time."""
+    return min((s.not_before_s for s in planned if s.not_before_s > now_s + EPS_S), default=math.inf)
+
+
 def end_of(
     segment: PlannedSegment,
     planned: Sequence[PlannedSegment],
@@ -165,19 +217,25 @@ def end_of(
     after: Mapping[str, Collection[str]],
     over: Collection[str] = (),
     limits: UserLimits = NO_LIMITS,
+    now_s: float = math.inf,
 ) -> PlannedSegment | Literal["ends", "continues"]:
     """Decides what happens when a running segment reaches its planned last step.
 
     The segment "ends" if its job's next segment or another segment on its devices, or within the limit of its user,
-    could start once it has ended. If the
+    could start once it has ended, and where its job's next segment waits for its time: the job pauses then. If the
     next segment has the same gang, it is returned: the gang continues with it without interruption. Else the segment
     "continues", as no ready segment waits for its devices.
 
     over: the jobs that already run beyond their planned end. They count as ended too: a segment that waits for the
         devices of several such gangs would otherwise wait for each of them in turn, without end.
     """
+    own_next = next((each for each in planned if each.job == segment.job), None)
+    if own_next is not None and own_next.not_before_s > now_s + EPS_S:
+        return "ends"
     others = [other for other in running if other.job != segment.job and other.job not in over]
-    next_segments = startable_segments(planned, running=others, done_jobs=done_jobs, after=after, limits=limits)
+    next_segments = startable_segments(
+        planned, running=others, done_jobs=done_jobs, after=after, limits=limits, now_s=now_s
+    )
     following = next((each for each in next_segments if each.job == segment.job), None)
     if following is not None:
         return following if is_same_gang(following, segment) else "ends"
@@ -203,12 +261,12 @@ def by_node(devices: Iterable[DeviceId]) -> tuple[tuple[str, tuple[int, ...]], .
 
 
 def hand_over(
-    planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSegment]
+    planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSegment], now_s: float = math.inf
 ) -> tuple[dict[str, int], list[PlannedSegment]]:
     """Fits a new plan to the running segments.
 
-    A gang continues if the new plan begins with the same gang on its devices. Running jobs that do not continue must
-    checkpoint and end.
+    A gang continues if the new plan begins with the same gang on its devices, and does not let it wait. Running jobs
+    that do not continue must checkpoint and end.
 
     Returns: by running job that continues unchanged, its new last step; and the segments that are still to be started.
     """
@@ -217,6 +275,7 @@ def hand_over(
     stays, left = dict[str, int](), list[PlannedSegment]()
     for segment in planned:
         is_first = segment.job not in seen and taken.isdisjoint(segment.devices)
+        is_first = is_first and segment.not_before_s <= now_s + EPS_S
         if is_first and segment.job in active and is_same_gang(segment, active[segment.job]):
             stays[segment.job] = segment.last_step
         else:
@@ -228,8 +287,6 @@ def hand_over(
 
 StepSeconds = Callable[[str, int], float]
 """Returns the seconds of a step of a job under its option of that number."""
-
-EPS_S = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,11 +393,23 @@ class PlanSimulator:
         # What other jobs wait for and is not a job of the problem has been done before.
         self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
         self._may_start = True  # whether anything has changed since `_start_what_can`
+        self._has_waits = any(segment.not_before_s > now_s for segment in self.planned)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing runs and nothing is left to start."""
         return not self.running and not self.planned
+
+    def plan_since(self, now: PlanSimulator) -> Plan:
+        """Returns the segments that have ended since `now`, of which this simulator is a copy, with its time as 0."""
+        segments = []
+        for each in self.segments[len(now.segments) :]:
+            planned, begins_s = each.stretch.segment, max(each.starts_s, now.now_s) - now.now_s
+            work = (planned.last_step - each.stretch.first_step) / max(1, self._num_steps[planned.job])
+            end_s = each.ends_s - now.now_s
+            devices = by_node(sorted(planned.devices))
+            segments.append(Segment(planned.job, planned.option, begins_s, end_s, work, 0.0, devices))
+        return Plan(self.problem.name, tuple(sorted(segments, key=lambda segment: segment.start_s)))
 
     @property
     def late_s(self) -> float:
@@ -378,16 +447,19 @@ class PlanSimulator:
         self.planned.insert(0 if is_first else len(self.planned), segment)
         self._devices |= set(segment.devices)
         self._may_start = True
+        self._has_waits |= segment.not_before_s > self.now_s
 
     def adopt(self, planned: Sequence[PlannedSegment]) -> None:
         """Follows another plan from now on. Gangs that it leaves in place continue."""
         done = [s for s in planned if s.job not in self.ended_s]
-        stays, self.planned = hand_over(done, running=[stretch.segment for stretch in self.running.values()])
+        running = [stretch.segment for stretch in self.running.values()]
+        stays, self.planned = hand_over(done, running=running, now_s=self.now_s)
         self._devices |= {device for segment in self.planned for device in segment.devices}
         for job in list(self.running):
             self._set_end(job, max(stays.get(job, 0), self.step_of(job)))
         self._purge(self.running)
         self._may_start = True
+        self._has_waits = any(segment.not_before_s > self.now_s for segment in self.planned)
 
     def advance(self, until_s: float = math.inf) -> bool:
         """Advances to the next event, at most to `until_s`. Returns whether there was an event."""
@@ -396,13 +468,14 @@ class PlanSimulator:
             min(self._next_s.values(), default=math.inf),
             min((back_s for back_s in self.out.values()), default=math.inf),
             min((at_s for at_s, _ in self._gates if at_s > self.now_s + EPS_S), default=math.inf),
+            next_wait_s(self.planned, now_s=self.now_s) if self._has_waits else math.inf,
         )
         if next_s > until_s or next_s == math.inf:
             self.now_s = max(self.now_s, until_s) if until_s < math.inf else self.now_s
-            self._may_start |= bool(self._gates)  # a job may have been released meanwhile
+            self._may_start |= bool(self._gates) or self._has_waits  # a job may have been released meanwhile
             return False
         self.now_s = max(self.now_s, next_s)
-        if self.out or self._gates:
+        if self.out or self._gates or self._has_waits:
             self.out = {device: back_s for device, back_s in self.out.items() if back_s > self.now_s + EPS_S}
             self._may_start = True
         due = sorted(job for job, at_s in self._next_s.items() if at_s <= self.now_s + EPS_S)
@@ -495,6 +568,7 @@ class PlanSimulator:
             after=self._after,
             num_devices=len(self._devices),
             limits=self._limits,
+            now_s=self.now_s,
         )
         for segment in starting:
             self.planned.remove(segment)
@@ -529,6 +603,7 @@ class PlanSimulator:
             after=self._after,
             over=self._over,
             limits=self._limits,
+            now_s=self.now_s,
         )
 
     def _come_to_end(self, job: str) -> None:

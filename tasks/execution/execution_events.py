@@ -135,11 +135,15 @@ def _read(data: Any) -> Prediction | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanUpdate:
-    """A plan was made, the first one or another. `why` gives the reason."""
+    """A plan was made, the first one or another. `why` gives the reason.
+
+    begins_s: its time 0, in seconds since the epoch; 0 where that is when it is followed.
+    """
 
     problem: Problem
     plan: Plan
     why: str
+    begins_s: float = 0.0
 
     def continues(self, before: PlanUpdate) -> bool:
         """Whether it trains on each device what was left of the plan before, in the same order; times may differ."""

@@ -69,6 +69,7 @@ class Executor:
     listeners: receive each execution event, until they raise. `listener_faults` has those that did.
     steering: decides how far the jobs train; without it they train to their end.
     clock: monotonic seconds.
+    wall_clock: seconds since the epoch, by which segments wait for their time.
 
     Its owner may set `on_expelled`, which is called with a node that gets no more work, and why.
     """
@@ -86,6 +87,7 @@ class Executor:
         listeners: Sequence[Listener] = (),
         steering: SteeringPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._leases, self._engine, self._clock = leases, engine, clock
         self.job_table, self._journal, self._replanner = job_table, job_table.journal, replanner
@@ -95,7 +97,9 @@ class Executor:
         self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
         self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
-        self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
+        self._plan_progress = PlanProgress(
+            totals=self.job_table.totals, after=self.job_table.after, wall_clock=wall_clock
+        )
         execution = ExecutionState(
             job_table=self.job_table,
             plan_progress=self._plan_progress,

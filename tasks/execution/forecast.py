@@ -140,7 +140,7 @@ def seconds_left(
         segment, row = stretch.segment, ahead.problem.job(stretch.segment.job)
         before = [left.get(job) for job in (segment.job, *row.after)] + [free.get(device) for device in segment.devices]
         distinct = {id(draw): draw for draw in before if draw is not None}
-        begins: Draws = np.full(NUM_DRAWS, row.release_s)
+        begins: Draws = np.full(NUM_DRAWS, max(row.release_s, segment.not_before_s - now_s))
         for draw in distinct.values():
             begins = np.maximum(begins, draw)
         key = segment.job, segment.option

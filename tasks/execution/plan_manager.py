@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserLimits, in_steps
+from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserLimits, in_steps, waits_of
 from ringmaster.tasks.execution.execution_events import (
     ExecutionEvent,
     PlanUpdate,
@@ -86,7 +86,14 @@ class PlanManager:
         steps = {job.id: jobs[job.id].total_steps for job in planned.problem.jobs}
         done = {name: self._job_table.records[name].step for name in steps}
         self._plan_progress.planned += self.replanner.explored(
-            self.state(), in_steps(planned.plan, num_steps=steps, steps_done=done)
+            self.state(),
+            in_steps(
+                planned.plan,
+                num_steps=steps,
+                steps_done=done,
+                waits=waits_of(planned.plan, planned.problem),
+                begins_s=planned.begins_s or self._plan_progress.wall_clock(),
+            ),
         )
         self._follow(planned.problem, planned.plan, why=planned.why)
 

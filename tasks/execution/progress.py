@@ -2,8 +2,9 @@
 
 import math
 import statistics
+import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from ringmaster.tasks.execution.dispatch import (
     PlannedSegment,
     end_of,
     hand_over,
+    next_wait_s,
     startable_segments,
 )
 from ringmaster.tasks.execution.job_progress import reported_step
@@ -237,9 +239,17 @@ class PlanProgress:
 
     totals: the steps of each job.
     after: the jobs that each job depends on.
+    wall_clock: seconds since the epoch, which prices of hours of the day follow.
     """
 
-    def __init__(self, *, totals: Mapping[str, int], after: Mapping[str, Collection[str]]) -> None:
+    def __init__(
+        self,
+        *,
+        totals: Mapping[str, int],
+        after: Mapping[str, Collection[str]],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.wall_clock = wall_clock
         self.planned: list[PlannedSegment] = []
         self.running: dict[int, RunningSegment] = {}
         self.limits = NO_LIMITS
@@ -264,7 +274,13 @@ class PlanProgress:
             after=self._after,
             other_jobs=members,
             limits=self.limits,
+            now_s=self.wall_clock(),
         )
+
+    def seconds_to_wait(self) -> float:
+        """Returns the seconds until a planned segment has waited long enough; infinite where none waits."""
+        now_s = self.wall_clock()
+        return next_wait_s(self.planned, now_s=now_s) - now_s
 
     def begun(self, segments: Sequence[PlannedSegment]) -> None:
         """Removes planned segments that have been started."""
@@ -298,7 +314,7 @@ class PlanProgress:
 
     def follow(self, fresh: Sequence[PlannedSegment]) -> list[Command]:
         """Follows a new plan. Gangs that it leaves in place continue; the others are commanded to stop."""
-        stays, self.planned = hand_over(fresh, running=self._segments())
+        stays, self.planned = hand_over(fresh, running=self._segments(), now_s=self.wall_clock())
         commands: list[Command] = []
         for running in self.running.values():
             last_step = stays.get(running.segment.job)
@@ -332,6 +348,7 @@ class PlanProgress:
                 after=self._after,
                 over=over,
                 limits=self.limits,
+                now_s=self.wall_clock(),
             )
             if isinstance(end, PlannedSegment):
                 if not running.may_go_on(end.last_step):

@@ -39,7 +39,7 @@ from statistics import NormalDist
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator, by_node
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.objectives import objective_by_name, plan_giving_up_deadlines
+from ringmaster.tasks.planning.objectives import Objective, objective_by_name, plan_giving_up_deadlines
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, PlanningJob
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
@@ -300,11 +300,13 @@ class RemainingProblem:
     """The rest of a batch as a problem that has only the usable devices and the options that can run on them.
 
     problem: numbers devices and options without gaps.
+    left: the same with the real numbers.
     devices: the real numbers of each node's devices.
     options: the real numbers of each job's options.
     """
 
     problem: Problem
+    left: Problem
     devices: Mapping[str, tuple[int, ...]]
     options: Mapping[str, tuple[int, ...]]
 
@@ -350,7 +352,8 @@ def remaining(
             gang = CurrentRun(kept.index(now.option), by_node(numbered))
         is_started = now is not None or job.id in started
         jobs.append(replace(job, options=tuple(job.options[k] for k in kept), running=gang, started=is_started))
-    return RemainingProblem(problem=replace(left, nodes=nodes, jobs=tuple(jobs)), devices=devices, options=options)
+    problem = replace(left, nodes=nodes, jobs=tuple(jobs))
+    return RemainingProblem(problem=problem, left=left, devices=devices, options=options)
 
 
 def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str]:
@@ -434,9 +437,23 @@ def left_s(ahead: PlanSimulator, now: PlanSimulator, policy: ReplanPolicy) -> fl
     """Returns the objective in seconds from `now`, over the jobs that end in `ahead`, which is simulated to its end."""
     if ahead.finish() == math.inf:
         return math.inf
+    objective = objective_by_name(policy.objective)
+    if ahead.problem.has_series and not objective.only_last_end:
+        return objective.value(ahead.plan_since(now), ahead.problem) / _value_per_second(now, objective)
     ends_s = {job: end_s - now.now_s for job, end_s in ahead.ended_s.items() if job not in now.ended_s}
     held_before_s = now.held_s
     held_s = {node: held - held_before_s.get(node, 0.0) for node, held in ahead.held_s.items()}
     num_devices = {node.id: node.num_devices for node in ahead.problem.nodes}
-    of = objective_by_name(policy.objective).coefficients(ahead.problem)
+    of = objective.coefficients(ahead.problem)
     return of.in_seconds(ends_s, held_s, num_devices=num_devices)
+
+
+def _value_per_second(now: PlanSimulator, objective: Objective) -> float:
+    """Returns the mean value of a second of the plan that is followed, where values depend on the time.
+
+    1 where nothing can end by that plan, or it is free.
+    """
+    kept = now.fork()
+    plan = kept.plan_since(now) if kept.finish() < math.inf else None
+    value = objective.value(plan, now.problem) if plan is not None and plan.segments else 0.0
+    return value / plan.makespan_s if plan is not None and value > 0 else 1.0

@@ -15,7 +15,14 @@ from functools import partial
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import DeviceId, OngoingSegment, PlannedSegment, PlanSimulator, in_steps
+from ringmaster.tasks.execution.dispatch import (
+    DeviceId,
+    OngoingSegment,
+    PlannedSegment,
+    PlanSimulator,
+    in_steps,
+    waits_of,
+)
 from ringmaster.tasks.execution.forecast import Draws, EarliestEnds, ForecastConditions, options_of, seconds_left
 from ringmaster.tasks.execution.job_price import JobPrice, price_of
 from ringmaster.tasks.execution.job_table import keeps_layout
@@ -101,6 +108,7 @@ class PendingPlan:
     steps: the step of each job from which it is planned.
     plan: the future plan.
     began_s: when planning began, by the replanner's clock.
+    begins_s: that moment by the wall clock, the time 0 of the plan.
     generation: the replanner's generation when planning began; `void` starts another one.
     is_needed: jobs, devices or options have changed, so that the plan is followed whatever it gains.
     """
@@ -110,6 +118,7 @@ class PendingPlan:
     steps: Mapping[str, int]
     plan: Future[Plan]
     began_s: float
+    begins_s: float
     generation: int
     is_needed: bool = False
 
@@ -123,6 +132,7 @@ class Replanner:
     policy: the parameters of re-planning.
     conditions: what determines the batch's end in addition to the speeds of its options, for predictions.
     clock: monotonic seconds.
+    wall_clock: seconds since the epoch, by which segments wait for their time.
     background: runs the solver; by default on a thread.
     """
 
@@ -135,9 +145,10 @@ class Replanner:
         policy: ReplanPolicy = POLICY,
         conditions: ForecastConditions | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         background: Background | None = None,
     ) -> None:
-        self._name, self._policy, self._clock = name, policy, clock
+        self._name, self._policy, self._clock, self._wall_clock = name, policy, clock, wall_clock
         self._make_plan, self._add_terms = make_plan, add_terms
         self._background = background or partial(in_a_thread, "replanning")
         self._began_s, self.conditions = clock(), conditions or ForecastConditions()
@@ -255,9 +266,16 @@ class Replanner:
             return None
         totals = {job.name: job.total_steps for job in state.jobs if job.name in pending_plan.steps}
         whole = {job: totals.get(job, step) for job, step in pending_plan.steps.items()}
+        plan = pending_plan.plan.result()
         fresh = [
             segment
-            for segment in in_steps(pending_plan.plan.result(), num_steps=whole, steps_done=pending_plan.steps)
+            for segment in in_steps(
+                plan,
+                num_steps=whole,
+                steps_done=pending_plan.steps,
+                waits=waits_of(plan, pending_plan.rest.left),
+                begins_s=pending_plan.begins_s,
+            )
             if segment.job in totals and (segment.last_step > state.steps[segment.job] or is_end(segment, totals))
         ]
         if pending_plan.is_needed:
@@ -270,7 +288,9 @@ class Replanner:
             return None
         optimistic = self._left(state, optimism=self._policy.optimism)
         now = self.timeline(state, optimistic)
-        return fresh if is_worth_it(now, fresh, policy=self._policy, noise=self._load.error) else None
+        ahead_s = self._now_s() - self._wall_clock()
+        simulated = [segment.by_clock(ahead_s) for segment in fresh]
+        return fresh if is_worth_it(now, simulated, policy=self._policy, noise=self._load.error) else None
 
     def explored(self, state: RemainingWork, planned: Sequence[PlannedSegment]) -> list[PlannedSegment]:
         """Returns planned segments of the current state with short ones that try options where that is worth it."""
@@ -411,9 +431,10 @@ class Replanner:
             )
         active = {running.segment.job for running in state.running}
         stand = [job for job, step in state.steps.items() if step > 0 and job not in active]
+        ahead_s = now_s - self._wall_clock()
         return PlanSimulator(
             problem,
-            state.planned,
+            [segment.by_clock(ahead_s) for segment in state.planned],
             num_steps=totals,
             step_s=step_s,
             steps=state.steps,
@@ -426,7 +447,7 @@ class Replanner:
         rest = self._rest(state)
         if rest is None:
             return None
-        began_s = self._now_s()
+        began_s, begins_s = self._now_s(), self._wall_clock()
         plan = self._background(partial(plan_rest, rest, self._make_plan))
         self._pending_plan = PendingPlan(
             rest=rest,
@@ -434,6 +455,7 @@ class Replanner:
             steps=dict(state.steps),
             plan=plan,
             began_s=began_s,
+            begins_s=begins_s,
             generation=self._generation,
             is_needed=is_needed,
         )

@@ -101,6 +101,7 @@ class Starter:
         now_s = self._clock()
         self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
         again_s = min(self._not_before_s.values(), default=math.inf) - now_s
+        again_s = min(again_s, self._plan_progress.seconds_to_wait())
         startable, holders = self._segments_to_start(), set[str]()
         if self._move_apart(startable, cluster, out=out):
             startable = self._segments_to_start()

@@ -266,6 +266,11 @@ class Problem:
             raise ProblemError(messages)
 
     @cached_property
+    def has_series(self) -> bool:
+        """Whether what some node costs or emits depends on the time."""
+        return any(node.price_steps or node.energy_price_steps or node.carbon_steps for node in self.nodes)
+
+    @cached_property
     def num_devices(self) -> int:
         """Number of devices of all nodes together."""
         return sum(node.num_devices for node in self.nodes)

@@ -183,6 +183,7 @@ class Bench:
         leases=None,
         steering=None,
         policy=CALM,
+        add_terms=lambda problem: problem,
     ):
         self.jobs, self.runner = jobs, runner or FakeRunner()
         self.journal = journal or open_journal(folder)
@@ -194,21 +195,34 @@ class Bench:
             self.plans.append(problem)
             return make_plan(problem)
 
-        self.plan = plan
+        self.plan, self._add_terms = plan, add_terms
         begin_jobs(self.journal, jobs, faults={})
         job_table = JobTable(self.journal)
         job_table.add(self.entry(each, *(profiles[each.name] if profiles else (profile(),))) for each in jobs)
         clock = self.runner.clock
+
+        def wall_clock():
+            return self.runner.epoch_s + clock()
+
         self.executor = Executor(
             cluster=self.cluster,
             leases=self.leases,
             holder="test",
             job_table=job_table,
             engine=self.runner,
-            replanner=Replanner(name="batch", make_plan=plan, policy=policy, clock=clock, background=at_once),
+            replanner=Replanner(
+                name="batch",
+                make_plan=plan,
+                add_terms=add_terms,
+                policy=policy,
+                clock=clock,
+                wall_clock=wall_clock,
+                background=at_once,
+            ),
             listeners=[self.events.append, self._watch_devices, self._tell_others],
             steering=steering,
             clock=clock,
+            wall_clock=wall_clock,
         )
         self.runner.messages.clear()  # those of a former executor
         self.executor._inbox = self.runner
@@ -225,7 +239,7 @@ class Bench:
         """Returns the plan to begin with, as a run on this machine makes it; None where nothing is left to plan."""
         table = self.executor.job_table
         self.executor._outcome_policy.fail_orphans()
-        problem = problem_left(table, self.cluster, name="batch", add_terms=lambda problem: problem)
+        problem = problem_left(table, self.cluster, name="batch", add_terms=self._add_terms)
         why = "resumed" if self.journal.plans() else "start"
         return None if problem is None else PlanUpdate(problem=problem, plan=self.plan(problem), why=why)
 
