@@ -55,6 +55,16 @@ OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
         "model_lineage/ledger/ledger.py",
         "model_lineage/tensors/comparison.py",
     ),
+    # models whose weights are quantized after they were trained, or that learn with it
+    "quantized_base": (
+        f"{FEATURES}/quantization_aware/__init__.py",
+        f"{FEATURES}/quantization_aware/batch.py",
+        f"{FEATURES}/quantization_aware/trainer.py",
+        "tasks/batch/adaptation_rules.py",
+        "techniques/job.py",
+        "techniques/models/export.py",
+        "techniques/models/quantization.py",
+    ),
     # the sources of definitions
     "ludwig": ("techniques/data/sources/feature_rows.py", "techniques/models/feature_model.py"),
 }

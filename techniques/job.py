@@ -1,12 +1,12 @@
 """Job and its values: everything that determines the trained weights, and nothing about parallelism."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from ringmaster.codec import SINCE_LATER, set_fields, stored_features
+from ringmaster.codec import SINCE_LATER, feature_items, set_fields, stored_features
 from ringmaster.findings import Raw, as_mapping
 from ringmaster.techniques.job_features import (
     MAX_AT_ONCE,
@@ -350,9 +350,14 @@ class Job:
         return self.model.command is not None
 
     @property
-    def base_format(self) -> str | None:
-        """The format in which the frozen weights below the adapter are held; None for the weights as they are."""
-        return next((name for feature in self.features if (name := feature.base_format) is not None), None)
+    def base_changes(self) -> dict[str, str]:
+        """The keys of the features that change the weights below the adapter, and their texts."""
+        changes = (each for each in self.features if each.changes_base)
+        return {key: text for each in changes for key, text in feature_items(each).items()}
+
+    def on_base(self, changes: Sequence[JobFeature] = ()) -> "Job":
+        """Returns the job with other changes of the weights below its adapter; with none, they are as they were."""
+        return replace(self, features=(*(each for each in self.features if not each.changes_base), *changes))
 
     @property
     def runs_elsewhere(self) -> bool:
@@ -453,13 +458,15 @@ class Job:
         """Returns the short runs that are compared before the job is trained."""
         return [search for feature in self.features for search in feature.searches(self)]
 
+    @property
     def variants(self) -> dict[Variant, "Job"]:
-        """Returns its variants other than its own, as jobs to be profiled."""
-        return {variant: job for feature in self.features for variant, job in feature.variants(self).items()}
+        """The ways in which it may be trained after a while, its own first; none of a job that does not change."""
+        others = {variant: job for feature in self.features for variant, job in feature.variants(self).items()}
+        return {self.phase(0).variant: self} | others if others else {}
 
     def with_variants(self) -> tuple["Job", ...]:
         """Returns the job and its variants."""
-        return (self, *self.variants().values())
+        return tuple(self.variants.values()) or (self,)
 
     @property
     def varies(self) -> bool:

@@ -133,6 +133,8 @@ class JobFeature(FileKeys):
         objective: the objective of a batch without which no job may have the feature; "" for any.
         parents_share_model: whether the jobs that it names have the model of the job.
         runs_elsewhere: whether such a job has a Python of its own, with modules that this process may not find.
+        changes_base: whether it changes the weights below an adapter, by `change_base`. The values of its keys are
+            texts, which the file of the adapter's weights keeps.
     """
 
     effects: ClassVar[Effect] = Effect.WEIGHTS | Effect.STEP | Effect.TIME
@@ -146,6 +148,7 @@ class JobFeature(FileKeys):
     objective: ClassVar[str] = ""
     parents_share_model: ClassVar[bool] = True
     runs_elsewhere: ClassVar[bool] = False
+    changes_base: ClassVar[bool] = False
 
     @property
     def started_from(self) -> FirstCheckpoint | None:
@@ -200,11 +203,6 @@ class JobFeature(FileKeys):
         return self
 
     @property
-    def base_format(self) -> str | None:
-        """The format in which the frozen weights below an adapter are held; None for the weights as they are."""
-        return None
-
-    @property
     def is_empty(self) -> bool:
         """Whether a job with the feature is the same as without."""
         return not feature_items(self)
@@ -217,6 +215,9 @@ class JobFeature(FileKeys):
     def why_not(self, technique: Any) -> str | None:
         """Returns why a technique (a `Technique`) cannot train a job with the feature, or None."""
         return None
+
+    def change_base(self, model: Any, adapter: Any) -> None:
+        """Changes a model (an `nn.Module`) in place, before an adapter (an `Adapter`) is attached to it."""
 
     def why_not_on(self, device_kind: str) -> str | None:
         """Returns why a job with the feature cannot be trained on devices of a kind ("cpu" or "gpu"), or None."""
@@ -347,3 +348,9 @@ def feature_of(key: str, value: Any) -> JobFeature:
     kind = feature_kind(key)
     assert kind is not None, f"no feature has the key {key}"
     return from_json(kind, value if kind.key else {key: value})
+
+
+def base_changes(texts: Mapping[str, str]) -> tuple[JobFeature, ...]:
+    """Returns the features that change the weights below an adapter, from their keys and texts among others."""
+    kinds = {key: kind for key in texts if (kind := feature_kind(key)) is not None}
+    return tuple(feature_of(key, texts[key]) for key, kind in kinds.items() if kind.changes_base)

@@ -294,7 +294,7 @@ def _made_findings(
     taken: dict[str, JobEntry | None] = {**dict.fromkeys(others), **{entry.name: entry for entry in entries}}
     for entry, place in zip(entries, places, strict=True):
         parts = _parts(entry)
-        jobs = [job for part in parts for job in (part, *part.searches(), *part.variants().values())]
+        jobs = [job for part in parts for job in (part, *part.searches(), *part.with_variants())]
         made = {job.name: job for job in jobs if job.name != entry.name}
         # The jobs of a batch made in Python may have the short runs among them.
         clashes = [n for n in made if n in taken and ((other := taken[n]) is None or _job(other) != made[n])]

@@ -43,13 +43,8 @@ def jobs_left(records: Mapping[str, JobRecord], names: Iterable[str]) -> list[st
 
 
 def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict[Variant, tuple[Profile, ...]]:
-    """Returns the options of the variants of a job that may change, its own first; none for another job.
-
-    profiles: by name, of the job and of its `Job.variants`.
-    """
-    others = job.variants()
-    own = {job.phase(0).variant: tuple(profiles.get(job.name, ()))} if others else {}
-    return own | {variant: tuple(profiles.get(other.name, ())) for variant, other in others.items()}
+    """Returns the options of each of `Job.variants`. profiles: by the names of their jobs."""
+    return {variant: tuple(profiles.get(each.name, ())) for variant, each in job.variants.items()}
 
 
 class GroupTable:

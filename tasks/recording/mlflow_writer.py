@@ -455,7 +455,7 @@ class MlflowWriter:
             num_steps=record.step,
             code_version=self._code_version,
             seed=job.seed,
-            quantized_base=job.base_format,
+            quantized_base=", ".join(job.base_changes.values()) or None,
             started_from=started_from,
             retraining=self._batch.retraining or None,
         )

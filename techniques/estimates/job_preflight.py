@@ -97,8 +97,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     if is_narrowed and (folder := order.weights.get(job.name)) and (larger := model_of_folder(Path(folder))):
         with explained("adaptation: it does not suit the base", "correct model.config"):
             tensor_sources(skeleton(larger, data), skeleton(job.model, data))
-    in_4_bits = job.base_format is not None
-    facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=in_4_bits)
+    facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, base_changes=job.base_changes)
     if tried is not None:
         facts = with_probe(facts, tried, job)
     if job.adapter is not None and facts.decoder is not None and (more := _other_columns(job, data, order)):

@@ -34,8 +34,8 @@ from ringmaster.techniques.models.model_folders import (
     tensor_shapes,
     tensors_in,
 )
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
-from ringmaster.techniques.models.quantization import load_quantized, quantize_base
+from ringmaster.techniques.models.peft_format import base_changes_of, base_of, is_adapter, read_adapter
+from ringmaster.techniques.models.quantization import load_quantized
 from ringmaster.techniques.models.transcripts import WHISPER, begin_transcripts
 from ringmaster.techniques.models.weight_values import check_stored_values, check_values
 
@@ -191,12 +191,14 @@ def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.
 
 
 def build_base(spec: ModelSpec, *, data: PreparedData, seed: int, folder: Path) -> nn.Module:
-    """The model that the adapter in a folder is on, quantized as it was when the adapter was trained."""
+    """The model that the adapter in a folder is on, changed as it was when the adapter was trained."""
     base = base_of(folder)
     if spec.has_fresh_head and base is not None:  # the head that it may lack is among the adapter's weights
         spec, base = replace(spec, from_pretrained=str(base)), None
     model = build_model(spec, data=data, seed=seed, weights_from=base)
-    return quantize_base(model, read_adapter(folder)) if quantized_base(folder) else model
+    for change in base_changes_of(folder):
+        change.change_base(model, read_adapter(folder))
+    return model
 
 
 def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:

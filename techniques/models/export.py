@@ -307,7 +307,7 @@ def export_adapter(
     spec: the model that the adapter is on.
     base: the folder or hub name with that model's weights, if any.
     state: the adapter's whole tensors, under the model's names.
-    job: as of `export_model`; the metadata of the weights' file keep the format of its base in 4 bits.
+    job: as of `export_model`; the metadata of the weights' file keep what changes the weights of its base.
     add_files: adds further files to the temporary folder.
     """
     from safetensors.torch import save_file
@@ -327,8 +327,8 @@ def export_adapter(
     with publish(folder) as aside:
         _save_loss(aside, job)
         (aside / peft_format.ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
-        in_4_bits = {peft_format.QUANTIZED_BASE: job.base_format} if job is not None and job.base_format else {}
-        save_file(tensors, aside / peft_format.ADAPTER_WEIGHTS, metadata={"format": "pt"} | in_4_bits)
+        metadata = peft_format.FORMAT | ({} if job is None else job.base_changes)
+        save_file(tensors, aside / peft_format.ADAPTER_WEIGHTS, metadata=metadata)
         add_files(aside)
         _copy_description(aside, model, prepared=prepared, base=base)
 

@@ -1,7 +1,7 @@
 """Facts about a model for techniques and the planner, computed on the meta device before any weight exists."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,13 +9,13 @@ from torch import nn
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job_features import base_changes as changes_in
 from ringmaster.techniques.job_specs import Adapter, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.adapters import attach, own_leaves
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import DROPOUTS, decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.sharding.experts import expert_modules, has_router_loss
 from ringmaster.techniques.training.bound_loss import loss_of
 from ringmaster.techniques.training.optimizers import freeze
@@ -41,31 +41,32 @@ def model_facts(
     data: PreparedData,
     adapter: Adapter | None = None,
     frozen: Sequence[str] = (),
-    in_4_bits: bool = False,
+    base_changes: Mapping[str, str] | None = None,
 ) -> ModelFacts:
     """The facts of the model that `build_model` would build, with the adapter that it is trained with; cached.
 
     frozen: patterns of the parameters that are not trained.
-    in_4_bits: whether the adapter's base is quantized.
+    base_changes: what changes the weights below the adapter, as in `Job.base_changes`.
     Raises the ValueErrors of `build_model`, except those about weights, of `adapters.attach`, and of
     `training.parameters.freeze`.
     """
     if spec.command is not None:
         return UNKNOWN
-    return _facts(json.dumps([to_json(spec), to_json(data), to_json(adapter), list(frozen), in_4_bits], sort_keys=True))
+    key = [to_json(spec), to_json(data), to_json(adapter), list(frozen), base_changes or {}]
+    return _facts(json.dumps(key, sort_keys=True))
 
 
 @lru_cache(maxsize=256)
 def _facts(key: str) -> ModelFacts:
-    spec, data, adapter, frozen, in_4_bits = json.loads(key)
+    spec, data, adapter, frozen, changes = json.loads(key)
     spec = from_json(ModelSpec, spec)
     model = skeleton(spec, from_json(PreparedData, data))
     layers = [model.get_submodule(name) for name in layer_names(model)]
     decoder = decoder_of(model, layers, from_json(PreparedData, data))  # of the model before it is adapted
     undivided = "" if adapter is None else _undivided(model, from_json(Adapter, adapter))
     if adapter is not None:
-        if in_4_bits:
-            quantize_base(model, from_json(Adapter, adapter))
+        for change in changes_in(changes):
+            change.change_base(model, from_json(Adapter, adapter))
         attach(model, from_json(Adapter, adapter), seed=0)
     if frozen:
         freeze(model, frozen)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.job_features import JobFeature, base_changes
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models.model_folders import LOSS, REFERENCE, has_weights, metadata_of, read_json
@@ -285,13 +286,14 @@ def parameter_name(tensor: str) -> str:
     return f"{name}.weight" if name.endswith(MAGNITUDE) else name
 
 
-QUANTIZED_BASE = "quantize_base"
-"""The metadata key of the format in which the base was quantized that an adapter was trained on."""
+FORMAT = {"format": "pt"}
+"""The metadata of the file of any adapter's weights."""
 
 
-def quantized_base(folder: Path) -> str | None:
-    """Returns the format of the quantized base that an adapter was trained on by Ringmaster, or None."""
-    return metadata_of(folder / ADAPTER_WEIGHTS).get(QUANTIZED_BASE)
+def base_changes_of(folder: Path) -> tuple[JobFeature, ...]:
+    """Returns what changed the weights below an adapter when Ringmaster trained it."""
+    metadata = metadata_of(folder / ADAPTER_WEIGHTS)
+    return base_changes({key: text for key, text in metadata.items() if key not in FORMAT})
 
 
 def has_lost_base(folder: Path) -> bool:

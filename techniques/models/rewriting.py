@@ -27,7 +27,7 @@ from ringmaster.techniques.models.build import build_model, model_config
 from ringmaster.techniques.models.export import export_model, export_quantized
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, resolved
+from ringmaster.techniques.models.peft_format import base_changes_of, base_of, is_adapter, resolved
 from ringmaster.techniques.models.pruning import prune
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.models.structured_pruning import narrow
@@ -92,23 +92,21 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
     """
     folder = Path(order.model_dir).absolute()
     if not is_adapter(folder):
-        return replace(
-            order, job=replace(order.job.with_key("quantize_base", None), adapter=None), model_dir=str(folder)
-        )
+        return replace(order, job=replace(order.job.on_base(), adapter=None), model_dir=str(folder))
     base, adapter, trained = base_of(folder), resolved(Adapter(from_pretrained=str(folder))), order.job.adapter
     if trained is not None and (trained.continues_base or trained.from_pretrained is not None):
         adapter = replace(adapter, base_adapter=CONTINUE)  # so what it began with is another adapter, not the base
-    job = replace(order.job, adapter=adapter).with_key("quantize_base", quantized_base(folder))
+    job = replace(order.job, adapter=adapter).on_base(base_changes_of(folder))
     return replace(order, job=job, model_dir=str(base or ""))
 
 
 def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device's memory, as an evaluation needs less; else the smallest."""
-    in_4_bits = order.job.base_format is not None
-    facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter, in_4_bits=in_4_bits)
+    job = order.job
+    facts = model_facts(job.model, data=prepared, adapter=job.adapter, base_changes=job.base_changes)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)
-    configs = list(technique.configs(order.job, shape, facts))
-    needs = [technique.estimate_memory(order.job, shape, config, facts) for config in configs]
+    configs = list(technique.configs(job, shape, facts))
+    needs = [technique.estimate_memory(job, shape, config, facts) for config in configs]
     fitting = [config for config, least_bytes in zip(configs, needs, strict=True) if least_bytes <= shape.memory_bytes]
     return fitting[0] if fitting else configs[needs.index(min(needs))]
 
@@ -283,9 +281,7 @@ def _measure(
 ) -> ModelMeasurements:
     data = order.data or to_json(prepare(order.data_spec, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(
-        job=replace(
-            order.job.without(AdaptationSpec).with_key("quantize_base", None), model=model, base=None, adapter=None
-        ),
+        job=replace(order.job.without(AdaptationSpec).on_base(), model=model, base=None, adapter=None),
         model_dir=str(folder),
         data=data,
         slot=order.slots[0],

@@ -19,7 +19,7 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.model_folders import model_of_folder
-from ringmaster.techniques.models.peft_format import base_name, base_of, is_adapter, quantized_base, read_adapter
+from ringmaster.techniques.models.peft_format import base_changes_of, base_name, base_of, is_adapter, read_adapter
 from ringmaster.techniques.processes.order import Slot
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def base_key(folder: Path) -> str | None:
         return str(folder.resolve())
     try:
         adapter, base = read_adapter(folder), base_name(folder)
-        if adapter.dora or adapter.kind == "prompt" or quantized_base(folder):
+        if adapter.dora or adapter.kind == "prompt" or base_changes_of(folder):
             return None
     except (OSError, ValueError):  # reported when the model runs alone
         return None

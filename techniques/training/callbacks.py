@@ -256,6 +256,8 @@ def further_configs(job: Job, technique: Technique, *, device_kind: str) -> list
 
 def change_base(order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
     """Changes the model of an order in place, before an adapter is attached."""
+    for feature in order.job.features if adapter is not None else ():
+        feature.change_base(model, adapter)
     for callback in callback_classes():
         callback.change_base(order, model, adapter)
 

@@ -185,9 +185,7 @@ class Workbench:
     def facts(self, job: Job) -> ModelFacts:
         """Returns the facts about the job's model that are known before planning."""
         data = prepare(job.data, cache_dir=self.cache_dir)
-        facts = model_facts(
-            job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.base_format is not None
-        )
+        facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, base_changes=job.base_changes)
         return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir), job)
 
     def shape(self, num_devices: int) -> GangShape:

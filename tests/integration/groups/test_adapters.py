@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
 from ringmaster.features.quantized_base.job import QuantizedBase
+from ringmaster.features.quantized_base.layers import quantize_base
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
@@ -21,7 +22,6 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_checkpoint, export_model
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.models.rewriting import EvaluationOrder
 from tests.integration.evaluating import evaluate_model
 from tests.integration.workbench import (
@@ -167,7 +167,7 @@ def test_the_bytes_of_a_base_in_4_bits_are_those_that_torch_allocates(bench):
     model = attach(quantize_base(build_model(wide, data=data, seed=0), LORA), LORA, seed=0)
     storages = [each.untyped_storage() for each in (*model.parameters(), *model.buffers())]
     allocated = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    facts = model_facts(wide, data=data, adapter=LORA, in_4_bits=True)
+    facts = model_facts(wide, data=data, adapter=LORA, base_changes={"quantize_base": "nf4"})
     assert facts.parameter_bytes == pytest.approx(allocated, rel=0.01)
     assert facts.parameter_bytes < 0.4 * model_facts(wide, data=data, adapter=LORA).parameter_bytes
 

@@ -96,9 +96,7 @@ def predicted_and_measured(bench, tmp_path, model, layout, **changes):
         "job": to_json(job),
         "data": to_json(data),
         "facts": to_json(
-            model_facts(
-                job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.base_format is not None
-            )
+            model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, base_changes=job.base_changes)
         ),
         "cache_dir": str(tmp_path),
     }

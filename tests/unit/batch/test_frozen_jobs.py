@@ -30,7 +30,7 @@ DATA = {
 
 
 def state(job):
-    made = [digest([*job.searches(), *job.variants().values()])] if job.num_steps else []
+    made = [digest([*job.searches(), *job.with_variants()[1:]])] if job.num_steps else []
     return {
         "job": {key: value for key, value in to_json(job).items() if FROZEN["stored_job"].get(key) != value},
         "all": digest(job),

@@ -160,7 +160,7 @@ def test_local_updates_are_chosen_by_the_share_of_exchanges(bytes_per_s, sync_ev
     variables, target = Variables(sync_every=(1, 8, 32), workers=2), Target(metric="loss", at_most=1.0)
     job = replace(JOB, num_steps=1000, features=(variables, target))
     seconds = {(16, "fp32", 1): step_s("ddp", rates=rates)}
-    for variant, other in job.variants().items():
+    for variant, other in [*job.variants.items()][1:]:
         seconds[variant] = step_s("local", rates=rates, workload=replace(WORKLOAD, job=other))
     profiles = {
         variant: (Profile(technique="any", num_devices=2, num_ranks=2, step_s=each, peak_bytes=1),)

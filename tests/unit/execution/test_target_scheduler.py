@@ -81,9 +81,10 @@ def test_a_quicker_precision_is_taken_without_a_measurement():
 
 
 def test_variants_are_jobs_with_names_of_their_own():
-    others = VARYING.with_features(Variables(global_batch_size=(32, 16))).variants()
-    assert {key: (each.name, each.global_batch_size) for key, each in others.items()} == {
-        (32, "fp32", 1): ("a.32.fp32", 32)
+    variants = VARYING.with_features(Variables(global_batch_size=(32, 16))).variants
+    assert {key: (each.name, each.global_batch_size) for key, each in variants.items()} == {
+        (16, "fp32", 1): ("a", 16),
+        (32, "fp32", 1): ("a.32.fp32", 32),
     }
 
 
@@ -135,12 +136,12 @@ def test_without_options_on_several_devices_exchanges_take_no_share():
 
 
 def test_variants_with_local_updates_are_profiled_in_the_steps_between_exchanges():
-    others = RELAXED.variants()
-    assert [each.feature(LocalUpdates) for each in others.values()] == [
+    others = RELAXED.with_variants()[1:]
+    assert [each.feature(LocalUpdates) for each in others] == [
         LocalUpdates(workers=4, sync_every=8),
         LocalUpdates(workers=4, sync_every=32),
     ]
-    assert [each.name for each in others.values()] == ["a.16.fp32.8", "a.16.fp32.32"]
+    assert [each.name for each in others] == ["a.16.fp32.8", "a.16.fp32.32"]
 
 
 class Probing(FakeRunner):
@@ -173,7 +174,7 @@ class Varying(Bench):
         }
         self.notices, journal = [], journal or open_journal(folder)
         profiles = {"a": self.variants[job.phase(0).variant]}
-        profiles |= {other.name: self.variants[variant] for variant, other in job.variants().items()}
+        profiles |= {other.name: self.variants[variant] for variant, other in job.variants.items()}
         jobs, paths = [*job.searches(), job], RunPaths(folder=folder, cache_dir=folder)
         self.scheduler = TargetScheduler(
             SteeredBatch(journal=journal, jobs=jobs, profiles=profiles, paths=paths, notice=self.choices_or_hints)

@@ -20,16 +20,19 @@ class QuantizedBase(JobFeature):
     """
 
     effects = Effect.WEIGHTS | Effect.STEP | Effect.TIME | Effect.MODEL
+    changes_base = True
 
     quantize_base: Annotated[
         Annotated[str, Choices((NF4,))] | None,
         Description("nf4, for the base of an adapter in 4 bits, or leave the key out"),
     ] = None
 
-    @property
-    def base_format(self) -> str | None:
-        """The format of the frozen weights."""
-        return self.quantize_base
+    def change_base(self, model: Any, adapter: Any) -> None:
+        """Replaces the linear layers in place."""
+        from ringmaster.features.quantized_base.layers import quantize_base  # which imports torch
+
+        if self.quantize_base is not None:
+            quantize_base(model, adapter)
 
     def why_not(self, technique: Any) -> str | None:
         """Requires that rows of weights are neither divided nor moved."""
