@@ -71,6 +71,8 @@ class Profile:
         that is present.
     own_step_s: the part of `step_s` by which a step of the gang takes longer while this job is present.
     device_type: the kind of devices that the profile holds for, where a pool has several; empty where it holds for all.
+    holds_devices: whether its gang ends by itself, which no plan can foresee: while it runs, plans have neither the job
+        nor its devices.
     """
 
     technique: str
@@ -94,6 +96,7 @@ class Profile:
     predicted_step_s: float | None = field(default=None, metadata=SINCE_LATER)
     num_measured_steps: int = field(default=0, metadata=SINCE_LATER)
     key: ProfileKey | None = field(default=None, metadata=SINCE_LATER)
+    holds_devices: bool = field(default=False, metadata=SINCE_LATER)
 
     @property
     def is_untrusted(self) -> bool:

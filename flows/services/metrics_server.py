@@ -5,7 +5,8 @@ are away, and continues when another controller leads.
 
 The module `routes` of a feature adds pages by `ROUTES`, which returns the routes of a pool: it is called with the
 pool's address, and with a function that returns whether the server is about to end. `PAGES` names those of them that
-`ringmaster up` lists, with their paths.
+`ringmaster up` lists, with their paths. The routes of `KEYED_ROUTES` check keys of their own, and are not behind the
+password.
 """
 
 import argparse
@@ -237,9 +238,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report_faults(error.faults)
         return INPUT_FAULT
     monitor = PoolMonitor(lambda: Database(pool.database, timeout_s=0.0))
-    makers = [module.ROUTES for module in modules("routes") if hasattr(module, "ROUTES")]
-    routes = [route for routes_of in makers for route in routes_of(pool, lambda: server.should_exit)]
-    app = metrics_app(monitor.measurement, username=pool.username, password=pool.password, routes=routes)
+    routes, keyed_routes = (
+        [route for routes_of in makers for route in routes_of(pool, lambda: server.should_exit)]
+        for makers in (
+            [getattr(module, name) for module in modules("routes") if hasattr(module, name)]
+            for name in ("ROUTES", "KEYED_ROUTES")
+        )
+    )
+    app = metrics_app(
+        monitor.measurement,
+        username=pool.username,
+        password=pool.password,
+        routes=routes,
+        keyed_routes=keyed_routes,
+    )
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     server: uvicorn.Server = server_of(
         checked(app, hosts), role=ProcessRole.METRICS, host=requested.host, port=requested.port, log_level="warning"
@@ -267,7 +279,12 @@ def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event,
 
 
 def metrics_app(
-    measure: Callable[[], Measurement], *, username: str, password: str, routes: Sequence[BaseRoute] = ()
+    measure: Callable[[], Measurement],
+    *,
+    username: str,
+    password: str,
+    routes: Sequence[BaseRoute] = (),
+    keyed_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """Returns the application. Without the password, it only answers that it is up.
 
@@ -276,6 +293,7 @@ def metrics_app(
         username: Of the pool's servers.
         password: Of the pool's servers.
         routes: Further routes behind the password, such as those of features.
+        keyed_routes: Further routes that check keys of their own.
     """
     registry = CollectorRegistry()
     registry.register(PoolCollector(measure))
@@ -291,7 +309,7 @@ def metrics_app(
         return PlainTextResponse("OK\n")
 
     own = PasswordCheck(Starlette(routes=[Route(METRICS_PATH, metrics), *routes]), username=username, password=password)
-    return Starlette(routes=[Route(HEALTH_PATH, health), Mount("/", own)])
+    return Starlette(routes=[Route(HEALTH_PATH, health), *keyed_routes, Mount("/", own)])
 
 
 if __name__ == "__main__":

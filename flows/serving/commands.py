@@ -7,15 +7,19 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ringmaster.flows import settings
 from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.exit_codes import SIGNALLED
-from ringmaster.flows.output import error_console, print_json, styled, write_document
+from ringmaster.flows.output import error_console, notice, print_json, styled, write_document
 from ringmaster.flows.serving.client_rows import endpoint_runs
+
+if TYPE_CHECKING:
+    from ringmaster.flows.serving.endpoint_file import EndpointFile
+    from ringmaster.flows.serving.endpoint_server import ServedEndpoint
 
 KIND = "endpoint"
 
@@ -25,18 +29,24 @@ def serve(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, with the URL and the key, once it answers.")
     ] = False,
+    on_pool: Annotated[
+        bool, typer.Option("--pool", help="Serve on a node of the pool, as a job, and return once it answers.")
+    ] = False,
 ) -> None:
-    """Serve clients of the Tinker API on this machine: each trains an adapter of a base by its own loop."""
+    """Serve clients of the Tinker API, here or on a pool: each trains an adapter of a base by its own loop."""
     from ringmaster.errors import input_errors
     from ringmaster.extras import require_extra
     from ringmaster.flows.serving.compute_link import RecordingProcess
     from ringmaster.flows.serving.endpoint_file import load_endpoint_file
-    from ringmaster.flows.serving.endpoint_server import EndpointServer, ServedEndpoint, served_device
+    from ringmaster.flows.serving.endpoint_server import EndpointServer, served_device
 
     entry = load_endpoint_file(file)
     with input_errors():
         require_extra("serve", feature=f"the endpoint {entry.name}")
     settings.check_folders(settings.home())
+    if on_pool:
+        _serve_on_pool(entry, as_json=as_json)
+        return
     recording = RecordingProcess(file)
     device = entry.serve.device or served_device()
     server = EndpointServer(entry, home=settings.home(), device=device, record=recording.start)
@@ -46,24 +56,39 @@ def serve(
         received.append(number)
         threading.Thread(target=server.end, name="stop", daemon=True).start()  # the handler interrupts what it sets
 
-    def announce(served: ServedEndpoint) -> None:
-        if as_json:
-            others = {"keys": served.keys} if len(served.keys) > 1 else {}
-            print_json({"url": served.url, "key": served.key, **others})
-        elif error_console().is_terminal:
-            for owner, key in served.keys.items():
-                error_console().print(styled(f"{owner}:", "bold"), f"TINKER_BASE_URL={served.url} TINKER_API_KEY={key}")
-        else:  # others may read a file
-            error_console().print(f"{served.url}, keys: `cat {server.keys_file}`", soft_wrap=True)
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    server.run(announce)
+    server.run(lambda served: _announce(served, keys_file=server.keys_file, as_json=as_json))
     if received:
         raise typer.Exit(SIGNALLED + received[0])
     recording.wait()
     recording.start()  # clients that have ended since
     recording.wait()
+
+
+def _announce(served: ServedEndpoint, *, keys_file: Path, as_json: bool) -> None:
+    if as_json:
+        others = {"keys": served.keys} if len(served.keys) > 1 else {}
+        print_json({"url": served.url, "key": served.key, **others})
+    elif error_console().is_terminal:
+        for owner, key in served.keys.items():
+            error_console().print(styled(f"{owner}:", "bold"), f"TINKER_BASE_URL={served.url} TINKER_API_KEY={key}")
+    else:  # others may read a file
+        error_console().print(f"{served.url}, keys: `cat {keys_file}`", soft_wrap=True)
+
+
+def _serve_on_pool(entry: EndpointFile, *, as_json: bool) -> None:
+    """Submits an endpoint to the pool, and returns once it answers. It goes on until it is idle or cancelled."""
+    from ringmaster.flows.pool.batch_requests import open_database, pool_address
+    from ringmaster.flows.serving.endpoint_server import KEYS_FILE
+    from ringmaster.flows.serving.pool_submission import submit_endpoint, wait_until_served
+
+    pool = pool_address()
+    with open_database(pool) as database:
+        endpoint = submit_endpoint(entry, database, home=settings.home())
+        notice(f"{entry.name} is submitted; `ringmaster jobs cancel {entry.name}` ends it")
+        served = wait_until_served(endpoint, database, pool=pool, notice=notice)
+    _announce(served, keys_file=endpoint.folder / KEYS_FILE, as_json=as_json)
 
 
 def with_endpoint_schema(command: Callable[..., None]) -> Callable[..., None]:

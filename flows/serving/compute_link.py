@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ringmaster.errors import RingmasterError
 
@@ -56,7 +56,13 @@ class ComputeSettings:
 
 
 class ComputeLink:
-    """Calls to the process. One thread uses it."""
+    """Calls to the process. One thread uses it.
+
+    own_session: Ctrl-C at a terminal reaches the server alone, which then ends the process. Without, the process is in
+        the server's process group, with which the ranks of a pool's node are killed.
+    """
+
+    own_session: ClassVar[bool] = True
 
     def __init__(self, settings: ComputeSettings) -> None:
         self._settings = settings
@@ -85,7 +91,7 @@ class ComputeLink:
                 text=True,
                 # Threads that wait for each other would else spin: on a busy machine, a hundred times as long.
                 env={"OMP_WAIT_POLICY": "PASSIVE", **child_environment()},
-                start_new_session=True,  # Ctrl-C at a terminal reaches the server alone, which then ends the process
+                start_new_session=self.own_session,
             )
         self._exchange({**asdict(self._settings), "folder": str(self._settings.folder)})
 
@@ -141,16 +147,20 @@ class RecordingProcess:
     """Records the clients of an endpoint that have ended (`recording`), one process at a time.
 
     file: of the endpoint.
+    own_session: as of `ComputeLink`.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, own_session: bool = True) -> None:
+        self._own_session = own_session
         self._command = [sys.executable, "-P", "-m", RECORDING, str(file.absolute())]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Starts to record, unless that is being done."""
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(self._command, env=child_environment(), start_new_session=True)
+            self._process = subprocess.Popen(
+                self._command, env=child_environment(), start_new_session=self._own_session
+            )
 
     def wait(self) -> None:
         """Waits until what was begun is recorded."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ringmaster.errors import InputError
 from ringmaster.files import write_atomically
 from ringmaster.flows.output import ProcessRole
-from ringmaster.flows.services.serving import LOOPBACK, checked, server_of
+from ringmaster.flows.services.serving import LOOPBACK, checked, in_url, names_of, server_of
 from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied, ComputeSettings
 from ringmaster.flows.serving.endpoint_file import BaseEntry, EndpointFile
 from ringmaster.flows.serving.endpoint_service import EndpointService
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 FOLDER = "endpoints"
 STORE_FILE, SERVER_FILE, KEYS_FILE, PORT_FILE = "endpoint.sqlite", "server.json", "keys.json", "port"
 BASE_FILE = "base.json"
+POOL_FILE = "endpoint.yaml"
+"""The file of an endpoint that runs on a pool, in its folder, which the nodes share."""
+LOCK_FILE = "server.lock"
 KEY_PREFIX = "tml-"  # without it, the client refuses a key
 LOOK_EVERY_S = 0.5
 GRACE_S = 2.0  # for connections that wait for answers, when the server ends
@@ -60,6 +63,11 @@ def endpoint_folder(home: Path, name: str) -> Path:
     return home / FOLDER / name
 
 
+def open_store(folder: Path) -> EndpointStore:
+    """Opens what an endpoint remembers, in its folder."""
+    return EndpointStore(folder / STORE_FILE, is_shared=(folder / POOL_FILE).exists())
+
+
 def served_device() -> str:
     """Returns the first GPU of this machine, or else its CPU."""
     from ringmaster.tasks.cluster import gpus
@@ -77,22 +85,23 @@ def kept_keys(folder: Path, owners: list[str]) -> dict[str, str]:
     return keys
 
 
-def bound_socket(folder: Path, wanted: int | None) -> socket.socket:
-    """Returns a socket on loopback: on the port that is wanted, else on that of the last server, else on any."""
+def bound_socket(folder: Path, wanted: int | None, *, host: str = LOOPBACK[0]) -> socket.socket:
+    """Returns a socket of an address: on the port that is wanted, else on that of the last server, else on any."""
     file = folder / PORT_FILE
     kept = int(file.read_text()) if file.exists() else 0
     # With the protocol named, asyncio sends without delay (TCP_NODELAY): else each answer takes 40 ms more.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((LOOPBACK[0], wanted or kept))
+        listener.bind((host, wanted or kept))
     except OSError as error:
         if wanted is not None:
             listener.close()
             raise InputError(
-                [f"port {wanted} of {LOOPBACK[0]} cannot be used: {error.strerror}. To fix: another `port`"]
+                [f"port {wanted} of {host} cannot be used: {error.strerror}. To fix: another `port`"]
             ) from error
-        listener.bind((LOOPBACK[0], 0))
+        listener.bind((host, 0))
     write_atomically(file, str(listener.getsockname()[1]).encode())
     return listener
 
@@ -130,7 +139,7 @@ def _fields(base: BaseEntry) -> dict[str, str]:
 @contextmanager
 def alone(folder: Path, name: str) -> Iterator[None]:
     """Raises InputError where another process serves the same endpoint."""
-    with (folder / "server.lock").open("a") as file:
+    with (folder / LOCK_FILE).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -146,6 +155,7 @@ class EndpointServer:
     device: such as "cpu".
     link_of: makes the link to the process of a base.
     record: starts to record the clients that have ended, and returns at once.
+    host: the address on which it listens.
     """
 
     def __init__(
@@ -156,7 +166,9 @@ class EndpointServer:
         device: str,
         link_of: Callable[[ComputeSettings], ComputeLink] = ComputeLink,
         record: Callable[[], None] = lambda: None,
+        host: str = LOOPBACK[0],
     ) -> None:
+        self._host = host
         self._entry, self._folder, self._device = entry, endpoint_folder(home, entry.name), device
         self._link_of, self._record = link_of, record
         self._end = threading.Event()
@@ -183,16 +195,16 @@ class EndpointServer:
             for base in self._entry.serve.bases:
                 check_base(base_folder(self._folder, base.name), base)
             keys = kept_keys(self._folder, self._entry.serve.owners)
-            listener = bound_socket(self._folder, self._entry.serve.port)
-            url = f"http://{LOOPBACK[0]}:{listener.getsockname()[1]}"
-            store = self.store = EndpointStore(self._folder / STORE_FILE)
+            listener = bound_socket(self._folder, self._entry.serve.port, host=self._host)
+            url = f"http://{in_url(self._host)}:{listener.getsockname()[1]}"
+            store = self.store = open_store(self._folder)
             store.drop_ended()
             service = EndpointService(self._entry.serve, store)
             self._schedulers.update(self._schedulers_of(service))
             server = server_of(
-                checked(EndpointApp(service, keys=keys).app, LOOPBACK),
+                checked(EndpointApp(service, keys=keys).app, names_of(self._host)),
                 role=ProcessRole.METRICS,
-                host=LOOPBACK[0],
+                host=self._host,
                 port=0,
                 log_level="warning",
             )

@@ -18,7 +18,7 @@ from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.lineage.home import LineageHome, lineage_home
 from ringmaster.flows.output import notice
 from ringmaster.flows.serving.endpoint_file import load_endpoint_file
-from ringmaster.flows.serving.endpoint_server import STORE_FILE, endpoint_folder
+from ringmaster.flows.serving.endpoint_server import endpoint_folder, open_store
 from ringmaster.flows.serving.endpoint_service import FINAL
 from ringmaster.flows.serving.messages import CheckpointUri
 from ringmaster.flows.serving.store import Checkpoint, EndpointStore, TrainingClient
@@ -93,7 +93,7 @@ def main() -> None:
     folder = endpoint_folder(settings.home(), entry.name)
     bases = {base.name: base.from_pretrained for base in entry.serve.bases}
     with (
-        closing(EndpointStore(folder / STORE_FILE)) as store,
+        closing(open_store(folder)) as store,
         lineage_home(writes=True) as home,
         input_errors(OSError),
     ):

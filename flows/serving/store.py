@@ -158,14 +158,17 @@ def digest_of(work: Mapping[str, Any]) -> str:
 
 
 class EndpointStore:
-    """The SQLite file of an endpoint. Its methods may be called from any thread."""
+    """The SQLite file of an endpoint. Its methods may be called from any thread.
 
-    def __init__(self, file: Path) -> None:
+    is_shared: whether processes of other machines read the file, which share no memory as a WAL needs.
+    """
+
+    def __init__(self, file: Path, *, is_shared: bool = False) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
-        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute(f"PRAGMA journal_mode={'TRUNCATE' if is_shared else 'WAL'}")
         self._connection.execute("PRAGMA synchronous=FULL")  # an answer that was given outlives a power failure
         self._connection.executescript(SCHEMA)
 

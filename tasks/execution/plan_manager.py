@@ -164,8 +164,12 @@ class PlanManager:
         self._follow(pending_plan.rest.problem, pending_plan.plan.result(), why=pending_plan.why)
 
     def state(self) -> RemainingWork:
-        """Returns the current state of the batch."""
-        jobs, member_steps = self._job_table.left(), dict(self._job_table.groups.steps())
+        """Returns the current state of the batch, without the segments that keep their devices whatever is planned."""
+        segments = [running.segment for running in self._plan_progress.running.values() if running.is_held]
+        held = [segment for segment in segments if self.out.isdisjoint(segment.devices)]
+        holders = {segment.job for segment in held}
+        jobs = [job for job in self._job_table.left() if job.name not in holders]
+        member_steps = dict(self._job_table.groups.steps())
         steps = {job.name: self._job_table.records[job.name].step for job in jobs}
         for running in self._plan_progress.running.values():
             member_steps |= {f: max(member_steps[f], running.step_of(f)) for f in running.members if f in member_steps}
@@ -175,7 +179,7 @@ class PlanManager:
                 steps[name] = int(min(max(steps[name], running.step), most))
         return RemainingWork(
             cluster=self.cluster,
-            out=self.out,
+            out=self.out.union(*(segment.devices for segment in held)),
             jobs=jobs,
             profiles=self._job_table.profiles,
             steps=steps,

@@ -93,6 +93,11 @@ class RunningSegment:
         is_free = self.profile.at_once is None and not self.profile.is_untrusted
         return is_free or last_step <= self.ordered_step
 
+    @property
+    def is_held(self) -> bool:
+        """Whether its gang keeps its devices until it ends by itself, so that plans have neither."""
+        return self.profile.holds_devices and not self.is_stopping
+
     def stop(self) -> list[Command]:
         """Returns the command that stops its gang at a checkpoint; none if it was commanded to stop already."""
         commands = [] if self.is_stopping else [(self.number, STOP)]
@@ -315,8 +320,11 @@ class PlanProgress:
     def follow(self, fresh: Sequence[PlannedSegment]) -> list[Command]:
         """Follows a new plan. Gangs that it leaves in place continue; the others are commanded to stop."""
         stays, self.planned = hand_over(fresh, running=self._segments(), now_s=self.wall_clock())
+        jobs = {segment.job for segment in fresh}
         commands: list[Command] = []
         for running in self.running.values():
+            if running.is_held and running.segment.job not in jobs:
+                continue
             last_step = stays.get(running.segment.job)
             if last_step is None:
                 commands += running.stop()

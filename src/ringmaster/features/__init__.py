@@ -72,6 +72,7 @@ TECHNIQUES = {
     "local": "ringmaster.features.local_updates.technique:Local",
     "command": "ringmaster.features.external_trainers.technique:Command",
     "encode": "ringmaster.features.stores.technique:Encode",
+    "endpoint": "ringmaster.techniques.serving.gang_technique:Served",
 }
 """The dotted names of the features' techniques, for the registry, which imports none of them."""
 DATA_SOURCES = {
