@@ -190,7 +190,7 @@ def _idle(pool: Pool, batch: str, *, num_devices: int) -> dict:
     plans = [Plan.from_json(each["plan"]) for each in Journal(pool.database, batch="").plans()]
     first_s, last_s = min(s.started_s for s in segments), max(s.ended_s for s in segments)
     makespan_s, planned_s = last_s - first_s, plans[0].makespan_s
-    busy_s = sum((s.ended_s - s.started_s) * s.what["num_devices"] for s in segments)
+    busy_s = sum((s.ended_s - s.started_s) * s.spec.num_devices for s in segments)
     in_plan_s = sum((s.end_s - s.start_s) * sum(len(ids) for _, ids in s.devices) for s in plans[0].segments)
     return {
         "segments": len(segments),

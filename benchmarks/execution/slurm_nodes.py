@@ -77,7 +77,7 @@ def sixteen_nodes(*, num_nodes: int = NUM_NODES, num_jobs: int = NUM_JOBS, job_s
         lent = [job for job in pool.cluster.slurm.jobs() if job.flow_run]
         bad = {job.id: job.state for job in lent if job.node and "COMPLETED" not in job.states}
         assert not bad, bad
-        trained = {device.partition(":")[0] for segment in pool.segments(batch) for device in segment.what["devices"]}
+        trained = {device.partition(":")[0] for segment in pool.segments(batch) for device in segment.spec.devices}
         assert trained == set(pool.cluster.nodes), "every node has trained"
         return {
             "nodes": num_nodes,

@@ -191,7 +191,7 @@ def longest_idle_s(segments: Sequence[SegmentRecord]) -> float:
     longest_s = 0.0
     ended_s: dict[str, float] = {}
     for segment in segments:
-        for device in segment.what["devices"]:
+        for device in segment.spec.devices:
             if device in ended_s:
                 longest_s = max(longest_s, segment.started_s - ended_s[device])
             ended_s[device] = segment.ended_s or segment.started_s
@@ -221,7 +221,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
         return 0.0
     began_s = min(segment.started_s for segment in segments)
     ends_s = {job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.members)}
-    held = [("any", segment.seconds * len(segment.what["devices"])) for segment, _ in ended]
+    held = [("any", segment.seconds * len(segment.spec.devices)) for segment, _ in ended]
     rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     unknown = (Option("any", 1, 1.0),)
     names = {job.name for job in batch.jobs}
@@ -244,7 +244,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
 
 def _device_s(segment: SegmentRecord) -> float:
     """Returns one job's share of the device-seconds of its gang."""
-    return float(segment.seconds * segment.what["num_devices"] / segment.num_jobs)
+    return float(segment.seconds * segment.spec.num_devices / segment.num_jobs)
 
 
 def _job_row(
@@ -257,8 +257,11 @@ def _job_row(
     ended_s = max((segment.ended_s for segment in started if segment.ended_s is not None), default=None)
     segments = [
         {
-            **{key: segment.what[key] for key in ("technique", "config", "num_devices", "devices")},
-            "first_step": (segment.outcome or {}).get("first_step", segment.what["first_step"]),
+            "technique": segment.spec.technique,
+            "config": dict(segment.spec.config),
+            "num_devices": segment.spec.num_devices,
+            "devices": list(segment.spec.devices),
+            "first_step": (segment.outcome or {}).get("first_step", segment.spec.first_step),
             "last_step": (segment.outcome or {}).get("step"),
             "status": (segment.outcome or {}).get("status", "lost"),
             "seconds": segment.seconds,

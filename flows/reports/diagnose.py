@@ -350,7 +350,7 @@ def _pool(connection: Connection) -> dict[str, Any]:
         "leases": rows(_columns(LEASES, "device", "holder", "since_s")),
         "batches": batches,
         "jobs": rows(jobs.where(JOBS.c.status.not_in(("done",)) | JOBS.c.batch.in_(newest))),
-        "segments": [_segment(segment_record(row, job=f"{row.batch}/{row.job}")) for row in segments],
+        "segments": [_segment(segment_record(row._mapping, job=f"{row.batch}/{row.job}")) for row in segments],
         "orders": rows(
             _columns(ORDERS, "segment", "node", "batch", "status", "flow_run").order_by(ORDERS.c.segment.desc())
         ),
@@ -391,7 +391,9 @@ def _segment(record: SegmentRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "job": record.job,
-        **{key: record.what.get(key) for key in ("technique", "num_devices", "devices", "first_step", "last_step")},
+        **{
+            key: getattr(record.spec, key) for key in ("technique", "num_devices", "devices", "first_step", "last_step")
+        },
         "started": _time(record.started_s),
         "ended": _time(record.ended_s),
         "status": outcome.get("status"),

@@ -447,14 +447,13 @@ def _options(segments: Sequence[journal.SegmentRecord]) -> dict[str, str]:
     """Returns technique and devices of the newest segment of each job: "ddp on vm:cpu:0,1"."""
     result: dict[str, str] = {}
     for segment in segments:
-        what = segment.what
         devices: dict[str, list[str]] = {}
-        for name in what["devices"]:
+        for name in segment.spec.devices:
             place, _, number = name.rpartition(":")
             devices.setdefault(place, []).append(number)
         where = " ".join(f"{place}:{','.join(numbers)}" for place, numbers in devices.items())
-        many = f"{len(what['devices'])} devices"
-        option = f"{what['technique']} on {where if len(what['devices']) <= MAX_NAMED else many}"
+        many = f"{len(segment.spec.devices)} devices"
+        option = f"{segment.spec.technique} on {where if len(segment.spec.devices) <= MAX_NAMED else many}"
         result |= dict.fromkeys((segment.job, *segment.members), option)
     return result
 

@@ -388,7 +388,7 @@ class Executor:
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
         """Takes over a segment that another executor started. Its gang's events arrive through `post`."""
-        table, what = self.job_table, record.what
+        table = self.job_table
         if not is_known(record, profiles=table.profiles[record.job]):
             table.groups.restore(record.job)
         profiles = table.profiles[record.job]
@@ -398,8 +398,8 @@ class Executor:
             number,
             segment,
             profiles[segment.option],
-            names=tuple(what["devices"]),
-            first_step=what["first_step"],
+            names=record.spec.devices,
+            first_step=record.spec.first_step,
             first_steps=record.members,
         )
         self._outcome_of(number, future).add_done_callback(lambda ended: self.post(number, ended))

@@ -17,9 +17,9 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight_runs import slots_of
-from ringmaster.tasks.storage.journal import JobStatus, SegmentRecord
+from ringmaster.tasks.storage.journal import JobStatus, SegmentRecord, SegmentSpec
 from ringmaster.techniques import Job, Profile, registry
-from ringmaster.techniques.processes.gang_events import MEMBERS, Event, Outcome
+from ringmaster.techniques.processes.gang_events import Event, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.profiles import MEASURED
 from ringmaster.techniques.training.fused.group_requirements import steps_taken
@@ -224,7 +224,7 @@ class Starter:
             return []
         starts = [(segment, names, self._members(segment)) for segment, names in leased]
         numbers = self._job_table.journal.start_segments(
-            [(segment.job, self._what(segment, names, members, cluster)) for segment, names, members in starts]
+            [(segment.job, self._spec(segment, names, members, cluster)) for segment, names, members in starts]
         )
         changes: dict[str, dict[str, Any]] = {}
         for segment, _, members in starts:
@@ -277,24 +277,23 @@ class Starter:
             devices=segment.devices,
         )
 
-    def _what(
+    def _spec(
         self, segment: PlannedSegment, names: tuple[str, ...], members: Collection[str], cluster: Cluster
-    ) -> dict[str, Any]:
-        """Returns the journal's content for a segment, which suffices to take the segment over."""
+    ) -> SegmentSpec:
         records, profile = self._job_table.records, self._job_table.profiles[segment.job][segment.option]
-        what = {
-            "technique": profile.technique,
-            "config": dict(profile.config),
-            "num_devices": profile.num_devices,
-            "device_type": profile.device_type,
-            "num_nodes": profile.num_nodes,
-            "devices": list(names),
-            "first_step": records[segment.job].step,
-            "last_step": segment.last_step,
-            "planned_s": [segment.start_s, segment.end_s],
-            "predicted_bytes": _comparable_bytes(profile, segment, cluster),
-        }
-        return what | ({MEMBERS: {self._local(name): records[name].step for name in members}} if members else {})
+        return SegmentSpec(
+            technique=profile.technique,
+            config=profile.config,
+            num_devices=profile.num_devices,
+            device_type=profile.device_type,
+            num_nodes=profile.num_nodes,
+            devices=names,
+            first_step=records[segment.job].step,
+            last_step=segment.last_step,
+            planned_s=(segment.start_s, segment.end_s),
+            predicted_bytes=_comparable_bytes(profile, segment, cluster),
+            members={self._local(name): records[name].step for name in members},
+        )
 
     def _local(self, job: str) -> str:
         """Returns the name of a job within its batch."""
@@ -363,9 +362,8 @@ def option_key(profile: Profile) -> OptionKey:
 
 def option_key_of(record: SegmentRecord) -> OptionKey:
     """Returns the `option_key` of the option that a segment ran under."""
-    what = record.what
-    config = str(sorted(what["config"].items()))
-    return what["technique"], config, what["num_devices"], what.get("device_type", ""), what.get("num_nodes", 1)
+    spec = record.spec
+    return spec.technique, str(sorted(spec.config.items())), spec.num_devices, spec.device_type, spec.num_nodes
 
 
 def is_known(record: SegmentRecord, *, profiles: Iterable[Profile]) -> bool:
@@ -378,14 +376,14 @@ def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile]) -> Planned
 
     Its devices may be gone.
     """
-    what, keys = record.what, [option_key(profile) for profile in profiles]
+    keys = [option_key(profile) for profile in profiles]
     return PlannedSegment(
         job=record.job,
         option=keys.index(option_key_of(record)) if option_key_of(record) in keys else 0,
-        last_step=what["last_step"],
-        devices=tuple(device_of(name) for name in what["devices"]),
-        start_s=what["planned_s"][0],
-        end_s=what["planned_s"][1],
+        last_step=record.spec.last_step,
+        devices=tuple(device_of(name) for name in record.spec.devices),
+        start_s=record.spec.planned_s[0],
+        end_s=record.spec.planned_s[1],
     )
 
 

@@ -216,7 +216,7 @@ class PoolController:
         # Segments of batches that are not active: there are none unless the database was edited by hand.
         self._end_segments(SEGMENTS.c.batch.not_in(sorted(state.batch.id for state in states)))
         unsettled = [record for state in states for record in (*state.open, *state.undecided)]
-        self._give_back_leases({name for record in unsettled for name in record.what["devices"]})
+        self._give_back_leases({name for record in unsettled for name in record.spec.devices})
         self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
         for state in states:
             self._take_on(state)
@@ -382,7 +382,7 @@ class PoolController:
             profiles, phases = table.profiles[records[0].job], table.entries[records[0].job].job.phases
             # Those before its last phase had another batch size.
             since = phases[-1].first_step if phases else 0
-            records = [record for record in records if record.what["first_step"] >= since]
+            records = [record for record in records if record.spec.first_step >= since]
             for running in speeds_of(self._message_store, records, profiles):
                 self.on_speed(running)
 

@@ -213,8 +213,9 @@ def speeds_of(
     """
 
     def as_running(record: SegmentRecord) -> RunningSegment:
-        segment, what = segment_of(record, profiles=profiles), record.what
-        return RunningSegment(segment, profiles[segment.option], (), what["first_step"], first_steps=record.members)
+        segment = segment_of(record, profiles=profiles)
+        first_step = record.spec.first_step
+        return RunningSegment(segment, profiles[segment.option], (), first_step, first_steps=record.members)
 
     result = {record.id: as_running(record) for record in records if is_known(record, profiles=profiles)}
     for event in message_store.events(after=0, segments=list(result)):
@@ -226,7 +227,7 @@ def speeds_of(
 def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
     """Returns the nodes on which segments were started, as far as the names of their leases describe them."""
     gpus: dict[str, dict[int, bool]] = defaultdict(dict)  # by node and number
-    for name in (name for record in records for name in record.what["devices"]):
+    for name in (name for record in records for name in record.spec.devices):
         node, kind, number = name.rsplit(":", 2)
         gpus[node][int(number)] = kind == "gpu"
 
@@ -260,15 +261,15 @@ def _untold(
     missing_events: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
-        what, members = segment.what, tuple(segment.members)
+        members = tuple(segment.members)
         planned = segment_of(segment, profiles=batch.profiles.get(segment.job, ()))
         if segment.id not in started:
             start = SegmentStarted(
                 number=segment.id,
                 segment=planned,
-                technique=what["technique"],
-                num_devices=what["num_devices"],
-                first_step=what["first_step"],
+                technique=segment.spec.technique,
+                num_devices=segment.spec.num_devices,
+                first_step=segment.spec.first_step,
                 attempt=1,
                 members=members,
             )

@@ -359,9 +359,9 @@ class MlflowWriter:
     def _write_segments(self, job: str) -> None:
         rows = [
             {
-                **{key: record.what[key] for key in ("technique", "num_devices", "first_step", "last_step")},
-                "config": str(record.what["config"]),
-                "devices": ", ".join(record.what["devices"]),
+                **{key: getattr(record.spec, key) for key in ("technique", "num_devices", "first_step", "last_step")},
+                "config": str(record.spec.config),
+                "devices": ", ".join(record.spec.devices),
                 "seconds": record.seconds,
                 "status": (record.outcome or {}).get("status", "running"),
                 "message": (record.outcome or {}).get("message", ""),
@@ -443,14 +443,14 @@ class MlflowWriter:
 
     def _origin(self, record: JobRecord, job: Job, *, started_from: str | None, chain: str | None) -> Origin:
         segments = self._journal.segments(job.name)
-        what = segments[-1].what if segments else None
+        spec = segments[-1].spec if segments else None
         return Origin(
             job=job.name,
             batch_run_id=self.run_of(),
             plan=f"plan-{self.num_plans}/plan.json" if self.num_plans else None,
             profiles=PROFILES if self._known.profiles.get(job.name) else None,
             chain=chain,
-            technique=None if what is None else f"{what['technique']} x{what['num_devices']}",
+            technique=None if spec is None else f"{spec.technique} x{spec.num_devices}",
             checkpoints=self._paths(record).checkpoint_dir(job),
             num_steps=record.step,
             code_version=self._code_version,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from sqlalchemy import Connection, Select, bindparam, case, delete, insert, select, tuple_, update
 
 from ringmaster.clock import SteadyClock, clock_of_record
-from ringmaster.codec import from_json, stored_as, stored_features, stored_flat, to_json
+from ringmaster.codec import SINCE_LATER, from_json, stored_as, stored_features, stored_flat, to_json
 from ringmaster.errors import DatabaseFileError
 from ringmaster.features import listed
 from ringmaster.model_lineage.sqlite_files import fault_of, read_only
@@ -177,16 +177,44 @@ class JobRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SegmentSpec:
+    """What a segment was started as, which suffices to take it over.
+
+    technique, config, num_devices, device_type, num_nodes: its option.
+    devices: the names of the leases of its devices.
+    first_step, last_step: the steps of its job; it is trained from the first up to the last one.
+    planned_s: when the plan begins and ends it.
+    predicted_bytes: the peak memory of a device that was predicted; None where it cannot be compared.
+    members: the other jobs of the gang, by their names in the batch, with the step from which each is trained.
+    others: what other releases have stored.
+    """
+
+    technique: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    num_devices: int = 1
+    device_type: str = ""
+    num_nodes: int = 1
+    devices: tuple[str, ...] = ()
+    first_step: int = 0
+    last_step: int = 0
+    planned_s: tuple[float, float] = (0.0, 0.0)
+    predicted_bytes: int | None = None
+    members: Mapping[str, int] = field(default_factory=dict, metadata={"key": "fellows", **SINCE_LATER})
+    others: Mapping[str, Any] = stored_flat({})
+
+
+@dataclass(frozen=True, kw_only=True)
 class SegmentRecord:
     """A segment that was started.
 
-    what: technique, config, devices and steps.
+    num_jobs: the number of jobs that its gang trained, which share the cost of its devices.
     outcome: None while it runs.
     """
 
     id: int
     job: str
-    what: Mapping[str, Any]
+    spec: SegmentSpec
+    num_jobs: int = 1
     started_s: float
     ended_s: float | None = None
     outcome: Mapping[str, Any] | None = None
@@ -197,15 +225,10 @@ class SegmentRecord:
         return 0.0 if self.ended_s is None else max(0.0, self.ended_s - self.started_s)
 
     @property
-    def num_jobs(self) -> int:
-        """The number of jobs that its gang trained, which share the cost of its devices."""
-        return int(self.what.get("num_jobs", 1 + len(self.members)))
-
-    @property
     def members(self) -> dict[str, int]:
         """The other jobs that its gang trained, named like its own job, with the step from which."""
         batch, slash, _ = self.job.rpartition("/")
-        return {f"{batch}{slash}{name}": step for name, step in self.what.get(MEMBERS, {}).items()}
+        return {f"{batch}{slash}{name}": step for name, step in self.spec.members.items()}
 
 
 class Journal:
@@ -302,14 +325,14 @@ class Journal:
             connection.execute(update(JOBS).where(JOBS.c.number == bindparam("of")), known)
         return records
 
-    def start_segments(self, started: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
+    def start_segments(self, started: Sequence[tuple[str, SegmentSpec]]) -> list[int]:
         """Records that segments, each with its job, are about to start. Returns their numbers."""
         rows, steady = [], SteadyClock(wall_clock=self.clock)
         now_s = steady()
-        for name, what in started:
+        for name, spec in started:
             batch, job = self._parts(name)
             key = uuid.uuid4().hex
-            rows.append({"key": key, "batch": batch, "job": job, "what": _plain(what), "started_s": now_s})
+            rows.append({"key": key, "batch": batch, "job": job, "what": to_json(spec), "started_s": now_s})
         numbers = self.database.write(lambda connection: insert_all_once(connection, SEGMENTS, rows))
         self._clocks |= dict.fromkeys(numbers, steady)
         return numbers
@@ -329,7 +352,9 @@ class Journal:
         """
         query = self._own_rows(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
         if job is None:
-            return [segment_record(row, job=self._name(row.batch, row.job)) for row in self.database.rows(query)]
+            return [
+                segment_record(row._mapping, job=self._name(row.batch, row.job)) for row in self.database.rows(query)
+            ]
         batch, name = self._parts(job)
         of_job = select(JOBS.c.details).where(JOBS.c.batch == batch, JOBS.c.name == name)
         query = query.where(SEGMENTS.c.batch == batch)
@@ -338,7 +363,7 @@ class Journal:
             lead = (connection.execute(of_job).scalar() or {}).get("leader", name)
             return list(connection.execute(query.where(SEGMENTS.c.job.in_({name, lead}))).all())
 
-        records = [segment_record(row, job=row.job) for row in self.database.read(read)]
+        records = [segment_record(row._mapping, job=row.job) for row in self.database.read(read)]
         own = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *r.members)]
         return [replace(record, job=job) for record in own]
 
@@ -397,12 +422,8 @@ def segments_of_file(file: Path) -> list[SegmentRecord]:
 
     Raises DatabaseFileError, and OSError where it cannot be read.
     """
-    return [
-        SegmentRecord(
-            id=row["id"], job=row["job"], what=row["what"], started_s=row["started_s"], ended_s=row["ended_s"]
-        )
-        for row in _rows_of_file(file, "segments", order="id", content="what")
-    ]
+    rows = _rows_of_file(file, "segments", order="id", content="what")
+    return [segment_record({**row, "outcome": None}, job=row["job"]) for row in rows]
 
 
 def facts_of_file(file: Path, *keys: str) -> dict[str, Any]:
@@ -471,20 +492,20 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=dict))
 
 
-def segment_record(row: Any, *, job: str) -> SegmentRecord:
+def segment_record(row: Mapping[Any, Any], *, job: str) -> SegmentRecord:
     """Returns a row of the segments table as a record, under the reader's name of the job."""
-    return SegmentRecord(
-        id=row.id, job=job, what=row.what, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome
-    )
+    spec = from_json(SegmentSpec, row["what"])
+    own = {key: row[key] for key in ("id", "started_s", "ended_s", "outcome")}
+    return SegmentRecord(job=job, spec=spec, num_jobs=1 + len(spec.members), **own)
 
 
 def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
     """Returns another job's segment as a segment of `job`, which its gang trained too."""
-    what = {**record.what, "first_step": record.members[job], MEMBERS: {}, "num_jobs": record.num_jobs}
+    spec = replace(record.spec, first_step=record.members[job], members={})
     outcome = record.outcome
     if outcome is not None:
         outcome = outcome.get(MEMBERS, {}).get(job) or {"status": outcome["status"], "message": outcome["message"]}
-    return replace(record, what=what, outcome=outcome)
+    return replace(record, spec=spec, outcome=outcome)
 
 
 def job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:

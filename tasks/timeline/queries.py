@@ -98,7 +98,7 @@ class Archive:
         """Returns the segments of some batches that run or have ended since `since_s`."""
         query = select(SEGMENTS).where(SEGMENTS.c.batch.in_(batches)).order_by(SEGMENTS.c.id)
         rows = self.database.rows(query.where(or_(SEGMENTS.c.ended_s.is_(None), SEGMENTS.c.ended_s >= since_s)))
-        return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
+        return [segment_record(row._mapping, job=self._name(row.batch, row.job)) for row in rows]
 
     def totals(self, batches: Collection[str]) -> dict[str, int | None]:
         """Returns the number of steps of each job, None if it is not recorded."""

@@ -198,7 +198,7 @@ class TimelineReader:
         totals: Mapping[str, int | None],
     ) -> TimelineSpan:
         span = _span(record, zero_s)
-        begin_s, end_s = record.what.get("planned_s", (0.0, 0.0))
+        begin_s, end_s = record.spec.planned_s
         ends_s = span.start_s + end_s - begin_s
         pace, step = self._paces.get(record.id), records[record.job].step
         left = self._steps_left(record, records, totals)
@@ -206,9 +206,9 @@ class TimelineReader:
             ends_s = now_s + left * pace.step_s
         elif record.job in followed:
             ends_s = planned_end_s(followed[record.job], span) or ends_s
-        done = max(step, pace.step if pace else 0) - record.what["first_step"]
+        done = max(step, pace.step if pace else 0) - record.spec.first_step
         if ends_s <= now_s and done > 0:  # longer than planned: extrapolate its pace so far
-            left = record.what["last_step"] - record.what["first_step"] - done
+            left = record.spec.last_step - record.spec.first_step - done
             ends_s = now_s + left * (now_s - span.start_s) / done
         return replace(span, end_s=max(now_s, ends_s), status=NOW_RUNNING)
 
@@ -216,10 +216,10 @@ class TimelineReader:
         self, record: SegmentRecord, records: Mapping[str, JobRecord], totals: Mapping[str, int | None]
     ) -> int | None:
         """Returns the steps that a running gang has left by its reports, None if that is unknown."""
-        what, pace = record.what, self._paces.get(record.id, JobProgress())
-        own = max(0, int(what["last_step"]) - pace.step)
-        at_once = what["config"].get(AT_ONCE)
-        if at_once is None or what["last_step"] < (totals.get(record.job) or 0):  # it ends with its lead job
+        spec, pace = record.spec, self._paces.get(record.id, JobProgress())
+        own = max(0, spec.last_step - pace.step)
+        at_once = spec.config.get(AT_ONCE)
+        if at_once is None or spec.last_step < (totals.get(record.job) or 0):  # it ends with its lead job
             return own
         left = [own]
         for member, first in record.members.items():
@@ -241,14 +241,14 @@ class TimelineReader:
         ends: Mapping[tuple[str, str | None], PredictedEnd],
     ) -> list[JobLine]:
         past, running, coming = spans
-        steps = {r.job: max(r.what["first_step"], self._paces[r.id].step) for r in segments if r.id in self._paces}
+        steps = {r.job: max(r.spec.first_step, self._paces[r.id].step) for r in segments if r.id in self._paces}
         waiting: set[str] = set()
         for segment in segments:
             if segment.id in self._paces:
                 for member, first in segment.members.items():
                     reported = self._member_progress.get((segment.id, member.rpartition("/")[2]))
-                    if not segment.what["config"].get(AT_ONCE):  # members advance together, up to their own end
-                        done = max(self._paces[segment.id].step - segment.what["first_step"], 0)
+                    if not segment.spec.config.get(AT_ONCE):  # members advance together, up to their own end
+                        done = max(self._paces[segment.id].step - segment.spec.first_step, 0)
                         steps[member] = min(first + done, totals.get(member) or 0)
                     elif reported is not None:
                         steps[member] = reported.step
@@ -293,7 +293,7 @@ class TimelineReader:
         result |= {
             m: self._member_progress.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in segment.members
         }
-        predicted, phase = segment.what.get("predicted_bytes"), lead.figures().phase
+        predicted, phase = segment.spec.predicted_bytes, lead.figures().phase
         return {
             job: replace(progress.figures(), phase=phase, predicted_bytes=predicted) for job, progress in result.items()
         }
@@ -330,8 +330,8 @@ def _span(record: SegmentRecord, zero_s: float) -> TimelineSpan:
     outcome = record.outcome or {}
     return TimelineSpan(
         job=record.job,
-        technique=record.what["technique"],
-        devices=tuple(device_of(name) for name in record.what["devices"]),
+        technique=record.spec.technique,
+        devices=tuple(device_of(name) for name in record.spec.devices),
         start_s=record.started_s - zero_s,
         end_s=(record.ended_s or record.started_s) - zero_s,
         status=outcome.get("status", NOW_RUNNING),

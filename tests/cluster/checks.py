@@ -36,7 +36,7 @@ def assert_devices_held_once(pool):
     """Asserts that no two segments had a device at a time, by the journal's clock."""
     by_device = {}
     for segment in pool.segments():
-        for device in segment.what["devices"]:
+        for device in segment.spec.devices:
             by_device.setdefault(device, []).append((segment.started_s, segment.ended_s, segment.id))
     for device, spans in by_device.items():
         spans.sort()

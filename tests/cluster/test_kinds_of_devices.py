@@ -48,8 +48,8 @@ def kinds(session_pool):
 def assert_on_their_kind(pool, batch, kinds):
     """Asserts that each segment ran under an option for the kind of its devices."""
     for segment in pool.segments(batch):
-        nodes = {device.partition(":")[0] for device in segment.what["devices"]}
-        assert {kinds[node] for node in nodes} == {segment.what["device_type"]}
+        nodes = {device.partition(":")[0] for device in segment.spec.devices}
+        assert {kinds[node] for node in nodes} == {segment.spec.device_type}
 
 
 def test_each_kind_is_measured_and_what_is_planned_for_it_is_trained_on_it(pool, kinds, parents, bench, tmp_path):

@@ -46,7 +46,7 @@ def layouts_of(pool, batch):
     """Returns the one option that each job of a batch used throughout."""
     found = {}
     for segment in pool.segments(batch):
-        layout = Layout(segment.what["technique"], segment.what["num_devices"], segment.what["config"])
+        layout = Layout(segment.spec.technique, segment.spec.num_devices, segment.spec.config)
         assert found.setdefault(segment.job, layout) == layout
     return found
 

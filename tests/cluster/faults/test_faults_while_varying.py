@@ -43,7 +43,7 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
     end(pool.executor)
     pool.start_executor()
     until("another one leads", lambda: pool.epoch() > epoch)
-    until("its batch size has changed", lambda: segments()[-1].what["first_step"] >= PROBE)
+    until("its batch size has changed", lambda: segments()[-1].spec.first_step >= PROBE)
     pool.wait_for_checkpoint(batch, job="aimed", beyond=PROBE)
     name, _ = node_of(pool, "aimed")
     pool.workers[name].kill()
@@ -58,7 +58,7 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
         "aimed.lr-0.01": ("stopped", 30),
     }
     aimed = records["aimed"]
-    assert (aimed.status, all_segments[0].what["first_step"]) == ("done", 30)
+    assert (aimed.status, all_segments[0].spec.first_step) == ("done", 30)
     assert "continues from step 30 of aimed.lr-0.01" in aimed.choice
     assert f"batches of 32 samples in fp32 in place of 2 in fp32 from step {PROBE}" in aimed.choice
     assert_nothing_twice(pool, batch)
@@ -68,8 +68,8 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
     whole = aimed.of(replace(job, model=replace(job.model, kwargs=kwargs), features=(may_vary, target)))
     for last_step in (PROBE, whole.total_steps):
         (config,) = {
-            json.dumps(segment.what["config"]) for segment in all_segments
-            if (segment.what["first_step"] < PROBE) == (last_step == PROBE)
+            json.dumps(segment.spec.config) for segment in all_segments
+            if (segment.spec.first_step < PROBE) == (last_step == PROBE)
         }  # fmt: skip
         undisturbed = bench.train(whole, Layout("single", 1, json.loads(config)), tmp_path, last_step=last_step)
     assert is_bit_equal(weights_in(pool.model_dir(batch, "aimed")), undisturbed.weights)

@@ -97,8 +97,8 @@ def test_a_job_and_the_one_that_begins_with_its_model_move_to_another_node(pool,
         weights_from=str(models["first"]),
     )
     assert is_bit_equal(weights_in(models["second"]), undisturbed.weights)
-    saved = next(segment for segment in pool.segments(batch) if segment.job == "second" and segment.what["first_step"])
-    assert saved.what["first_step"] > 0, "it went on from the checkpoint of the other node"
+    saved = next(segment for segment in pool.segments(batch) if segment.job == "second" and segment.spec.first_step)
+    assert saved.spec.first_step > 0, "it went on from the checkpoint of the other node"
 
 
 def test_data_in_the_store_is_prepared_by_each_node(pool, store, bench, tmp_path):

@@ -21,7 +21,7 @@ from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentSta
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import Journal, SegmentSpec
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.gang_events import Outcome
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
@@ -48,7 +48,7 @@ class Pool:
 
     def start(self, devices=(("alpha", 0), ("alpha", 1), ("beta", 0))):
         planned = PlannedSegment(job="a", option=0, last_step=10, devices=devices, start_s=0, end_s=1)
-        number = self.journal.start_segments([("a", {"technique": "ddp"})])[0]
+        number = self.journal.start_segments([("a", SegmentSpec(technique="ddp"))])[0]
         started = SegmentStarted(
             number=number, segment=planned, technique="ddp", num_devices=3, first_step=4, attempt=1
         )

@@ -63,7 +63,7 @@ def assert_took_turns(place, result, alone):
         assert is_bit_equal(weights_in(Path(job["model_dir"])), alone[job["name"]]), job["name"]
     database = Database(file_url(place.newest / "journal.db"))
     for segment in Journal(database, batch="").segments():
-        assert segment.what["config"]["at_once"] == 2
+        assert segment.spec.config["at_once"] == 2
     database.close()
 
 

@@ -55,6 +55,6 @@ def test_a_batch_is_trained_on_the_nodes_of_an_installed_engine(tmp_path):
     )
     (run,) = (tmp_path / "home" / "batches" / "halves").iterdir()
     journal = Journal.of_file(run / "journal.db")
-    used = {segment.job: segment.what["devices"] for segment in journal.segments()}
+    used = {segment.job: segment.spec.devices for segment in journal.segments()}
     journal.close()
     assert sorted([used["a"], used["b"]]) == [["left:cpu:0"], ["right:cpu:0"]]

@@ -21,7 +21,7 @@ from ringmaster.flows.settings import pool_file
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import Journal, SegmentSpec
 from tests.ports import free_port
 from tests.unit.pool.bench import submission, worker_of
 
@@ -158,9 +158,8 @@ def test_runs_of_this_machine_are_in_it(home):
     folder.mkdir(parents=True)
     journal = Journal.of_file(folder / "journal.db")
     journal.write_job("llama", status="failed", message="it ran out of memory")
-    number = journal.start_segments(
-        [("llama", {"technique": "ddp", "config": {"key": SECRETS["job"]}, "devices": ["m:cpu:0"]})]
-    )[0]
+    spec = SegmentSpec(technique="ddp", config={"key": SECRETS["job"]}, devices=("m:cpu:0",))
+    number = journal.start_segments([("llama", spec)])[0]
     journal.end_segment(number, {"status": "crashed", "message": "rank 0 died"})
     journal.close()
     texts, _, _ = diagnosed()

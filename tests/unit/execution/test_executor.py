@@ -70,7 +70,7 @@ def test_memory_is_compared_with_what_was_counted_alike(tmp_path):
     bench.run()
     told = {event.segment.job: event.predicted_bytes for event in bench.told(SegmentStarted)}
     assert told == {"new": None, "known": 7}
-    assert {r.what["predicted_bytes"] for r in bench.journal.segments()} == {None, 7}
+    assert {r.spec.predicted_bytes for r in bench.journal.segments()} == {None, 7}
 
 
 @SEEDS

@@ -10,7 +10,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.retraining.report import cost_of_batch
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal, SegmentSpec
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 
@@ -48,10 +48,10 @@ def result_of(journal, monkeypatch, *, objective: str):
         price_per_device_hour=36.0,
     )
     journal.put("started_s", 90.0)
-    for name, began_s, ended_s, devices in (("a", 100.0, 110.0, ["0", "1"]), ("b", 110.0, 140.0, ["0"])):
+    for name, began_s, ended_s, devices in (("a", 100.0, 110.0, ("0", "1")), ("b", 110.0, 140.0, ("0",))):
         set_time(monkeypatch, began_s)
-        what = {"technique": "ddp", "config": {}, "num_devices": len(devices), "devices": devices, "first_step": 0}
-        number = journal.start_segments([(name, what)])[0]
+        spec = SegmentSpec(technique="ddp", num_devices=len(devices), devices=devices)
+        number = journal.start_segments([(name, spec)])[0]
         set_time(monkeypatch, ended_s)
         journal.end_segment(number, {"status": "done", "message": ""})
         journal.write_job(name, status=JobStatus.DONE, step=1)
@@ -95,8 +95,8 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
     batch = Batch.of(name="b", jobs=[job("a"), job("b")], objective="cost")
     for began_s, ended_s, members in ((0.0, 3600.0, {"b": 0}), (3600.0, 5400.0, {})):
         set_time(monkeypatch, began_s)
-        what = {"technique": "shared_base", "config": {}, "num_devices": 2, "devices": ["0", "1"], "first_step": 0}
-        number = journal.start_segments([("a", what | {"fellows": members})])[0]
+        spec = SegmentSpec(technique="shared_base", num_devices=2, devices=("0", "1"), members=members)
+        number = journal.start_segments([("a", spec)])[0]
         set_time(monkeypatch, ended_s)
         journal.end_segment(number, {"status": "done", "message": ""})
     journal.write_job("a", status=JobStatus.DONE)

@@ -9,11 +9,11 @@ from ringmaster import clock as clock_module
 from ringmaster.clock import SteadyClock
 from ringmaster.flows.batch.result import _span_s, longest_idle_s
 from ringmaster.tasks.storage import journal as journal_module
-from ringmaster.tasks.storage.journal import CLOCK, Journal
+from ringmaster.tasks.storage.journal import CLOCK, Journal, SegmentSpec
 from ringmaster.tasks.timeline.queries import Archive
 
 DAY_S = 86400.0
-WHAT = {"technique": "single", "devices": ["cpu:0"], "num_devices": 1}
+SPEC = SegmentSpec(technique="single", devices=("cpu:0",))
 
 
 class Clocks:
@@ -71,7 +71,7 @@ def test_another_process_reads_the_times_of_a_run_by_the_clock_of_that_run(clock
 def test_a_segment_has_its_duration(clocks, tmp_path, step_s, is_alone):
     with closing(Journal.of_file(tmp_path / "journal.db")) as journal:
         journal.clock = clocks.steady() if is_alone else lambda: clocks.wall_s
-        (number,) = journal.start_segments([("a", WHAT)])
+        (number,) = journal.start_segments([("a", SPEC)])
         clocks.pass_by(20)
         clocks.wall_s += step_s
         clocks.pass_by(9)
@@ -79,7 +79,7 @@ def test_a_segment_has_its_duration(clocks, tmp_path, step_s, is_alone):
         (record,) = journal.segments()
         assert record.seconds == pytest.approx(29)
         if is_alone:
-            (number,) = journal.start_segments([("b", WHAT)])
+            (number,) = journal.start_segments([("b", SPEC)])
             clocks.pass_by(5)
             journal.end_segment(number, {"status": "done"})
             assert _span_s(journal.segments()) == pytest.approx(34)
@@ -89,7 +89,7 @@ def test_a_segment_has_its_duration(clocks, tmp_path, step_s, is_alone):
 def test_what_another_process_began_before_the_clock_was_set_back_lasted_no_negative_time(clocks, tmp_path):
     with closing(Journal.of_file(tmp_path / "journal.db")) as journal:
         journal.clock = lambda: clocks.wall_s
-        (number,) = journal.start_segments([("a", WHAT)])
+        (number,) = journal.start_segments([("a", SPEC)])
     clocks.wall_s -= DAY_S
     with closing(Journal.of_file(tmp_path / "journal.db")) as later:
         later.clock = lambda: clocks.wall_s

@@ -363,7 +363,7 @@ def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies)
     start = WarmStart(checkpoints=str(tmp_path / "checkpoints" / "a.lr-0.002"), step=50)
     assert all(call.order.job.feature(WarmStart) == start for call in bench.runner.calls[3:])
     assert "It continues from step 50 of a.lr-0.002" in bench.notices[0]
-    assert bench.journal.segments("a")[0].what["first_step"] == 50
+    assert bench.journal.segments("a")[0].spec.first_step == 50
     for lr in job.feature(Variables).lr:
         record = records[f"a.lr-{lr!r}"]
         assert (record.status, record.step) == ("stopped", 50) and bench.notices[0] in record.message
@@ -378,7 +378,7 @@ def test_a_short_run_may_be_the_whole_probe(tmp_path):
     record = bench.journal.jobs()["a"]
     assert [(each.first_step, each.global_batch_size) for each in record.phases] == [(0, 16), (20, 64)]
     assert bench.ran[3:] == [(64, record.phases[1].num_steps)] and record.status == "done"
-    assert bench.journal.segments("a")[0].what["first_step"] == 20
+    assert bench.journal.segments("a")[0].spec.first_step == 20
 
 
 def test_a_job_begins_anew_where_its_short_run_has_measured_no_noise(tmp_path):

@@ -58,7 +58,7 @@ from ringmaster.tasks.execution.execution_events import (
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import JobRecord, Journal
+from ringmaster.tasks.storage.journal import JobRecord, Journal, SegmentSpec
 from ringmaster.tasks.timeline.drawing import render_svg
 from ringmaster.tasks.timeline.prefect_artifacts import markdown as timeline_markdown
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, RunTimeline, TimelineNote, TimelineSpan
@@ -419,7 +419,7 @@ def journal(tmp_path_factory):
 def test_a_message_is_stored(text: str, journal: Journal):
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=text)
     journal.write_job("a", status="failed", message=text, metrics={text: 1.0})
-    journal.end_segment(journal.start_segments([("a", {"technique": text})])[0], {"message": outcome.message})
+    journal.end_segment(journal.start_segments([("a", SegmentSpec(technique=text))])[0], {"message": outcome.message})
     check(outcome.message, text)
     stored = journal.jobs()["a"].message
     stored.encode()

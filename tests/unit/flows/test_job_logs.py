@@ -9,7 +9,7 @@ from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import cli
 from ringmaster.flows.commands import observing
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal, SegmentSpec
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.gang_events import PhaseStarted, Steps
 
@@ -24,9 +24,15 @@ def run(tmp_path, monkeypatch):
     journal = Journal.of_file(folder / "journal.db")
     problem = Problem("nightly", (PlanningNode("n", 2),), (PlanningJob("a", (Option("ddp", 2, 9.0),)),))
     journal.write_plan({"problem": problem.to_json(), "plan": solve(problem).to_json()}, why="start")
-    what = {"technique": "ddp", "config": {}, "num_devices": 2, "devices": ["n:cpu:0", "n:cpu:1"]}
-    what |= {"first_step": 0, "last_step": 40, "planned_s": [0.0, 9.0], "predicted_bytes": 2**30}
-    (number,) = journal.start_segments([("a", what)])
+    spec = SegmentSpec(
+        technique="ddp",
+        num_devices=2,
+        devices=("n:cpu:0", "n:cpu:1"),
+        last_step=40,
+        planned_s=(0.0, 9.0),
+        predicted_bytes=2**30,
+    )
+    (number,) = journal.start_segments([("a", spec)])
     journal.put("batch", {"jobs": [{"name": "a", "num_steps": 40}, {"name": "b", "num_steps": 40}]})
     journal.write_job("a", status=JobStatus.RUNNING)
     journal.write_job("b", status=JobStatus.FAILED, message="no such file")

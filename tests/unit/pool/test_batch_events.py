@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.execution_events import GangReport, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, LogPosition
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal, SegmentSpec
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import EVENT_LOG
 from ringmaster.techniques.processes.gang_events import (
@@ -43,7 +43,7 @@ class Story:
         self.log, self.message_store, self.numbers = EventLog(database), MessageStore(database), {}
 
     def begin(self, job="a"):
-        return self.journal.start_segments([(job, {})])[0]
+        return self.journal.start_segments([(job, SegmentSpec())])[0]
 
     def start(self, number, job="a"):
         started = SegmentStarted(
@@ -117,7 +117,7 @@ def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(databas
 
 def test_batches_and_old_segments_do_not_hold_up_each_other(database):
     story = Story(database)
-    other = Journal(database, batch="other").start_segments([("a", {})])[0]
+    other = Journal(database, batch="other").start_segments([("a", SegmentSpec())])[0]
     story.say(other, JobReady(step=0))
     old = story.begin()
     story.say(old, JobReady(step=0))  # maintenance has deleted its start with the other old rows

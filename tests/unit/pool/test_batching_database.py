@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.execution.execution_events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal, SegmentSpec
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.test_tables import share
@@ -79,7 +79,7 @@ def test_a_write_with_a_result_takes_those_that_wait_along(counted, batching):
     journal, store = Journal(batching, batch="b", clock=Clock()), MessageStore(batching)
     with batching.batched():
         store.command(1, "before")
-        (first, second) = journal.start_segments([("a", {}), ("b", {})])
+        (first, second) = journal.start_segments([("a", SegmentSpec()), ("b", SegmentSpec())])
         assert counted.num_writes == 1
     assert first < second
     assert counted.num_writes == 1, "nothing was left to write"

@@ -30,7 +30,15 @@ from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, JobRecord, JobStatus, Journal, Variation, begin_jobs
+from ringmaster.tasks.storage.journal import (
+    FLOW_RUN_PAGE,
+    JobRecord,
+    JobStatus,
+    Journal,
+    SegmentSpec,
+    Variation,
+    begin_jobs,
+)
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.job_specs import ModelSpec
@@ -325,15 +333,8 @@ def tell(database, *events):
             store.store(event.number, "n", events=[(len(store.events(after=0)), event.event)])
             continue
         if isinstance(event, SegmentStarted):
-            what = {
-                "technique": "single",
-                "num_devices": 1,
-                "first_step": 0,
-                "last_step": 10,
-                "config": {},
-                "devices": ["d"],
-            }
-            assert Journal(database, batch=KEY).start_segments([(event.segment.job, what)])[0] == event.number
+            spec = SegmentSpec(technique="single", last_step=10, devices=("d",))
+            assert Journal(database, batch=KEY).start_segments([(event.segment.job, spec)])[0] == event.number
         EventLog(database).append(KEY, event)
 
 

@@ -350,7 +350,7 @@ class TargetScheduler(FeaturePolicy):
             num_left, 1
         )
         segments = self._journal.segments(name) or self._journal.segments(before)
-        most = max(segments[-1].what["num_devices"] if segments else 1, share)
+        most = max(segments[-1].spec.num_devices if segments else 1, share)
         step_s = {
             variant: seconds
             for variant, profiles in variants.items()

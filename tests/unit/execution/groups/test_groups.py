@@ -46,7 +46,7 @@ def test_a_segment_is_told_as_each_jobs_own(tmp_path):
     bench.run()
     for name in "abc":
         (segment,) = bench.journal.segments(name)
-        assert (segment.job, segment.what["technique"]) == (name, "shared_base")
+        assert (segment.job, segment.spec.technique) == (name, "shared_base")
         assert (segment.outcome["status"], segment.outcome["step"]) == ("done", 10)
     assert len(bench.journal.segments()) == 1
 
@@ -77,8 +77,8 @@ def test_what_a_fellow_checkpoints_is_its_own_step(tmp_path):
 
     bench = bench_of(tmp_path, act, all_done)
     assert bench.run()
-    assert bench.journal.segments("b")[1].what["first_step"] == 4
-    assert bench.journal.segments("a")[1].what["first_step"] == 3
+    assert bench.journal.segments("b")[1].spec.first_step == 4
+    assert bench.journal.segments("a")[1].spec.first_step == 3
 
 
 def test_an_invalid_fellow_fails_alone(tmp_path):

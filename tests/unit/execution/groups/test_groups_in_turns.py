@@ -38,7 +38,7 @@ def test_those_that_wait_when_the_leader_is_through_and_the_gang_stops_go_on_by_
     assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [(call.order.job.name, len(call.order.members)) for call in bench.runner.calls[:1]] == [("a", 2)]
     assert sorted(bench.runner.names()[1:]) == ["b", "c"]
-    assert bench.journal.segments("b")[1].what["first_step"] == 4
+    assert bench.journal.segments("b")[1].spec.first_step == 4
 
 
 def running_in_turns(at_once):

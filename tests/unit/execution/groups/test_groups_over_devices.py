@@ -24,7 +24,7 @@ def test_a_group_over_two_devices_is_one_gang_that_has_both(tmp_path):
     assert [len(order.slots) for order in (call.order, *call.order.members)] == [2, 2, 2]
     assert held == [{"here:cpu:0", "here:cpu:1"}]
     assert bench.leases.held() == {}
-    assert {segment.what["num_devices"] for name in "abc" for segment in bench.journal.segments(name)} == {2}
+    assert {segment.spec.num_devices for name in "abc" for segment in bench.journal.segments(name)} == {2}
     assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
 
 
@@ -38,7 +38,7 @@ def test_a_group_without_memory_on_one_device_goes_on_over_two(tmp_path):
     bench = bench_of(tmp_path, act, all_done, together=(group("b", "c"), OVER_TWO))
     assert bench.run()
     assert [(call.num_ranks, len(call.order.members)) for call in bench.runner.calls] == [(1, 2), (2, 2)]
-    assert bench.journal.segments("b")[1].what["first_step"] == 4
+    assert bench.journal.segments("b")[1].spec.first_step == 4
     assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
 
 
@@ -64,4 +64,4 @@ def test_a_group_that_was_interrupted_goes_on_over_what_devices_it_may(tmp_path,
     again = GroupBench(tmp_path, bench.jobs, runner=runner, together=(OVER_TWO, group("b", "c")))
     assert again.run()
     assert [(call.num_ranks, len(call.order.members)) for call in again.runner.calls] == [(2, 2)]
-    assert {segment.what["first_step"] for segment in again.journal.segments("b")} == {0, 5}
+    assert {segment.spec.first_step for segment in again.journal.segments("b")} == {0, 5}

@@ -9,7 +9,7 @@ from ringmaster.tasks.execution.execution_events import JobEnded, PlanUpdate, Se
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
-from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentSpec
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
@@ -87,8 +87,8 @@ class PlayedExecutor:
         segment = PlannedSegment(
             job=job.name, option=0, devices=(("here", 0),), start_s=0.0, end_s=1.0, last_step=job.total_steps
         )
-        what = {"technique": "single", "config": {}, "num_devices": 1, "devices": ["here:cpu:0"]}
-        number = journal.start_segments([(job.name, {**what, "first_step": 0, "last_step": job.total_steps})])[0]
+        spec = SegmentSpec(technique="single", devices=("here:cpu:0",), last_step=job.total_steps)
+        number = journal.start_segments([(job.name, spec)])[0]
         events = [
             SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
         ]

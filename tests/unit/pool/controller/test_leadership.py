@@ -10,7 +10,7 @@ from ringmaster.tasks.pool.failover import SILENT_S, Leadership, LeadershipLost
 from ringmaster.tasks.pool.nodes import PoolLeases
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import Journal, SegmentSpec
 
 
 class Clock:
@@ -129,7 +129,7 @@ def test_a_deposed_leader_writes_nothing(database):
     journal.write_job("b/j", step=1)
     watch(second, clock, seconds=60)  # the first candidate is frozen meanwhile
     with pytest.raises(LeadershipLost):
-        journal.start_segments([("b/j", {})])[0]
+        journal.start_segments([("b/j", SegmentSpec())])[0]
     with pytest.raises(LeadershipLost):
         leases.take(["n:cpu:0"], holder="pool")
     assert told == ["deposed"] * 2
