@@ -62,14 +62,10 @@ from ringmaster.techniques.training.bound_loss import (
     with_made_up_reference,
 )
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
-from ringmaster.techniques.training.generation import (
-    answer_writer_of,
-    prompt_seed,
-    prompts_of,
-    rollout_of,
-)
+from ringmaster.techniques.training.generation import answer_writer_of, prompts_of, rollout_of
 from ringmaster.techniques.training.metric_totals import MetricTotals, outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
+from ringmaster.techniques.training.token_sampling import prompt_seed
 
 MAX_NEW_TOKENS = 8
 

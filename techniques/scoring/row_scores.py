@@ -42,10 +42,11 @@ from ringmaster.techniques.training.bound_loss import (
     loss_of,
     next_token_loss,
 )
-from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, prompt_seed, rollout_of
+from ringmaster.techniques.training.generation import answer_writer_of, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.metric_totals import outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
+from ringmaster.techniques.training.token_sampling import HELD_OUT, prompt_seed
 
 MIN_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 

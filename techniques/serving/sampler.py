@@ -20,7 +20,7 @@ from ringmaster.techniques.serving.cached_sequences import CachedAttention, Cach
 from ringmaster.techniques.serving.requests import SampledSequence, SampleRequest, SampleResult
 from ringmaster.techniques.serving.row_blocks import PADDING, PaddedLength
 from ringmaster.techniques.serving.token_losses import logprobs_of
-from ringmaster.techniques.training.generation import prompt_seed
+from ringmaster.techniques.training.token_sampling import prompt_seed
 
 MAX_SEQUENCES, MAX_PROMPT_TOKENS = 256, 8192
 """The most sequences, and tokens of prompts, that are computed at once; a request stays whole."""

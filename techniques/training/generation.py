@@ -1,9 +1,6 @@
-"""Training on completions that the model itself writes: their sampling, their rewards, and the batch made of them.
+"""Training on completions that the model itself writes: their rewards, and the batch made of them.
 
-A token is sampled from softmax(logits / T) as the argmax of logits / T - log E, with E exponentially distributed (the
-Gumbel-max trick: Maddison et al., A* Sampling, arXiv:1411.0030, section 2). Each prompt draws E from a generator of its
-own, so that transformers' `generate` may answer any number of prompts at once, by greedy search on these sums. Rewards
-are a user's functions, called as TRL's trainers call them.
+Rewards are a user's functions, called as TRL's trainers call them.
 """
 
 from __future__ import annotations
@@ -21,17 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import LogitsProcessorList
 
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
-from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.sources.comparison import answer_context, answer_tokens
 from ringmaster.techniques.data.sources.completion import PROMPT, ROW
@@ -42,6 +32,7 @@ from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
 from ringmaster.techniques.metrics.token_sequences import answer_of
 from ringmaster.techniques.model_facts import CTC_SUFFIX, num_positions
 from ringmaster.techniques.models.architectures import PIXELS
+from ringmaster.techniques.training.token_sampling import EndTokens, GumbelNoise, encodes, end_tokens_of, sample
 
 WIDTH_MULTIPLE = 8
 SPEECH_INPUTS = frozenset({"input_features", "input_values"})
@@ -51,15 +42,8 @@ MAX_START_TOKENS = 4
 NUM_SHARES = 1 << 32
 COMPLETION = "completion"
 """The column of completions, for losses that do not train on those that the model writes in all steps."""
-HELD_OUT = "held out"
-"""In place of a step, for the random numbers of completions of held-out prompts."""
 
 Batch = dict[str, Tensor]
-
-
-def prompt_seed(seed: int, step: int | str, place: int) -> int:
-    """Returns the seed of the completions of one prompt, the one at `place` in the global batch of a step."""
-    return int(digest(["completions", seed, step, place]), 16) % (1 << 63)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +208,7 @@ class AnswerWriter:
         if PIXELS in batch:
             raise ValueError(f"answers to images are not written for metrics. {IMAGES_REMEDY}")
         mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
-        if not _encodes(model):
+        if not encodes(model):
             is_labelled = labels != IGNORED
             mask = mask & (is_labelled.cumsum(-1) == 0)
             if bool((is_labelled.any(-1) & ~mask.any(-1)).any()):
@@ -248,7 +232,7 @@ class AnswerWriter:
         if (positions := getattr(model.config, "max_target_positions", None)) is not None:
             most = min(most, positions - MAX_START_TOKENS)
         greedy = Generation(rewards=(), weights=(), num_generations=1, max_new_tokens=most, temperature=1.0)
-        watch = _GumbelNoise(None, generation=greedy, device=self.device, beat=self.beat)
+        watch = GumbelNoise(None, generation=greedy, device=self.device, beat=self.beat)
         mask = {key: batch[key].to(self.device) for key in ("attention_mask",) if key in batch}
         was_training = model.training
         model.eval()
@@ -272,7 +256,7 @@ class AnswerWriter:
         """Returns of how many tokens, the last ones of a prompt, the model has positions in addition to those of the
         answer."""
         has = num_positions(model.config)
-        if has is None or _encodes(model):
+        if has is None or encodes(model):
             return 0  # all of them
         if has <= self.max_new_tokens:
             raise ValueError(
@@ -335,10 +319,6 @@ def _check_generates(model: nn.Module, what: str) -> None:
         )
 
 
-def _encodes(model: nn.Module) -> bool:
-    return bool(getattr(model.config, "is_encoder_decoder", False))
-
-
 @cache
 def _tokenizer_of(folder: Path) -> Any:
     from transformers import AutoTokenizer
@@ -351,21 +331,6 @@ def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     if ROW not in batch:
         raise ValueError("loss: the samples are not prompts. To fix: set data.kind to prompt")
     return [json.loads(bytes(row[row != 0].tolist())) for row in batch[ROW].cpu()]
-
-
-def end_tokens_of(tokenizer: Any, model: nn.Module) -> EndTokens:
-    """Returns how completions end: by the end of text of the tokenizer, if any, or of the model, or of an answer.
-
-    The latter is what the tokenizer's chat template writes behind an answer, which is not always its end of text.
-    """
-    named: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
-    of_model = list(named) if isinstance(named, (list, tuple)) else [named]
-    of_turn = TurnEnd() if tokenizer is None else ChatTemplate(tokenizer).turn_end
-    of_text = tokenizer and tokenizer.eos_token_id
-    known = [token for token in (of_text, *of_model, *of_turn.token_ids) if token is not None]
-    pad = next((token for token in (tokenizer and tokenizer.pad_token_id, *known) if token is not None), 0)
-    text = EndText(tokenizer, of_turn) if of_turn.text and of_turn.prompt_end else None
-    return EndTokens(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad), text=text)
 
 
 def _sequences(
@@ -387,157 +352,6 @@ def _sequences(
             if is_learnt(prompt, completion):
                 labels[row, place, len(prompt) : end] = torch.tensor(completion)
     return {"input_ids": ids, "labels": labels}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndTokens:
-    """How completions end.
-
-    token_ids: a completion ends with the first of them.
-    pad_id: fills up shorter completions.
-    text: a text that ends the answers of conversations, if any.
-    are_ignored: whether completions have the greatest length whatever they contain, as in trials, whose speed and
-        memory must not be underestimated. Answers to held-out prompts then have the length of the true ones, as the
-        model is not trained.
-    """
-
-    token_ids: tuple[int, ...]
-    pad_id: int
-    text: EndText | None = None
-    are_ignored: bool = False
-
-    def end(self, prompt: Sequence[int], completion: Sequence[int]) -> bool:
-        """Returns whether a completion of a prompt has an end."""
-        by_text = self.text is not None and self.text.suits(prompt) and self.text.is_in(completion)
-        return by_text or completion[-1] in self.token_ids
-
-
-class EndText:
-    """A text that ends answers where a chat template writes no token for that."""
-
-    def __init__(self, tokenizer: Any, end: TurnEnd) -> None:
-        self._tokenizer, self._prompt_end = tokenizer, list(end.prompt_end)
-        # As the tokenizer writes a text that it has read.
-        self._text = self._decoded(tokenizer(end.text, add_special_tokens=False)["input_ids"])
-
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)).strip()
-
-    def suits(self, prompt: Sequence[int]) -> bool:
-        """Returns whether a prompt ends as those of conversations do."""
-        return list(prompt[-len(self._prompt_end) :]) == self._prompt_end
-
-    def is_in(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the last of some tokens have the text."""
-        return self._text in self._decoded(tokens[-4 * len(self._text) :])  # a character has at most four tokens
-
-
-class _TextCriteria(StoppingCriteria):  # type: ignore[misc]
-    """Ends completions at texts. texts: of each sequence, if any. width: of the prompts."""
-
-    def __init__(self, texts: Sequence[EndText | None], width: int) -> None:
-        self._texts, self._width = texts, width
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Returns which sequences are complete, [sequences]."""
-        rows = zip(input_ids[:, self._width :].tolist(), self._texts, strict=True)
-        are_complete = [text is not None and text.is_in(row) for row, text in rows]
-        return torch.tensor(are_complete, device=input_ids.device)
-
-
-@torch.no_grad()
-def sample(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    *,
-    seeds: Sequence[int] | None,
-    generation: Generation,
-    ends: EndTokens,
-    device: torch.device,
-    beat: Callable[[], None] = lambda: None,
-) -> list[list[list[int]]]:
-    """Returns the tokens of the completions of each prompt, each with the token that ended it, if one did.
-
-    model: a language model of transformers; it is in eval mode meanwhile.
-    prompts: the tokens of each. seeds: of each prompt's random numbers; None for the likeliest tokens.
-    beat: called before each token.
-    """
-    number, width = generation.num_generations, max(map(len, prompts))
-    tokens = torch.full((len(prompts), width), ends.pad_id, dtype=torch.int64)
-    mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        # Filled up on the left, so that all completions begin at one place; what an encoder reads as in training, on
-        # the right, as its positions may be counted from the first token of the row.
-        first = 0 if _encodes(model) else width - len(prompt)
-        tokens[row, first : first + len(prompt)] = torch.as_tensor(prompt)
-        mask[row, first : first + len(prompt)] = 1
-    noise = _GumbelNoise(seeds, generation=generation, device=device, beat=beat)
-    ended = () if ends.are_ignored else ends.token_ids
-    config = GenerationConfig(
-        max_new_tokens=generation.max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        eos_token_id=list(ended) or None,
-        pad_token_id=ends.pad_id,
-    )
-    if _encodes(model):
-        settings: list[Any] = [model.generation_config, model.config]
-        firsts = (getattr(each, "decoder_start_token_id", None) for each in settings)
-        config.decoder_start_token_id = next((first for first in firsts if first is not None), None)
-        config.forced_bos_token_id = settings[0].forced_bos_token_id
-        width = 1  # the decoder's first token
-    text = None if ends.are_ignored else ends.text
-    by_text = [text if text is not None and text.suits(prompt) else None for prompt in prompts for _ in range(number)]
-    criteria = [_TextCriteria(by_text, width)] if any(by_text) else []
-    was_training = model.training
-    model.eval()
-    with _without_defaults(model):
-        written = model.generate(  # type: ignore[operator]
-            tokens.repeat_interleave(number, 0).to(device),
-            attention_mask=mask.repeat_interleave(number, 0).to(device),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([noise]),
-            stopping_criteria=StoppingCriteriaList(criteria),
-        )
-    model.train(was_training)
-    rows = []
-    for row, own in zip(written[:, width:].tolist(), by_text, strict=True):
-        is_end = (token in ended or (own is not None and own.is_in(row[: i + 1])) for i, token in enumerate(row))
-        last = next((place for place, ends_here in enumerate(is_end) if ends_here), len(row) - 1)
-        rows.append(row[: last + 1])
-    return [rows[first : first + number] for first in range(0, len(rows), number)]
-
-
-@contextmanager
-def _without_defaults(model: nn.Module) -> Iterator[None]:
-    """Hides the model's own settings of generation, such as penalties: completions are samples of the policy alone."""
-    own: Any = model.generation_config
-    model.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own
-
-
-class _GumbelNoise(LogitsProcessor):  # type: ignore[misc]
-    """Divides logits by the temperature and adds Gumbel noise, of which each prompt has a generator, if any."""
-
-    def __init__(
-        self, seeds: Sequence[int] | None, *, generation: Generation, device: torch.device, beat: Callable[[], None]
-    ) -> None:
-        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds or ()]
-        self._generation, self._beat = generation, beat
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns scores [sequences, vocabulary] whose argmax is a sample."""
-        self._beat()
-        if not self._generators:
-            return scores
-        shape = (self._generation.num_generations, scores.shape[-1])
-        drawn = [torch.empty(shape, device=scores.device).exponential_(generator=each) for each in self._generators]
-        smallest = torch.finfo(torch.float32).tiny
-        return scores.float() / self._generation.temperature - torch.cat(drawn).clamp_(min=smallest).log_()
 
 
 Reward = Callable[..., Any]

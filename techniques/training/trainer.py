@@ -41,7 +41,7 @@ from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
 from ringmaster.techniques.training.callbacks import Share, ShareSums, TrainerCallback, change_base, rule_of
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
-from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
+from ringmaster.techniques.training.generation import answer_writer_of, beating, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half, local
 from ringmaster.techniques.training.job_state import JobTrainingState, Root
 from ringmaster.techniques.training.metric_totals import MetricTotals
@@ -55,6 +55,7 @@ from ringmaster.techniques.training.optimizers import (
 from ringmaster.techniques.training.rank_batches import RankBatches
 from ringmaster.techniques.training.recomputation import compile_layers
 from ringmaster.techniques.training.reference_model import reference_of
+from ringmaster.techniques.training.token_sampling import HELD_OUT, prompt_seed
 
 BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier

@@ -21,7 +21,8 @@ from transformers import (
 from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.metric import Outputs, metric_named, why_generating
 from ringmaster.techniques.metrics.token_sequences import answer_of
-from ringmaster.techniques.training.generation import AnswerWriter, answer_writer_of, end_tokens_of
+from ringmaster.techniques.training.generation import AnswerWriter, answer_writer_of
+from ringmaster.techniques.training.token_sampling import end_tokens_of
 from tests.drawing import draws
 from tests.unit.data.test_chat_templates import tokenizer_of, turns
 

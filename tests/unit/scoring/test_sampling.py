@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.techniques.loss import Generation
-from ringmaster.techniques.training.generation import EndTokens, sample
+from ringmaster.techniques.training.token_sampling import EndTokens, sample
 
 GENERATION = Generation(rewards=(), weights=(), num_generations=3, max_new_tokens=6, temperature=1.0)
 ENDS = EndTokens(token_ids=(3, 4, 5), pad_id=0)
