@@ -11,25 +11,22 @@ from ringmaster.errors import StepError
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
-from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, registry
+from ringmaster.techniques import DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
-from tests.integration.workbench import ADAMW, LLAMA, SINGLE, Layout, is_bit_equal, largest_difference
+from tests.integration.losses.prompt_rows import LORA, MODEL, prompt_data, repeated_text
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
 
 REWARDS = "tests.integration.losses.my_rewards"
-MODEL = replace(LLAMA, config={**LLAMA.config, "vocab_size": 320})
 OPTIONS = {"rewards": [f"{REWARDS}:letter"], "num_generations": 4, "max_new_tokens": 8}
-LORA = Adapter(kind="lora", rank=4, alpha=8)
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
-    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [{"prompt": f"say {'ab'[i % 2] * (1 + i % 5)}:", "wish": "ab"[i % 2], "number": i} for i in range(40)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return DataSpec(path=str(file), kind="prompt", vocab_size=300, held_out=0.2)
+    rows = [{"prompt": f"{repeated_text(i)}:", "wish": "ab"[i % 2], "number": i} for i in range(40)]
+    return prompt_data(tmp_path_factory.mktemp("prompts"), rows)
 
 
 def job_of(bench, prompts, *, options=None, **changes):

@@ -1,19 +1,18 @@
 """GRPO against TRL's trainer, of which only the generation is replaced: it samples with the same random numbers."""
 
-import json
 from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from ringmaster.techniques import DataSpec, EvaluationSpec
-from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.data.samples import Sampler
+from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.loss import loss_named
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.generation import end_tokens_of, prompt_seed, prompts_of, sample
+from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed, sample
 from tests.integration.losses.my_rewards import letter, some
+from tests.integration.losses.prompt_rows import prompt_data, repeated_text, rows_of_steps
 from tests.integration.workbench import LLAMA, SGD, largest_difference
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(find_spec("trl") is None, reason="no trl, whose trainer this is")]
@@ -33,27 +32,20 @@ def optimizer_of(options):
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
-    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [{"prompt": f"say {'ab'[i % 2] * (1 + i % 5)} {i}:", "number": i} for i in range(40)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return DataSpec(path=str(file), kind="prompt", vocab_size=300, held_out=0.2)
+    rows = [{"prompt": f"{repeated_text(i)} {i}:", "number": i} for i in range(40)]
+    return prompt_data(tmp_path_factory.mktemp("prompts"), rows)
 
 
 def trained_by_trl(bench, data, options, *, seed, folder):
     """Returns the losses of TRL's trainer, and its weights."""
     from datasets import Dataset
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
     is_rloo = options.get("loss_type") == "rloo"
     trainer_class, config_class = (RLOOTrainer, RLOOConfig) if is_rloo else (GRPOTrainer, GRPOConfig)
 
-    prepared = prepare(data, cache_dir=bench.cache_dir)
-    training, _ = open_data(data, cache_dir=bench.cache_dir, prepared=prepared)
-    sampler = Sampler(num_samples=len(training), global_batch_size=NUM_PROMPTS, seed=seed)
-    order = [int(i) for step in range(NUM_STEPS) for i in sampler.indices(step)]
-    rows = prompts_of(training.rows(order))
-    tokenizer = AutoTokenizer.from_pretrained(str(prepared.tokenizer_dir), local_files_only=True)
+    prepared, tokenizer, rows = rows_of_steps(bench, data, num_steps=NUM_STEPS, num_prompts=NUM_PROMPTS, seed=seed)
     generation = loss_named("grpo", options).generation
 
     class WithOurCompletions(trainer_class):

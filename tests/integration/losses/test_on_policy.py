@@ -12,7 +12,7 @@ from ringmaster.errors import StepError
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
-from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, registry
+from ringmaster.techniques import DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
@@ -20,22 +20,20 @@ from ringmaster.techniques.job import AdaptationSpec
 from ringmaster.techniques.loss import loss_named
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.training.generation import EndTokens, Rollout
+from ringmaster.techniques.training.generation import Rollout
+from ringmaster.techniques.training.token_sampling import EndTokens
+from tests.integration.losses.prompt_rows import LORA, MODEL, prompt_data, repeated_text
 from tests.integration.losses.test_losses import DEVICE
 from tests.integration.workbench import ADAMW, LLAMA, SINGLE, Layout, is_bit_equal, largest_difference
 
-MODEL = replace(LLAMA, config={**LLAMA.config, "vocab_size": 320})
 LARGER = replace(LLAMA, config={**MODEL.config, "hidden_size": 48, "num_attention_heads": 4})
 OPTIONS = {"max_new_tokens": 8}
-LORA = Adapter(kind="lora", rank=4, alpha=8)
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
-    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    rows = [{"prompt": f"say {'ab'[i % 2] * (1 + i % 5)} {i}:"} for i in range(40)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return DataSpec(path=str(file), kind="prompt", vocab_size=300, held_out=0.2)
+    rows = [{"prompt": f"{repeated_text(i)} {i}:"} for i in range(40)]
+    return prompt_data(tmp_path_factory.mktemp("prompts"), rows)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ import torch
 
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.techniques import EvaluationSpec, ModelSpec
-from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.data.samples import Sampler
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.loss import loss_named
 from ringmaster.techniques.losses.on_policy import OnPolicyDistillation
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.generation import end_tokens_of, prompt_seed, prompts_of, sample
+from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed, sample
+from tests.integration.losses.prompt_rows import rows_of_steps
 from tests.integration.losses.test_grpo_trl import MODEL, PLAIN, prompts  # noqa: F401 - a fixture
 from tests.integration.losses.test_on_policy import LARGER
 from tests.integration.workbench import largest_difference
@@ -28,15 +28,10 @@ TEACHER = ModelSpec(architecture="LlamaForCausalLM", config={**LARGER.config, "e
 def trained_by_trl(bench, data, options, *, seed, folder):
     """Returns the losses of TRL's trainer, and its weights."""
     from datasets import Dataset
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
     from trl import DistillationConfig, DistillationTrainer
 
-    prepared = prepare(data, cache_dir=bench.cache_dir)
-    training, _ = open_data(data, cache_dir=bench.cache_dir, prepared=prepared)
-    sampler = Sampler(num_samples=len(training), global_batch_size=NUM_PROMPTS, seed=seed)
-    order = [int(i) for step in range(NUM_STEPS) for i in sampler.indices(step)]
-    rows = prompts_of(training.rows(order))
-    tokenizer = AutoTokenizer.from_pretrained(str(prepared.tokenizer_dir), local_files_only=True)
+    prepared, tokenizer, rows = rows_of_steps(bench, data, num_steps=NUM_STEPS, num_prompts=NUM_PROMPTS, seed=seed)
     generation = loss_named(OnPolicyDistillation.name, options).generation
 
     class WithOurCompletions(DistillationTrainer):

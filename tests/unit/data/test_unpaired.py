@@ -6,7 +6,7 @@ from ringmaster.techniques.data import fetch
 from ringmaster.techniques.data.inference import infer_kind
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.metric import IGNORED
-from tests.unit.data.test_kinds import jsonl, opened, refused
+from tests.unit.data.prepared_rows import jsonl, opened, refused
 
 LLAMA = ModelSpec(architecture="LlamaForCausalLM")
 

@@ -9,7 +9,7 @@ from ringmaster.codec import from_json
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
-from tests.unit.data.test_kinds import jsonl
+from tests.unit.data.prepared_rows import jsonl
 
 WORDS = ["one", "two", "three"]
 
