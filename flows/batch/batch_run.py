@@ -17,10 +17,10 @@ from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_records
 from ringmaster.flows.batch.result import (
-    NO_PROFILING,
     PROFILING,
     SINCE,
     BatchResult,
+    ProfilingCost,
     collect,
     finish_records,
     report_refusals,
@@ -80,8 +80,8 @@ class BatchRun(ABC):
         report_refusals(profiles, view=self.view)
         self.journal.put(PREFLIGHTS, to_json(distinct(profiles.preflights)))
         if self._is_due:
-            seconds = time.monotonic() - began_s
-            self.journal.put(PROFILING, {"num_trials": profiles.num_trials, "seconds": seconds})
+            cost = ProfilingCost(num_trials=profiles.num_trials, seconds=time.monotonic() - began_s)
+            self.journal.put(PROFILING, to_json(cost))
         if self._scheduler is not None:
             profiles = replace(profiles, jobs=self._scheduler.with_rungs(profiles.jobs))
         return replace(profiles, faults=with_orphans(profiles.jobs, profiles.faults))
@@ -126,7 +126,7 @@ class BatchRun(ABC):
         self._recorder.begin(
             JobsToRecord(jobs=jobs, preflights=profiles.preflights, profiles=profiles.profiles),
             devices=devices,
-            num_trials=self.journal.get(PROFILING, NO_PROFILING)["num_trials"],
+            num_trials=(self.journal.read(PROFILING, ProfilingCost) or ProfilingCost()).num_trials,
         )
 
     def _close_records(self, result: BatchResult) -> BatchResult:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch.artifacts import show_groups
 from ringmaster.flows.batch.flow_runs import for_prefect
@@ -13,7 +13,7 @@ from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups,
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.storage.journal import ENDED, FUSION, JobRecord, Journal
+from ringmaster.tasks.storage.journal import ENDED, FUSION, GroupDecision, JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 
 
@@ -30,27 +30,23 @@ class ChosenGroups:
     plan: Plan | None = None
     fusion: tuple[Fusion, Problem] | None = None
 
-    def to_json(self) -> dict[str, Any] | None:
-        """Returns the fact `FUSION`."""
-        if self.fusion is None:
-            return None
-        fusion, problem = self.fusion
-        return {
-            "words": fusion.in_words(),
-            "groups": fusion.groups,
-            "together_s": fusion.fused_plan.makespan_s,
-            "alone_s": fusion.alone.makespan_s,
-            "lower_bound_s": fusion.fused_plan.best_bound_s,
-            "practice_s": current_practice(without_groups(problem)).makespan_s,
-        }
-
     def report(self, journal: Journal, *, notice: Callable[[str], None]) -> None:
         """Shows the choice and what it saves, and stores it in the journal of the batch."""
-        if self.fusion is not None:
-            fusion, problem = self.fusion
-            notice(fusion.in_words())
-            for_prefect(lambda: show_groups(fusion, problem), notice)
-        journal.put(FUSION, self.to_json())
+        if self.fusion is None:
+            journal.put(FUSION, None)
+            return
+        fusion, problem = self.fusion
+        notice(fusion.in_words())
+        for_prefect(lambda: show_groups(fusion, problem), notice)
+        decision = GroupDecision(
+            words=fusion.in_words(),
+            groups=fusion.groups,
+            together_s=fusion.fused_plan.makespan_s,
+            alone_s=fusion.alone.makespan_s,
+            lower_bound_s=fusion.fused_plan.best_bound_s,
+            practice_s=current_practice(without_groups(problem)).makespan_s,
+        )
+        journal.put(FUSION, to_json(decision))
 
 
 def choose_job_groups(

@@ -30,7 +30,16 @@ from ringmaster.tasks.profiling.preflight_runs import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
-from ringmaster.tasks.storage.journal import ENDED, FUSION, IS_MEASURED, JobRecord, JobStatus, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import (
+    ENDED,
+    FUSION,
+    IS_MEASURED,
+    GroupDecision,
+    JobRecord,
+    JobStatus,
+    Journal,
+    SegmentRecord,
+)
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.techniques.profiles import PREDICTED
@@ -38,8 +47,16 @@ from ringmaster.text import printable
 
 STARTED, SINCE = "started_s", "since_s"
 """The facts: when a run was first started; when it was last started or resumed with jobs to train."""
-PROFILING, NO_PROFILING = "profiling", {"num_trials": 0, "seconds": 0.0}
-"""The fact: the number of trials since a run was started or resumed, and the seconds of its profiling."""
+PROFILING = "profiling"
+"""The fact: the `ProfilingCost` since a run was started or resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingCost:
+    """The number of trials of jobs, and the seconds of their profiling."""
+
+    num_trials: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +95,7 @@ class BatchResult:
     profiling_s: float
     jobs: tuple[Mapping[str, Any], ...]
     faults: tuple[str, ...] = ()
-    fusion: Mapping[str, Any] | None = None
+    fusion: GroupDecision | None = None
     prediction: Prediction | None = None
     is_measured: bool = False
 
@@ -131,18 +148,18 @@ def collect(
     refused: returns the techniques and configs that were refused before any trial, with reasons, by job name.
     """
     since_s, began_s = float(journal.get(SINCE)), float(journal.get(STARTED))
-    profiling = journal.get(PROFILING, NO_PROFILING)
+    profiling = journal.read(PROFILING, ProfilingCost) or ProfilingCost()
     batch = replace(batch, jobs=(*batch.jobs, *added_jobs(records)))
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     plan, problem = _first_plan(journal, since_s=since_s)
-    fusion, prediction = journal.get(FUSION), None
+    fusion, prediction = journal.read(FUSION, GroupDecision), None
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
     if plan is not None and problem is not None:
         figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.best_bound_s, "gap": plan.gap}
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
-        practice_s = fusion["practice_s"] if fusion else list_scheduling.current_practice(problem).makespan_s
+        practice_s = fusion.practice_s if fusion else list_scheduling.current_practice(problem).makespan_s
         prediction, newest = predictions_in({key: journal.get(key) for key in (FIRST_PREDICTION, NEWEST_PREDICTION)})
         if prediction is not None and newest is not None:
             prediction = replace(prediction, run_load=newest.run_load)
@@ -157,8 +174,8 @@ def collect(
         value=_value(batch, segments, problem),
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
-        num_trials=profiling["num_trials"],
-        profiling_s=profiling["seconds"],
+        num_trials=profiling.num_trials,
+        profiling_s=profiling.seconds,
         jobs=tuple(
             _job_row(batch, records[job.name], journal.segments(job.name), since_s=since_s, began_s=began_s)
             | {"refused": refused(job.name)}
@@ -170,9 +187,9 @@ def collect(
     )
 
 
-def _bound_over_groups(plan: Plan, fusion: Mapping[str, Any]) -> dict[str, float | None]:
+def _bound_over_groups(plan: Plan, fusion: GroupDecision) -> dict[str, float | None]:
     """Returns the bound over all divisions into groups; the plan's own bound holds for the chosen division only."""
-    lower_s = fusion["lower_bound_s"]
+    lower_s = fusion.lower_bound_s
     if plan.value is not None or plan.best_bound_s is None or not lower_s:
         return {}
     lower_s = min(lower_s, plan.best_bound_s)

@@ -299,10 +299,10 @@ def _print_times(result: BatchResult, console: Console) -> None:
         )
         rows.append((result.objective, f"{result.value:.2f}", f"planned {planned:.2f}: {than}"))
     if result.fusion is not None:
-        num_groups = len(result.fusion["groups"])
+        num_groups = len(result.fusion.groups)
         how = f"{num_groups} groups on shared bases" if num_groups != 1 else "one group on a shared base"
         text = f"trained together in {how}" if num_groups else "no jobs are trained together"
-        rows.append(("each alone", f"{result.fusion['alone_s']:.1f} s", f"by a plan; {text}"))
+        rows.append(("each alone", f"{result.fusion.alone_s:.1f} s", f"by a plan; {text}"))
     if result.current_practice_s is not None:
         saved = (
             f"one job after another, by the same runtimes {result.current_practice_s / planned_s:.2f} times the plan"

@@ -42,7 +42,15 @@ from ringmaster.tasks.recording.rows import (
     profile_row,
     rows_text,
 )
-from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, FUSION, IS_MEASURED, JobRecord, JobStatus, Journal
+from ringmaster.tasks.storage.journal import (
+    FLOW_RUN_PAGE,
+    FUSION,
+    IS_MEASURED,
+    GroupDecision,
+    JobRecord,
+    JobStatus,
+    Journal,
+)
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model
@@ -272,8 +280,8 @@ class MlflowWriter:
             if (practice_s := metrics.get("current_practice_s")) is not None:
                 are_measured = bool(self._journal.get(IS_MEASURED, False))
                 lines.append(f"{practice_text(practice_s, planned_s=planned_s, are_measured=are_measured)}.")
-        if fusion := self._journal.get(FUSION):
-            lines.append(f"Which jobs train together was planned: {markdown(fusion['words'])}.")
+        if fusion := self._journal.read(FUSION, GroupDecision):
+            lines.append(f"Which jobs train together was planned: {markdown(fusion.words)}.")
         if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
             lines.append(f"Its log and artifacts: {model_pages.link('the flow run in Prefect', page)}.")
         return "\n\n".join(lines)

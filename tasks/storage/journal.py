@@ -31,10 +31,27 @@ CLOCK = "clock"
 """The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
 FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Prefect's UI
 FUSION = "fusion"
-"""The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
-"lower_bound_s", "practice_s"}."""
+"""The fact: the `GroupDecision` of a batch; None where no jobs could form a group."""
 IS_MEASURED = "is_measured"
 """The fact: whether all runtimes of the first plan were measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDecision:
+    """The decision which jobs train together.
+
+    words: in words. groups: the members by their lead job.
+    together_s, alone_s: the makespans of the plan with these groups and of the one with each job alone.
+    lower_bound_s: of the makespan over all divisions into groups.
+    practice_s: the makespan of one job after another on all devices.
+    """
+
+    words: str
+    groups: Mapping[str, tuple[str, ...]]
+    together_s: float
+    alone_s: float
+    lower_bound_s: float | None
+    practice_s: float
 
 
 class JobStatus(StrEnum):
@@ -83,6 +100,7 @@ class RecordFeature:
 
 
 FeatureT = TypeVar("FeatureT", bound=RecordFeature)
+T = TypeVar("T")
 
 
 def _feature_with(key: str) -> type[RecordFeature] | None:
@@ -275,6 +293,11 @@ class Journal:
             select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
         )
         return result[0] if isinstance(result, list) and result else default  # a damaged one counts as missing
+
+    def read(self, key: str, kind: type[T]) -> T | None:
+        """Returns a fact of the whole batch that is the JSON form of a value; None where there is none."""
+        stored = self.get(key)
+        return None if stored is None else from_json(kind, stored)
 
     def remove(self, key: str) -> None:
         """Deletes a fact of the whole batch."""

@@ -8,7 +8,7 @@ from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
 from ringmaster.tasks.planning import fusion as checked_plans
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.storage.journal import FUSION, JobStatus, begin_jobs
+from ringmaster.tasks.storage.journal import FUSION, GroupDecision, JobStatus, begin_jobs
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
@@ -55,11 +55,11 @@ def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
 def test_what_is_quicker_together_is_chosen_and_kept(journal):
     together = choose(journal, group("b", "c", "d"), group("b"))
     assert {leader: [f.job for f in p.members] for leader, (p,) in together.profiles.items()} == {"a": ["b", "c", "d"]}
-    kept = journal.get(FUSION)
-    assert kept["groups"] == {"a": ["b", "c", "d"]}
-    assert kept["together_s"] < kept["alone_s"] <= kept["practice_s"]
-    assert kept["lower_bound_s"] <= kept["together_s"] + 1e-6
-    assert kept["words"].startswith("fused 4 jobs into 1 group")
+    kept = journal.read(FUSION, GroupDecision)
+    assert kept.groups == {"a": ("b", "c", "d")}
+    assert kept.together_s < kept.alone_s <= kept.practice_s
+    assert kept.lower_bound_s <= kept.together_s + 1e-6
+    assert kept.words.startswith("fused 4 jobs into 1 group")
 
 
 def test_the_batch_is_first_planned_as_its_groups_were_chosen(journal, monkeypatch):
