@@ -8,11 +8,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+
+from ringmaster.flows.serving.sparse_tensors import SparseTensor
 
 CONTENT_TYPE = "application/x-protobuf"
 PACKAGE = "tinker_public"
@@ -52,10 +55,15 @@ MESSAGES: Mapping[str, Sequence[tuple[int, str, str]]] = {
         (3, "metrics", "{double}"),
     ],
     "TopkLogprobs": [(1, "token_ids", "bytes"), (2, "logprobs", "bytes"), (3, "k", "uint32"), (4, "length", "uint32")],
-    "SampledSequence": [(1, "stop_reason", "int32"), (2, "tokens", "bytes"), (3, "logprobs", "bytes?")],
+    "SampledSequence": [
+        *((1, "stop_reason", "int32"), (2, "tokens", "bytes"), (3, "logprobs", "bytes?")),
+        (4, "topk_sampled_logprobs", "TopkLogprobs?"),
+    ],
+    "PromptAltTokens": [(1, "tokens", "Tensor"), (2, "logprobs", "Tensor")],
     "SampleResponse": [
         *((1, "sequences", "[SampledSequence]"), (2, "prompt_logprobs", "bytes?")),
         *((3, "topk_prompt_logprobs", "TopkLogprobs?"), (4, "prompt_cache_hit_tokens", "int32")),
+        *((5, "target_prompt_logprobs", "Tensor?"), (6, "prompt_alt_tokens", "PromptAltTokens?")),
     ],
 }
 STOP_REASONS = {"stop": 0, "length": 1}
@@ -147,13 +155,15 @@ def _datum(datum: Any) -> dict[str, Any]:
     return {"tokens": tokens, "inputs": inputs}
 
 
-def _tensor(tensor: Any, name: str) -> np.ndarray:
-    """Returns a dense tensor as an array."""
-    if tensor.HasField("sparse_csr"):
-        raise ValueError(f"{name} is sparse: this endpoint reads one value for each token")
+def _tensor(tensor: Any, name: str) -> np.ndarray | SparseTensor:
+    """Returns a tensor."""
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ValueError(f"{name} has the unknown element type {tensor.dtype}")
+    if tensor.HasField("sparse_csr"):
+        csr = tensor.sparse_csr
+        rows, columns = _array(csr.crow_indices, "int64"), _array(csr.col_indices, "int64")
+        return SparseTensor.of(_array(csr.values, dtype), rows=rows, columns=columns, shape=tuple(tensor.shape))
     values = _array(tensor.dense, dtype)
     shape = tuple(tensor.shape)
     return values.reshape(shape) if shape else values
@@ -166,31 +176,56 @@ def _array(content: bytes, dtype: str) -> np.ndarray:
 def loss_answer(answer: Mapping[str, Any]) -> bytes:
     """Returns a stored answer to a loss request as `ForwardBackwardOutput`."""
     message = message_class("ForwardBackwardOutput")(loss_fn_output_type=OUTPUT_TYPE, metrics=answer["metrics"])
-    outputs = answer["outputs"]
-    if outputs:
+    for _, alike in groupby(answer["outputs"], key=_trailing_shapes):  # a record has one shape behind the tokens
+        outputs = list(alike)
         record = message.loss_fn_outputs.add(type_tag=OUTPUT_TYPE, num_datums=len(outputs))
-        for name in outputs[0]:
+        for name, first in outputs[0].items():
             parts = [base64.b64decode(output[name]["data"]) for output in outputs]
             field = record.fields[name]
-            field.data, field.dtype = b"".join(parts), FLOAT32 if outputs[0][name]["dtype"] == "float32" else INT64
+            field.data, field.dtype = b"".join(parts), FLOAT32 if first["dtype"] == "float32" else INT64
             field.offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64).tobytes()
+            field.trailing_shape.extend(first["shape"][1:])
     return bytes(message.SerializeToString())
+
+
+def _trailing_shapes(output: Mapping[str, Any]) -> list[list[int]]:
+    return [tensor["shape"][1:] for tensor in output.values()]
 
 
 def sample_answer(answer: Mapping[str, Any]) -> bytes:
     """Returns a stored answer to a sampling request as `SampleResponse`."""
     message = message_class("SampleResponse")()
     for sequence in answer["sequences"]:
-        message.sequences.add(
+        added = message.sequences.add(
             stop_reason=STOP_REASONS[sequence["stop_reason"]],
             tokens=np.asarray(sequence["tokens"], np.int32).tobytes(),
             logprobs=np.asarray(sequence["logprobs"], np.float32).tobytes(),
         )
+        if (topk := sequence.get("topk_logprobs")) is not None:
+            _write_topk(added.topk_sampled_logprobs, topk)
     if (logprobs := answer.get("prompt_logprobs")) is not None:
         message.prompt_logprobs = np.asarray([np.nan if x is None else x for x in logprobs], np.float32).tobytes()
     if (places := answer.get("topk_prompt_logprobs")) is not None:
         _write_topk(message.topk_prompt_logprobs, places)
+    if (targets := answer.get("target_prompt_logprobs")) is not None:
+        _write_tensor(message.target_prompt_logprobs, targets)
+    if (drawn := answer.get("prompt_alt_tokens")) is not None:
+        _write_tensor(message.prompt_alt_tokens.tokens, drawn["tokens"])
+        _write_tensor(message.prompt_alt_tokens.logprobs, drawn["logprobs"])
     return bytes(message.SerializeToString())
+
+
+def _write_tensor(message: Any, tensor: Mapping[str, Any]) -> None:
+    """Writes a tensor whose values are numbers, dense or of compressed sparse rows."""
+    values = np.asarray(tensor["data"], tensor["dtype"]).tobytes()
+    message.dtype = FLOAT32 if tensor["dtype"] == "float32" else INT64
+    message.shape.extend(tensor["shape"])
+    if "sparse_crow_indices" in tensor:
+        message.sparse_csr.values = values
+        message.sparse_csr.crow_indices = np.asarray(tensor["sparse_crow_indices"], np.int64).tobytes()
+        message.sparse_csr.col_indices = np.asarray(tensor["sparse_col_indices"], np.int64).tobytes()
+    else:
+        message.dense = values
 
 
 def _write_topk(message: Any, places: Sequence[Sequence[tuple[int, float]] | None]) -> None:

@@ -155,12 +155,12 @@ class RecordingProcess:
         self._command = [sys.executable, "-P", "-m", RECORDING, str(file.absolute())]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Starts to record, unless that is being done."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                self._command, env=child_environment(), start_new_session=self._own_session
-            )
+    def start(self) -> bool:
+        """Starts to record; returns False where that is being done, of the clients that had ended when it began."""
+        if self._process is not None and self._process.poll() is None:
+            return False
+        self._process = subprocess.Popen(self._command, env=child_environment(), start_new_session=self._own_session)
+        return True
 
     def wait(self) -> None:
         """Waits until what was begun is recorded."""

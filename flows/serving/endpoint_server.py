@@ -154,7 +154,7 @@ class EndpointServer:
 
     device: such as "cpu".
     link_of: makes the link to the process of a base.
-    record: starts to record the clients that have ended, and returns at once.
+    record: starts to record the clients that have ended, and returns at once: whether it has started.
     host: the address on which it listens.
     """
 
@@ -165,7 +165,7 @@ class EndpointServer:
         home: Path,
         device: str,
         link_of: Callable[[ComputeSettings], ComputeLink] = ComputeLink,
-        record: Callable[[], None] = lambda: None,
+        record: Callable[[], bool] = lambda: True,
         host: str = LOOPBACK[0],
     ) -> None:
         self._host = host
@@ -263,10 +263,9 @@ class EndpointServer:
             for session in service.on_loop(service.expired_sessions):
                 service.on_loop(partial(service.finish_session, session))
             service.store.drop_expired()
-            ended = [client.id for client in service.store.clients(where="is_ended AND NOT is_recorded")]
-            if set(ended) - known:
-                self._record()
-            known |= set(ended)
+            ended = {client.id for client in service.store.clients(where="is_ended AND NOT is_recorded")}
+            if ended - known and self._record():
+                known |= ended
             if server.should_exit or not all(each.is_alive for each in service.schedulers.values()):
                 raise RuntimeError("a thread of the endpoint has ended")
             waits = any(scheduler.num_waiting() for scheduler in service.schedulers.values())

@@ -33,6 +33,12 @@ MAX_WAITING_BYTES = 256_000_000  # of the bodies of the requests of one owner th
 MAX_PENDING_BYTES = 256_000_000  # of the losses of one client since its last optimizer step
 MAX_REFUSED = 1000  # messages of one client that are noted as refused
 MAX_SESSIONS = 1000  # open ones of one owner
+SAVED = {
+    "weights": "save_weights",
+    "sampler_weights": "save_weights_for_sampler",
+    "external_weights": "save_weights_external",
+}
+"""The type of the answer to a request for a checkpoint, by its kind."""
 FINAL = "_final"  # name of the checkpoint of a client that has ended, which no client can give to another
 
 
@@ -292,29 +298,29 @@ class EndpointService:
         )
         return self.submit(request)
 
-    def save(self, request: messages.SaveRequest, *, owner: str, for_sampler: bool) -> str:
-        """Queues a checkpoint; returns the id of the request."""
+    def save(self, request: messages.SaveRequest, *, owner: str, kind: str) -> str:
+        """Queues a checkpoint of a kind of `CheckpointUri`; returns the id of the request."""
         client = self.client(request.model_id, owner=owner)
         sampler = None
         if request.path is None:
-            if not for_sampler or request.sampling_session_seq_id is None:
+            if kind != "sampler_weights" or request.sampling_session_seq_id is None:
                 raise MessageError("path is missing: the name of the checkpoint")
             sampler = f"{client.session}:sample:{request.sampling_session_seq_id}"
-        kind = "sampler_weights" if for_sampler else "weights"
         if request.path is not None and request.path.endswith(".tmp"):
             raise MessageError("path ends in .tmp, which is the name of a checkpoint that is being written")
         name = request.path or f"_snapshot-{request.seq_id}"  # which no client can ask for
         uri = CheckpointUri(model=client.id, kind=kind, name=name)
         id = f"{client.id}:{request.seq_id}"
         exists = self.store.checkpoint(str(uri), owner=owner) is not None
-        if exists and not request.overwrite and not for_sampler and self.store.digest(id) is None:
+        if exists and not request.overwrite and kind == "weights" and self.store.digest(id) is None:
             raise MessageError(f"there is a checkpoint {uri} already. To fix: another name, or overwrite")
         work = {
             **_save_work(uri),
-            "type": "save_weights_for_sampler" if for_sampler else "save_weights",
-            "with_optimizer": not for_sampler,
+            "type": SAVED[kind],
+            "with_optimizer": kind == "weights",
             "sampler": sampler,
             "ttl_s": request.ttl_seconds,
+            "metadata": _metadata(request.user_metadata),
         }
         return self.of_client(client.id, request.seq_id, RequestKind.SAVE, work, owner=owner)
 

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from ringmaster.flows.serving.sparse_tensors import SparseTensor
+from ringmaster.text import shortened
+
+T = TypeVar("T")
+
 MAX_TEXT = 200
+MAX_SAID = 500
 MAX_ROWS = 1024
 MAX_SAMPLES = 256
 MAX_STOPS = 64
 MAX_TOPK = 64
+MAX_ELEMENTS = 2**22  # of the tensors of a request, with what sparse ones leave out
 MAX_METADATA = 10_000  # characters of what a client notes about itself
 MAX_INT = 2**63 - 1
 
@@ -30,12 +37,25 @@ Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
+Ttl = Annotated[int, Field(ge=1, le=400_000_000)]
+
+
 class MessageError(ValueError):
     """A message that cannot be used. status: of the HTTP answer."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+def readable(read: Callable[..., T], *values: Any) -> T:
+    """Returns what `read` makes of a message. Raises MessageError where it raises ValueError or OverflowError."""
+    try:
+        return read(*values)
+    except MessageError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise MessageError(shortened(str(error), MAX_SAID)) from error
 
 
 class Message(BaseModel):
@@ -116,20 +136,23 @@ class ModelInput(Message):
 
 
 class TensorMessage(Message):
-    """A dense tensor."""
+    """A tensor, dense or of compressed sparse rows (CSR)."""
 
     data: list[float] | list[int]
     dtype: Literal["float32", "int64"]
     shape: Annotated[list[Sequence1], Field(max_length=4)] | None = None
-    sparse_crow_indices: None = None
-    sparse_col_indices: None = None
+    sparse_crow_indices: list[Sequence1] | None = None
+    sparse_col_indices: list[Sequence1] | None = None
 
-    def array(self) -> np.ndarray:
+    def array(self) -> np.ndarray | SparseTensor:
         """Returns the tensor. Raises ValueError where the shape has another number of elements."""
         if self.dtype == "int64" and any(isinstance(each, float) for each in self.data):
             raise ValueError("a tensor of int64 has values that are not whole")
         with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused
             values = np.asarray(self.data, dtype=self.dtype)
+        if self.sparse_crow_indices is not None or self.sparse_col_indices is not None:
+            rows, columns = (np.asarray(x or [], np.int64) for x in (self.sparse_crow_indices, self.sparse_col_indices))
+            return SparseTensor.of(values, rows=rows, columns=columns, shape=tuple(self.shape or ()))
         return values if self.shape is None else values.reshape(self.shape)
 
 
@@ -185,11 +208,43 @@ class SaveRequest(Message):
     model_id: Text
     seq_id: Sequence1
     path: CheckpointName | None = None
-    ttl_seconds: Annotated[int, Field(ge=1, le=400_000_000)] | None = None
+    ttl_seconds: Ttl | None = None
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
     sampling_session_seq_id: Sequence1 | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
+
+
+class SaveExternalRequest(Message):
+    """Writes a checkpoint in a form that other programs read."""
+
+    type: str = ""
+    model_id: Text
+    seq_id: Sequence1
+    path: CheckpointName
+    ttl_seconds: Ttl | None = None
+    age_encryption_recipients: None = None
+
+    def plain(self) -> SaveRequest:
+        """Returns what it has in common with other checkpoints."""
+        return SaveRequest(
+            model_id=self.model_id, seq_id=self.seq_id, path=self.path, ttl_seconds=self.ttl_seconds, overwrite=True
+        )
+
+
+class TtlRequest(Message):
+    """Sets after how many seconds a checkpoint expires; None for never."""
+
+    ttl_seconds: Ttl | None
+
+
+class Page(Message):
+    """Which part of a list is asked for. project_id: there are no projects."""
+
+    limit: Annotated[int, Field(ge=1, le=1000, strict=False)] = 100
+    offset: Annotated[int, Field(ge=0, le=MAX_INT, strict=False)] = 0
+    access_scope: Literal["owned", "accessible"] = "owned"
+    project_id: None = None
 
 
 class LoadRequest(Message):
@@ -247,9 +302,9 @@ class SampleRequest(Message):
     seq_id: Sequence1 | None = None
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOPK)] = 0
-    topk_sample_logprobs: Literal[0] = 0
-    target_prompt_logprobs: None = None
-    prompt_alt_tokens_k: Literal[0] = 0
+    topk_sample_logprobs: Annotated[int, Field(ge=0, le=MAX_TOPK)] = 0
+    target_prompt_logprobs: TensorMessage | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=MAX_TOPK)] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
     record_stability_info: Literal[False] | None = None
 
@@ -277,7 +332,7 @@ class CheckpointPath(OpenMessage):
 class CheckpointUri:
     """The address of a checkpoint, such as `tinker://3f2a:train:0/weights/step-10`.
 
-    kind: "weights", which training continues from, or "sampler_weights".
+    kind: "weights", which training continues from, "sampler_weights", or "external_weights" for other programs.
     """
 
     model: str
@@ -287,7 +342,7 @@ class CheckpointUri:
     @classmethod
     def of(cls, text: str) -> CheckpointUri:
         """Reads an address. Raises MessageError where it is none."""
-        match = re.fullmatch(r"tinker://([\w:-]+)/(weights|sampler_weights)/([\w.-]+)", text)
+        match = re.fullmatch(r"tinker://([\w:-]+)/(weights|sampler_weights|external_weights)/([\w.-]+)", text)
         if match is None:
             raise MessageError(
                 f"{text[:MAX_TEXT]!r} is no address of a checkpoint, such as tinker://MODEL/weights/NAME"
@@ -347,8 +402,19 @@ def loss_work(request: Mapping[str, Any], *, seq_len: int) -> dict[str, Any]:
         "loss": request["loss_fn"],
         "config": config,
         "with_gradients": not request["is_forward"],
-        "rows": [_row(row, seq_len=seq_len) for row in rows],
+        "rows": [_row(row, seq_len=seq_len) for row in _dense_rows(rows)],
     }
+
+
+def _dense_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yields rows whose tensors are dense. Raises MessageError where they would be too large."""
+    left = MAX_ELEMENTS
+    for row in rows:
+        left -= sum(int(np.prod(each.shape, dtype=float)) for each in row["inputs"].values())
+        if left < 0:
+            raise MessageError(f"the tensors of a request have more than {MAX_ELEMENTS} elements")
+        dense = {key: x.dense() if isinstance(x, SparseTensor) else x for key, x in row["inputs"].items()}
+        yield {**row, "inputs": dense}
 
 
 def _row(row: Mapping[str, Any], *, seq_len: int) -> dict[str, Any]:
@@ -359,10 +425,10 @@ def _row(row: Mapping[str, Any], *, seq_len: int) -> dict[str, Any]:
         raise MessageError("a token is negative")
     inputs = {}
     for name, values in row["inputs"].items():
-        if values.shape != (len(tokens),):
+        if values.shape[:1] != (len(tokens),) or values.ndim > 2 or not values.size:
             raise MessageError(
                 f"{name[:MAX_TEXT]} has the shape {list(values.shape)}, and a row of {len(tokens)} tokens needs "
-                f"one value for each: [{len(tokens)}]"
+                f"one value for each: [{len(tokens)}], or as many for each"
             )
         if not np.isfinite(values).all():
             raise MessageError(f"{name[:MAX_TEXT]} has values that are not finite")
@@ -383,6 +449,7 @@ def sample_work(request: SampleRequest, *, seq_len: int) -> dict[str, Any]:
     last_n = request.prompt_logprobs_last_n
     if last_n is not None and not (request.prompt_logprobs and last_n < len(prompt)):
         raise MessageError("prompt_logprobs_last_n needs prompt_logprobs, and is below the length of the prompt")
+    layout, targets = _targets(request.target_prompt_logprobs, num_places=len(prompt) - 1)
     stop: list[Any] | None = None
     if params.stop is not None:
         stops = [params.stop] if isinstance(params.stop, str) else params.stop
@@ -398,8 +465,36 @@ def sample_work(request: SampleRequest, *, seq_len: int) -> dict[str, Any]:
         "seed": params.seed,
         "with_prompt_logprobs": bool(request.prompt_logprobs),
         "topk_prompt_logprobs": request.topk_prompt_logprobs,
+        "topk_sample_logprobs": request.topk_sample_logprobs,
+        "target_prompt_tokens": targets,
+        "prompt_alt_tokens": request.prompt_alt_tokens_k,
         "last_n": last_n,
+        "target_layout": layout,
     }
+
+
+def _targets(message: TensorMessage | None, *, num_places: int) -> tuple[dict[str, Any] | None, list[list[int]] | None]:
+    """Returns how the answer to `target_prompt_logprobs` is laid out, and the tokens of each place; -1 for none."""
+    if message is None:
+        return None, None
+    values = readable(message.array)
+    shape = values.shape
+    if message.dtype != "int64" or len(shape) != 2 or shape[0] != num_places or shape[0] * shape[1] > MAX_ELEMENTS:
+        raise MessageError(
+            f"target_prompt_logprobs has the type {message.dtype} and the shape {list(shape)}, and needs int64 and as "
+            f"many tokens for each of {num_places} places: [{num_places}, K]"
+        )
+    layout: dict[str, Any] = {"shape": list(shape), "listed": None}
+    if isinstance(values, SparseTensor):
+        layout |= {
+            "listed": values.places().tolist(),
+            "sparse_crow_indices": values.rows.tolist(),
+            "sparse_col_indices": values.columns.tolist(),
+        }
+        values = values.dense(fill=-1)
+    if values.size and values.min() < -1:
+        raise MessageError("target_prompt_logprobs has negative tokens besides -1")
+    return layout, values.tolist()
 
 
 def loss_answer_in_json(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The thread that computes what the clients of one base ask for: requests that wait at the same time go together.
 
 Each client's requests are computed in the order of their numbers, and each answer is stored before anybody gets it. A
-request of many rows is computed in pieces that depend on that request alone, so that others wait for a piece at most.
+request of many rows is computed in pieces that depend on that request alone, and a sample in turns of a few tokens, so
+that others wait for a piece or a turn at most.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import RingmasterError
 from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied
+from ringmaster.flows.serving.pending_request import (
+    SAMPLE_TOKENS,
+    PendingRequest,
+    pieces_of,
+    sample_of,
+    within_sequences,
+)
 from ringmaster.flows.serving.shares import FairShares, RequestStream, within_budget
 from ringmaster.flows.serving.store import (
     Checkpoint,
@@ -29,27 +37,11 @@ from ringmaster.flows.serving.store import (
 
 logger = logging.getLogger(__name__)
 
-PIECE_TOKENS = 8192  # of a request that are computed at a time, at least a row
 TURN_TOKENS = 32_768  # of one computation of several clients
 MAX_DEATHS = 3  # of the process during one computation, after which its requests fail
 MAX_SNAPSHOTS = 16  # unnamed checkpoints for sampling that are kept of a client
 END_TIMEOUT_S = 5.0
 COMPUTED = (RequestKind.LOSS, RequestKind.SAMPLE)
-
-
-@dataclass
-class PendingRequest:
-    """A request that waits or is computed. pieces: what is left of it; results: of the pieces before."""
-
-    request: StoredRequest
-    pieces: list[Mapping[str, Any]]
-    results: list[Mapping[str, Any]] = field(default_factory=list)
-    num_deaths: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of the piece whose turn it is."""
-        return _num_tokens(self.pieces[0])
 
 
 class BaseScheduler:
@@ -99,7 +91,7 @@ class BaseScheduler:
         with self._wakeup:
             stream = self._stream(request)
             stream.refused.discard(request.seq)
-            stream.waiting[request.seq] = PendingRequest(request, pieces=_pieces(request))
+            stream.waiting[request.seq] = PendingRequest(request)
             self._wakeup.notify_all()
 
     def refuse(self, request: StoredRequest) -> None:
@@ -244,12 +236,12 @@ class BaseScheduler:
         self._is_linked = self._was_linked = True
         self.fault = None
         for pending in self._pending():
-            pending.pieces, pending.results = _pieces(pending.request), []
+            pending.start_again()
 
     def _regain(self, answered: Iterable[StoredRequest]) -> None:
         """Computes again the gradients of losses that were answered and that no step has used."""
         for request in answered:
-            for piece in _pieces(request):
+            for piece in pieces_of(request):
                 self._link.call("compute", requests=[{"client": request.stream, **piece}])
 
     def _drop_pieces(self, client: str) -> None:
@@ -278,17 +270,19 @@ class BaseScheduler:
             if pending.request.id in self._cancelled:
                 self._cancelled.discard(pending.request.id)
                 self._finish(pending, {"error": "the request was cancelled", "category": "user"}, has_failed=True)
+                if pending.is_begun:
+                    self._sample_turn([])  # which gives it up
             elif pending.request.kind not in (*COMPUTED, RequestKind.STEP):
                 self._do(pending)
         if steps := self._ready(RequestKind.STEP):
             self._step({each.request.stream: each for each in steps})
-        if waiting := self._ready(*COMPUTED):
+        if waiting := [*within_sequences(self._ready(*COMPUTED))]:
             self._compute(self._chosen(waiting))
 
     def _chosen(self, waiting: Sequence[PendingRequest]) -> list[PendingRequest]:
         """Returns the requests of the next computation, all of one kind. The kinds take turns where both may be."""
-        order = {client: i for i, client in enumerate(self._shares.eligible({_share_of(each) for each in waiting}))}
-        ranked = sorted((each for each in waiting if _share_of(each) in order), key=lambda each: order[_share_of(each)])
+        order = {client: i for i, client in enumerate(self._shares.eligible({each.share_of for each in waiting}))}
+        ranked = sorted((each for each in waiting if each.share_of in order), key=lambda each: order[each.share_of])
         kinds = list(dict.fromkeys(each.request.kind for each in ranked))
         kind = kinds[-1] if len(kinds) > 1 and kinds[0] is self._last_kind else kinds[0]
         self._last_kind = kind
@@ -298,11 +292,11 @@ class BaseScheduler:
         return within_budget(of_kind, cost=lambda each: each.num_tokens, budget=TURN_TOKENS)
 
     def _compute(self, batch: Sequence[PendingRequest]) -> None:
-        is_loss = batch[0].request.kind is RequestKind.LOSS
-        values = [self._loss(each) if is_loss else self._sample(each) for each in batch]
+        act = self._loss_piece if batch[0].request.kind is RequestKind.LOSS else self._sample_turn
+        total = sum(each.num_tokens for each in batch)
         began_s = self._clock()
         try:
-            results = self._link.call("compute" if is_loss else "sample", requests=values)
+            results = act(batch)
         except ComputeProcessDied as error:
             for each in batch:
                 each.num_deaths += 1
@@ -314,44 +308,43 @@ class BaseScheduler:
         except CallFailed as error:
             results = [{"refusal": str(error), "category": "server"}] * len(batch)
         used_s = self._clock() - began_s
-        total = sum(each.num_tokens for each in batch)
         with self._store.changes():
             for each, result in zip(batch, results, strict=True):
-                share = each.num_tokens / total
-                self._shares.add(_share_of(each), used_s * share)
-                if each.request.model is not None:
-                    self._store.note_use(
-                        each.request.model,
-                        device_s=used_s * share,
-                        num_tokens=each.num_tokens,
-                        loss=None if "refusal" in result else each.request.work.get("loss"),
-                    )
-                self._take_result(each, result)
+                own_s = used_s * each.num_tokens / total
+                self._shares.add(each.share_of, own_s)
+                self._take_result(each, result, used_s=own_s)
         self._tell(batch)
         for each, result in zip(batch, results, strict=True):
-            if "refusal" in result and each.results and each.request.work.get("with_gradients"):
+            was_refused = result is not None and "refusal" in result
+            if was_refused and each.has_results and each.request.work.get("with_gradients"):
                 self._drop_pieces(each.request.stream)
 
-    def _take_result(self, pending: PendingRequest, result: Mapping[str, Any]) -> None:
-        if "refusal" in result:
-            answer = {"error": result["refusal"], "category": result.get("category", "user")}
-            self._store_answer(pending, answer, has_failed=True)
+    def _take_result(self, pending: PendingRequest, result: Mapping[str, Any] | None, *, used_s: float) -> None:
+        answer = pending.take(result, used_s=used_s)
+        if answer is None:
             return
-        pending.results.append(result)
-        if len(pending.pieces) > 1:
-            pending.pieces.pop(0)
-            return
-        if pending.request.kind is RequestKind.LOSS:
-            self._store_answer(pending, _joined(pending.results))
-        else:
-            self._store_answer(pending, _with_last_n(result, pending.request.work["last_n"]))
+        has_failed = "error" in answer
+        if pending.request.model is not None:
+            self._store.note_use(
+                pending.request.model,
+                device_s=pending.used_s,
+                num_tokens=pending.used_tokens,
+                loss=None if has_failed else pending.request.work.get("loss"),
+            )
+        self._store_answer(pending, answer, has_failed=has_failed)
 
-    def _loss(self, pending: PendingRequest) -> dict[str, Any]:
-        return {"client": pending.request.stream, **pending.pieces[0]}
+    def _loss_piece(self, batch: Sequence[PendingRequest]) -> list[Mapping[str, Any] | None]:
+        """Computes a piece of each loss."""
+        requests = [{"client": each.request.stream, **each.pieces[0]} for each in batch]
+        results: list[Mapping[str, Any] | None] = self._link.call("compute", requests=requests)
+        return results
 
-    def _sample(self, pending: PendingRequest) -> dict[str, Any]:
-        plain = {key: value for key, value in pending.pieces[0].items() if key != "last_n"}
-        return {"client": None, **plain}
+    def _sample_turn(self, batch: Sequence[PendingRequest]) -> list[Mapping[str, Any] | None]:
+        """Samples a few further tokens of each sample; None for one that goes on."""
+        requests = {each.request.id: sample_of(each.pieces[0]) for each in batch}
+        begun = [each.request.id for each in self._pending() if each.is_begun]
+        results = self._link.call("sample", requests=requests, num_tokens=SAMPLE_TOKENS, begun=begun)
+        return [results[each.request.id] for each in batch]
 
     def _step(self, steps: Mapping[str, PendingRequest]) -> None:
         """Does the optimizer steps. Those that the process did before it died are answered by `_link_up`."""
@@ -427,7 +420,7 @@ class BaseScheduler:
         assert client is not None, "its creation was answered"
         if work["is_final"] and client.step == 0:
             return self._remove(name)
-        self._store.keep_checkpoint(work["uri"])
+        self._store.begin_overwrite(work["uri"])
         folder = self._link.call("save", client=name, name=work["folder"], with_optimizer=work["with_optimizer"])
         checkpoint = Checkpoint(
             uri=work["uri"],
@@ -440,6 +433,8 @@ class BaseScheduler:
             created_s=now_s,
             expires_s=None if work["ttl_s"] is None else now_s + work["ttl_s"],
             is_snapshot=work["sampler"] is not None,
+            metadata=work.get("metadata") or {},
+            num_bytes=sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file()),
         )
         self._store.add_checkpoint(checkpoint)
         if work["is_final"]:
@@ -499,61 +494,3 @@ class BaseScheduler:
 def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
     """Returns the metrics of a client's last step, after which nothing was answered."""
     return {} if state["grad_norm"] is None else {"grad_norm": state["grad_norm"]}
-
-
-def _share_of(pending: PendingRequest) -> str:
-    return pending.request.model or pending.request.stream
-
-
-def _num_tokens(work: Mapping[str, Any]) -> int:
-    if "rows" in work:
-        return sum(len(row["tokens"]) for row in work["rows"])
-    if "prompt" in work:
-        return int(len(work["prompt"]) + work["num_samples"] * work["max_tokens"])
-    return 1
-
-
-def _pieces(request: StoredRequest) -> list[Mapping[str, Any]]:
-    """Returns the parts in which a request is computed; they depend on nothing else."""
-    if request.kind is not RequestKind.LOSS:
-        return [request.work]
-    return [{**request.work, "rows": rows} for rows in _row_groups(request.work["rows"])]
-
-
-def _row_groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    group: list[Mapping[str, Any]] = []
-    num_tokens = 0
-    for row in rows:
-        num_tokens += len(row["tokens"])
-        if group and num_tokens > PIECE_TOKENS:
-            yield group
-            group, num_tokens = [], len(row["tokens"])
-        group.append(row)
-    yield group
-
-
-def _joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the answer of all pieces. The ending of a metric's name says how its values join."""
-    outputs = [output for result in results for output in result["outputs"]]
-    counts = [len(result["outputs"]) for result in results]
-    metrics = {}
-    for name in results[0]["metrics"]:
-        values = [result["metrics"][name] for result in results]
-        ending = name.rpartition(":")[2]
-        joins: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": sum, "min": min, "max": max}
-        if ending in joins:
-            metrics[name] = joins[ending](values)
-        else:
-            metrics[name] = sum(value * n for value, n in zip(values, counts, strict=True)) / sum(counts)
-    return {"outputs": outputs, "metrics": metrics}
-
-
-def _with_last_n(result: Mapping[str, Any], last_n: int | None) -> Mapping[str, Any]:
-    """Returns a sampling result with what was asked of the last places of the prompt alone."""
-    if last_n is None:
-        return result
-    masked = dict(result)
-    for key in ("prompt_logprobs", "topk_prompt_logprobs"):
-        if (values := result.get(key)) is not None:
-            masked[key] = [None] * (len(values) - last_n) + list(values[-last_n:])
-    return masked

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import zstandard
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -20,85 +16,17 @@ from ringmaster.codec import finite
 from ringmaster.flows.serving import binary_messages, messages
 from ringmaster.flows.serving.endpoint_service import EndpointService
 from ringmaster.flows.serving.messages import MessageError
+from ringmaster.flows.serving.record_routes import DOWNLOAD_PATH, Downloads, Handler, RecordRoutes
+from ringmaster.flows.serving.request_bodies import body_of, fault, json_of, message_of, parsed
 from ringmaster.flows.serving.store import RequestKind
 from ringmaster.origins import is_foreign
 from ringmaster.text import shortened
 
-M = TypeVar("M", bound=BaseModel)
-T = TypeVar("T")
-
 API = "/api/v1"
-MAX_BODY_BYTES = 32_000_000
 POLL_S = 20.0
 """How long an answer is waited for; the client then asks again."""
-MAX_SAID = 500
 CLIENT_CONFIG = {"pjwt_auth_enabled": False, "custom_loss_server_side": False, "sample_join_sampling_session": True}
 DYNAMIC_CONFIG = {"sample_cancel_enabled": True}
-
-Handler = Callable[[Request, str], Awaitable[Response]]
-
-
-def _fault(message: str, status: int) -> Response:
-    return JSONResponse({"detail": message}, status_code=status)
-
-
-async def _body(request: Request) -> bytes:
-    """Returns the body, uncompressed. Raises MessageError where it is too large or damaged."""
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > MAX_BODY_BYTES:
-            raise MessageError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding == "zstd":
-        try:
-            with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(bytes(content)) as reader:
-                plain = reader.read(MAX_BODY_BYTES + 1)
-        except zstandard.ZstdError as error:
-            raise MessageError(f"the body is not zstd: {error}") from error
-        if len(plain) > MAX_BODY_BYTES:
-            raise MessageError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
-        return bytes(plain)
-    if encoding != "identity":
-        raise MessageError(f"the encoding {encoding[:50]!r} is not read: zstd is", status=415)
-    return bytes(content)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _json(content: bytes) -> dict[str, Any]:
-    """Returns the object in a JSON body."""
-    try:
-        value = json.loads(content.decode(), parse_constant=_refuse_constant)
-        if b"\\ud" in content.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"the body is not JSON: {type(error).__name__}") from error
-    if not isinstance(value, dict):
-        raise MessageError("the body must be a JSON object")
-    return value
-
-
-def _parsed(cls: type[M], value: Mapping[str, Any]) -> M:
-    """Returns a message. Raises MessageError with the first fault."""
-    try:
-        return cls.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise MessageError(shortened(f"{place}: {first['msg']}", MAX_SAID), status=422) from error
-
-
-def _readable(read: Callable[..., T], *values: Any) -> T:
-    """Returns what `read` makes of a message. Raises MessageError where it raises ValueError or OverflowError."""
-    try:
-        return read(*values)
-    except MessageError:
-        raise
-    except (ValueError, OverflowError) as error:
-        raise MessageError(shortened(str(error), MAX_SAID)) from error
 
 
 class EndpointApp:
@@ -119,6 +47,7 @@ class EndpointApp:
             "optim_step": self._optim_step,
             "save_weights": self._save,
             "save_weights_for_sampler": self._save_for_sampler,
+            "save_weights_external": self._save_external,
             "load_weights": self._load,
             "weights_info": self._weights_info,
             "create_sampling_session": self._create_sampler,
@@ -134,41 +63,40 @@ class EndpointApp:
             "healthz": self._health,
             "get_server_capabilities": self._capabilities,
             "samplers/{sampler}": self._sampler,
-            "training_runs": self._runs,
-            "training_runs/{run}": self._run,
-            "training_runs/{run}/checkpoints": self._checkpoints,
-            "sessions/{session}": self._session,
         }
+        downloads = Downloads(service, keys=keys)
         routes = [
             *(Route(f"{API}/{path}", self._checked(each), methods=["POST"]) for path, each in posts.items()),
             *(Route(f"{API}/{path}", self._checked(each), methods=["GET"]) for path, each in gets.items()),
-            Route(f"{API}/{{path:path}}", self._checked(self._unknown), methods=["GET", "POST", "PUT", "DELETE"]),
+            *(
+                Route(f"{API}/{path}", self._checked(each), methods=[method])
+                for (method, path), each in RecordRoutes(service, downloads).routes.items()
+            ),
+            Route(f"{API}/{DOWNLOAD_PATH}", downloads.download, methods=["GET"]),
+            Route(f"{API}/{{path:path}}", self._checked(self._unknown), methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
         ]
         self.app = Starlette(routes=routes)
 
     def _checked(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             if is_foreign(request.scope):
-                return _fault("a page of another origin may not read this", 403)
+                return fault("a page of another origin may not read this", 403)
             key = request.headers.get("x-api-key", "").encode()
             owners = [owner for owner, each in self._keys.items() if hmac.compare_digest(key, each.encode())]
             if not owners:
-                return _fault("the key of the endpoint is needed, in the header X-API-Key", 401)
+                return fault("the key of the endpoint is needed, in the header X-API-Key", 401)
             try:
                 return await handler(request, owners[0])
             except MessageError as error:
-                return _fault(str(error), error.status)
+                return fault(str(error), error.status)
             except ClientDisconnect:
-                return _fault("the client has gone", 499)
+                return fault("the client has gone", 499)
 
         return answer
 
-    async def _message(self, request: Request, cls: type[M]) -> M:
-        return _parsed(cls, _json(await _body(request)))
-
     async def _of_client(self, request: Request, owner: str, act: Callable[[dict[str, Any]], str]) -> Response:
         """Queues a request of a training client. Where it is refused, the next one does not wait for it."""
-        value = _json(await _body(request))
+        value = json_of(await body_of(request))
         return self._queued(value, owner, act)
 
     def _queued(self, value: dict[str, Any], owner: str, act: Callable[[dict[str, Any]], str]) -> Response:
@@ -184,19 +112,19 @@ class EndpointApp:
     # Sessions and what a client asks at first.
 
     async def _client_config(self, request: Request, owner: str) -> Response:
-        await self._message(request, messages.OpenMessage)
+        await message_of(request, messages.OpenMessage)
         return JSONResponse(CLIENT_CONFIG)
 
     async def _dynamic_config(self, request: Request, owner: str) -> Response:
-        await self._message(request, messages.OpenMessage)
+        await message_of(request, messages.OpenMessage)
         return JSONResponse(DYNAMIC_CONFIG)
 
     async def _create_session(self, request: Request, owner: str) -> Response:
-        session = self._service.create_session(await self._message(request, messages.SessionRequest), owner=owner)
+        session = self._service.create_session(await message_of(request, messages.SessionRequest), owner=owner)
         return JSONResponse({"type": "create_session", "session_id": session})
 
     async def _heartbeat(self, request: Request, owner: str) -> Response:
-        self._service.keep_alive((await self._message(request, messages.SessionName)).session_id, owner=owner)
+        self._service.keep_alive((await message_of(request, messages.SessionName)).session_id, owner=owner)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def _finish_session(self, request: Request, owner: str) -> Response:
@@ -213,43 +141,43 @@ class EndpointApp:
         return JSONResponse({"status": "ok"})
 
     async def _telemetry(self, request: Request, owner: str) -> Response:
-        await _body(request)
+        await body_of(request)
         return JSONResponse({"status": "accepted"})
 
     async def _price(self, request: Request, owner: str) -> Response:
-        value = _json(await _body(request))
+        value = json_of(await body_of(request))
         base = value.pop("base_model", None)
-        spec = _parsed(messages.AdapterMessage, value)
+        spec = parsed(messages.AdapterMessage, value)
         return JSONResponse(await self._service.price(str(base), spec))
 
     # Training.
 
     async def _create_model(self, request: Request, owner: str) -> Response:
-        message = await self._message(request, messages.CreateModelRequest)
+        message = await message_of(request, messages.CreateModelRequest)
         return JSONResponse({"request_id": self._service.create_client(message, owner=owner)})
 
     async def _get_info(self, request: Request, owner: str) -> Response:
-        model = (await self._message(request, messages.ModelName)).model_id
+        model = (await message_of(request, messages.ModelName)).model_id
         return JSONResponse(self._service.info(model, owner=owner))
 
     async def _unload_model(self, request: Request, owner: str) -> Response:
-        client = self._service.client((await self._message(request, messages.ModelName)).model_id, owner=owner)
+        client = self._service.client((await message_of(request, messages.ModelName)).model_id, owner=owner)
         self._service.end_client(client)
         return JSONResponse({"request_id": f"{client.id}:end", "model_id": client.id})
 
     async def _loss(self, request: Request, owner: str) -> Response:
-        content = await _body(request)
+        content = await body_of(request)
         if request.headers.get("content-type", "").startswith(binary_messages.CONTENT_TYPE):
-            message = _readable(binary_messages.loss_message_of, content)
+            message = messages.readable(binary_messages.loss_message_of, content)
             head = {"model_id": message.model_id, "seq_id": message.seq_id}
             read = partial(binary_messages.loss_request_of, message)
         else:
-            head = _json(content)
+            head = json_of(content)
             read = partial(self._of_json, head)
-        return self._queued(head, owner, lambda _: self._submit_loss(_readable(read), owner))
+        return self._queued(head, owner, lambda _: self._submit_loss(messages.readable(read), owner))
 
     def _of_json(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        return messages.parsed_loss(_parsed(messages.ForwardBackwardRequest, value))
+        return messages.parsed_loss(parsed(messages.ForwardBackwardRequest, value))
 
     def _submit_loss(self, value: Mapping[str, Any], owner: str) -> str:
         model, seq = value["model_id"], value["seq_id"]
@@ -260,42 +188,49 @@ class EndpointApp:
 
     async def _optim_step(self, request: Request, owner: str) -> Response:
         def act(value: dict[str, Any]) -> str:
-            message = _parsed(messages.OptimStepRequest, value)
+            message = parsed(messages.OptimStepRequest, value)
             work = message.adam_params.model_dump()
             return self._service.of_client(message.model_id, message.seq_id, RequestKind.STEP, work, owner=owner)
 
         return await self._of_client(request, owner, act)
 
     async def _save(self, request: Request, owner: str) -> Response:
-        return await self._save_as(request, owner, for_sampler=False)
+        return await self._save_as(request, owner, kind="weights")
 
     async def _save_for_sampler(self, request: Request, owner: str) -> Response:
-        return await self._save_as(request, owner, for_sampler=True)
+        return await self._save_as(request, owner, kind="sampler_weights")
 
-    async def _save_as(self, request: Request, owner: str, *, for_sampler: bool) -> Response:
+    async def _save_external(self, request: Request, owner: str) -> Response:
         def act(value: dict[str, Any]) -> str:
-            return self._service.save(_parsed(messages.SaveRequest, value), owner=owner, for_sampler=for_sampler)
+            message = parsed(messages.SaveExternalRequest, value)
+            return self._service.save(message.plain(), owner=owner, kind="external_weights")
+
+        return await self._of_client(request, owner, act)
+
+    async def _save_as(self, request: Request, owner: str, *, kind: str) -> Response:
+        def act(value: dict[str, Any]) -> str:
+            return self._service.save(parsed(messages.SaveRequest, value), owner=owner, kind=kind)
 
         return await self._of_client(request, owner, act)
 
     async def _load(self, request: Request, owner: str) -> Response:
         return await self._of_client(
-            request, owner, lambda value: self._service.load(_parsed(messages.LoadRequest, value), owner=owner)
+            request, owner, lambda value: self._service.load(parsed(messages.LoadRequest, value), owner=owner)
         )
 
     async def _weights_info(self, request: Request, owner: str) -> Response:
-        path = (await self._message(request, messages.CheckpointPath)).tinker_path
+        path = (await message_of(request, messages.CheckpointPath)).tinker_path
         return JSONResponse(self._service.weights_info(path, owner=owner))
 
     # Sampling.
 
     async def _create_sampler(self, request: Request, owner: str) -> Response:
-        message = await self._message(request, messages.SamplingSessionRequest)
+        message = await message_of(request, messages.SamplingSessionRequest)
         sampler = self._service.create_sampler(message, owner=owner)
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def _join_sampler(self, request: Request, owner: str) -> Response:
-        value = _json(await _body(request))
+        value = json_of(await body_of(request))
         sampler = self._service.store.sampler(str(value.get("sampling_session_id")), owner=owner)
         if sampler is None:
             raise MessageError("there is no such sampler", status=404)
@@ -310,14 +245,14 @@ class EndpointApp:
         return JSONResponse({"sampler_id": sampler.id, "base_model": sampler.base, "model_path": path})
 
     async def _sample(self, request: Request, owner: str) -> Response:
-        stored = self._service.sample(await self._message(request, messages.SampleRequest), owner=owner)
+        stored = self._service.sample(await message_of(request, messages.SampleRequest), owner=owner)
         names = [f"{stored.id}:{i}" for i in range(stored.work["num_samples"])]
         return JSONResponse({"request_id": stored.id, "sample_sequence_ids": names})
 
     # Answers.
 
     async def _retrieve(self, request: Request, owner: str) -> Response:
-        id = (await self._message(request, messages.RetrieveRequest)).request_id
+        id = (await message_of(request, messages.RetrieveRequest)).request_id
         answer = await self._service.answer(id, owner=owner, timeout_s=POLL_S)
         value = answer.value
         if value is None:
@@ -334,58 +269,8 @@ class EndpointApp:
         return JSONResponse(finite(plain))
 
     async def _cancel(self, request: Request, owner: str) -> Response:
-        self._service.cancel((await self._message(request, messages.RequestName)).request_id, owner=owner)
+        self._service.cancel((await message_of(request, messages.RequestName)).request_id, owner=owner)
         return JSONResponse({})
 
-    # What a client's programs look at.
-
-    async def _session(self, request: Request, owner: str) -> Response:
-        session = request.path_params["session"]
-        row = self._service.store.session(session, owner=owner)
-        if row is None:
-            raise MessageError("there is no such session", status=404)
-        clients = self._service.store.clients(where="session = ?", values=(session,))
-        return JSONResponse({"training_run_ids": [each.id for each in clients], "sampler_ids": []})
-
-    def _run_of(self, model: str, owner: str) -> dict[str, Any]:
-        client = self._service.store.client(model)
-        if client is None or client.owner != owner:
-            raise MessageError("there is no such model", status=404)
-        return {
-            "training_run_id": client.id,
-            "base_model": client.base,
-            "model_owner": owner,
-            "is_lora": True,
-            "lora_rank": client.spec["rank"],
-            "last_request_time": _time(client.active_s),
-        }
-
-    async def _run(self, request: Request, owner: str) -> Response:
-        return JSONResponse(self._run_of(request.path_params["run"], owner))
-
-    async def _runs(self, request: Request, owner: str) -> Response:
-        clients = self._service.store.clients(where="owner = ?", values=(owner,))
-        runs = [self._run_of(client.id, owner) for client in clients]
-        cursor = {"offset": 0, "limit": len(runs), "total_count": len(runs)}
-        return JSONResponse({"training_runs": runs, "cursor": cursor})
-
-    async def _checkpoints(self, request: Request, owner: str) -> Response:
-        model = str(self._run_of(request.path_params["run"], owner)["training_run_id"])
-        found = self._service.store.checkpoints(where="model = ? AND NOT is_snapshot", values=(model,))
-        rows = [
-            {
-                "checkpoint_id": each.uri.partition(f"{model}/")[2],
-                "checkpoint_type": "sampler" if "/sampler_weights/" in each.uri else "training",
-                "time": _time(each.created_s),
-                "tinker_path": each.uri,
-            }
-            for each in found
-        ]
-        return JSONResponse({"checkpoints": rows})
-
     async def _unknown(self, request: Request, owner: str) -> Response:
-        return _fault(f"{request.method} {shortened(request.url.path, 100)} is not served by this endpoint", 404)
-
-
-def _time(epoch_s: float) -> str:
-    return datetime.fromtimestamp(epoch_s, UTC).isoformat()
+        return fault(f"{request.method} {shortened(request.url.path, 100)} is not served by this endpoint", 404)

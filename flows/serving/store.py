@@ -14,11 +14,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ringmaster.flows.serving.store_schema import make_tables
+
+UNEXPIRED = "(expires_s IS NULL OR expires_s > ?)"
 KEPT_ANSWERS = 1000  # of a client, also of each one that shares a sampler: the newest ones
 SEQS_OF_CLIENT = 1_000_000_000  # clients that share a sampler number their requests from a multiple of this each
 
@@ -93,7 +96,11 @@ class TrainingClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint of a client, by its address."""
+    """A checkpoint of a client, by its address.
+
+    is_snapshot: whether it has no name that a client gave. is_public: whether all owners may read it.
+    metadata: what the client noted about it. num_bytes: of its files; None where an earlier release saved it.
+    """
 
     uri: str
     owner: str
@@ -105,6 +112,14 @@ class Checkpoint:
     created_s: float
     expires_s: float | None
     is_snapshot: bool
+    is_public: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    num_bytes: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """Such as "weights"."""
+        return self.uri.rpartition("/")[0].rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,36 +131,6 @@ class Sampler:
     session: str
     base: str
     checkpoint: str | None
-
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, metadata TEXT NOT NULL, created_s REAL NOT NULL,
-    is_finished INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS clients (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, session TEXT NOT NULL, base TEXT NOT NULL, name TEXT NOT NULL,
-    spec TEXT NOT NULL, step INTEGER NOT NULL DEFAULT 0, losses TEXT NOT NULL DEFAULT '[]',
-    device_s REAL NOT NULL DEFAULT 0, num_tokens INTEGER NOT NULL DEFAULT 0, created_s REAL NOT NULL,
-    active_s REAL NOT NULL, is_ended INTEGER NOT NULL DEFAULT 0, is_recorded INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS samplers (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, session TEXT NOT NULL, base TEXT NOT NULL, checkpoint TEXT,
-    num_joined INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS requests (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, stream TEXT NOT NULL, model TEXT, base TEXT NOT NULL,
-    seq INTEGER NOT NULL, kind TEXT NOT NULL, digest TEXT NOT NULL, work TEXT, answer TEXT, state TEXT NOT NULL,
-    step_before INTEGER
-);
-CREATE INDEX IF NOT EXISTS requests_of_stream ON requests (stream, seq);
-CREATE INDEX IF NOT EXISTS requests_of_state ON requests (base, state);
-CREATE TABLE IF NOT EXISTS checkpoints (
-    uri TEXT PRIMARY KEY, owner TEXT NOT NULL, model TEXT NOT NULL, base TEXT NOT NULL, folder TEXT NOT NULL,
-    spec TEXT NOT NULL, step INTEGER NOT NULL, created_s REAL NOT NULL, expires_s REAL,
-    is_snapshot INTEGER NOT NULL DEFAULT 0
-);
-"""
 
 
 OF_SESSIONS = ("clients", "samplers")
@@ -170,7 +155,7 @@ class EndpointStore:
         self._connection.row_factory = sqlite3.Row
         self._connection.execute(f"PRAGMA journal_mode={'TRUNCATE' if is_shared else 'WAL'}")
         self._connection.execute("PRAGMA synchronous=FULL")  # an answer that was given outlives a power failure
-        self._connection.executescript(SCHEMA)
+        make_tables(self._connection)
 
     def drop_ended(self) -> None:
         """Drops the answers of sessions that have finished, when a server starts: nobody asks for them any more."""
@@ -220,6 +205,15 @@ class EndpointStore:
     def num_sessions(self, owner: str) -> int:
         """Returns how many sessions of an owner have not finished."""
         return int(self._rows("SELECT COUNT(*) FROM sessions WHERE owner = ? AND NOT is_finished", owner)[0][0])
+
+    def sessions(self, owner: str, *, limit: int, offset: int) -> list[str]:
+        """Returns the sessions of an owner, the newest first."""
+        sql = "SELECT id FROM sessions WHERE owner = ? ORDER BY rowid DESC LIMIT ? OFFSET ?"
+        return [row["id"] for row in self._rows(sql, owner, limit, offset)]
+
+    def samplers_of(self, session: str) -> list[str]:
+        """Returns the samplers of a session."""
+        return [row["id"] for row in self._rows("SELECT id FROM samplers WHERE session = ? ORDER BY rowid", session)]
 
     def open_sessions(self) -> list[str]:
         """Returns the sessions that have not finished."""
@@ -398,44 +392,50 @@ class EndpointStore:
         with self.changes() as db:
             sql = (
                 "INSERT OR REPLACE INTO checkpoints (uri, owner, model, base, folder, spec, step, created_s, "
-                "expires_s, is_snapshot) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                "expires_s, is_snapshot, metadata, num_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             )
             db.execute(
                 sql,
                 (
                     *(checkpoint.uri, checkpoint.owner, checkpoint.model, checkpoint.base, str(checkpoint.folder)),
                     *(json.dumps(checkpoint.spec), checkpoint.step, checkpoint.created_s, checkpoint.expires_s),
-                    checkpoint.is_snapshot,
+                    *(checkpoint.is_snapshot, json.dumps(checkpoint.metadata), checkpoint.num_bytes),
                 ),
             )
 
     def checkpoint(self, uri: str, *, owner: str) -> Checkpoint | None:
-        """Returns a checkpoint of an owner that has not expired."""
-        sql = "uri = ? AND owner = ? AND (expires_s IS NULL OR expires_s > ?)"
+        """Returns a checkpoint that has not expired: of an owner, or one that is public."""
+        sql = f"uri = ? AND (owner = ? OR is_public) AND {UNEXPIRED}"
         return next(iter(self.checkpoints(where=sql, values=(uri, owner, time.time()))), None)
 
-    def checkpoints(self, *, where: str, values: Sequence[Any]) -> list[Checkpoint]:
-        """Returns checkpoints by a condition, the newest first, whatever the clock said."""
+    def checkpoints(
+        self, *, where: str, values: Sequence[Any], limit: int = -1, offset: int = 0
+    ) -> list[Checkpoint]:  # fmt: skip
+        """Returns checkpoints by a condition, the newest first, whatever the clock said. limit: -1 for all."""
         rows = self._rows(
-            f"SELECT * FROM checkpoints WHERE {where} ORDER BY rowid DESC",  # noqa: S608 - ours
-            *values,
+            f"SELECT * FROM checkpoints WHERE {where} ORDER BY rowid DESC LIMIT ? OFFSET ?",  # noqa: S608 - ours
+            *(*values, limit, offset),
         )
-        return [
-            Checkpoint(
-                **{
-                    **dict(row),
-                    "folder": Path(row["folder"]),
-                    "spec": json.loads(row["spec"]),
-                    "is_snapshot": bool(row["is_snapshot"]),
-                }
-            )
-            for row in rows
-        ]
+        return [_checkpoint(row) for row in rows]
 
-    def keep_checkpoint(self, uri: str) -> None:
-        """Makes a checkpoint outlive its time, as a new one takes the place of its folder."""
+    def num_checkpoints(self, *, where: str, values: Sequence[Any]) -> int:
+        """Returns the number of checkpoints by a condition."""
+        return int(self._rows(f"SELECT COUNT(*) FROM checkpoints WHERE {where}", *values)[0][0])  # noqa: S608 - ours
+
+    def begin_overwrite(self, uri: str) -> None:
+        """Makes a checkpoint private, and outlive its time, before a new one takes the place of its folder."""
         with self.changes() as db:
-            db.execute("UPDATE checkpoints SET expires_s = NULL WHERE uri = ?", (uri,))
+            db.execute("UPDATE checkpoints SET expires_s = NULL, is_public = 0 WHERE uri = ?", (uri,))
+
+    def set_public(self, uri: str, *, is_public: bool) -> None:
+        """Makes a checkpoint readable for all owners, or for its own alone."""
+        with self.changes() as db:
+            db.execute("UPDATE checkpoints SET is_public = ? WHERE uri = ?", (is_public, uri))
+
+    def set_expiry(self, uri: str, expires_s: float | None) -> None:
+        """Sets when a checkpoint expires, in seconds since the epoch; None for never."""
+        with self.changes() as db:
+            db.execute("UPDATE checkpoints SET expires_s = ? WHERE uri = ?", (expires_s, uri))
 
     def drop_expired(self) -> None:
         """Removes the checkpoints whose time is over."""
@@ -454,6 +454,12 @@ def _client(row: sqlite3.Row) -> TrainingClient:
     values = {key: row[key] for key in TrainingClient.__dataclass_fields__}
     values |= {"spec": json.loads(row["spec"]), "losses": tuple(json.loads(row["losses"]))}
     return TrainingClient(**values | {"is_ended": bool(row["is_ended"])})
+
+
+def _checkpoint(row: sqlite3.Row) -> Checkpoint:
+    plain = dict(row) | {key: bool(row[key]) for key in ("is_snapshot", "is_public")}
+    plain |= {"folder": Path(row["folder"]), "spec": json.loads(row["spec"]), "metadata": json.loads(row["metadata"])}
+    return Checkpoint(**plain)
 
 
 def _request(row: sqlite3.Row) -> StoredRequest:

@@ -11,7 +11,7 @@ killed continues with the same bits.
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +23,10 @@ from ringmaster.files import storage_fault
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.model_facts import num_positions
-from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter
-from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, read_adapter
 from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
-from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules, adapter_modules_of
+from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules
 from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.multi_adapter.parameter_rows import lay_below
 from ringmaster.techniques.serving.batch_independence import independent_multiple
@@ -51,6 +49,7 @@ from ringmaster.techniques.serving.requests import (
 )
 from ringmaster.techniques.serving.row_blocks import PaddedLength, RowBlock, blocks_of
 from ringmaster.techniques.serving.sampler import NO_ADAPTER, Sampler, sampling_obstacle
+from ringmaster.techniques.serving.sampling_turns import SampledCheckpoints, SamplingTurns
 from ringmaster.techniques.serving.token_losses import TARGETS, loss_obstacle
 from ringmaster.text import message_of
 
@@ -97,10 +96,11 @@ class Endpoint:
         self._padded = PaddedLength(multiple=self._multiple or 1, max_positions=max_positions)
         self._adapters: dict[str, ClientAdapter] = {}
         self._times = ComputationTimes()
-        self._read_checkpoints: dict[tuple[Path, int], AdapterModules] = {}
         self._sampler = Sampler(
             self._stem, padded=self._padded, seq_len=limits.seq_len, tokenizer_from=self._base.from_pretrained
         )
+        self._checkpoints = SampledCheckpoints(self._stem, device=self._device, max_kept=2 * limits.max_adapters)
+        self._turns = SamplingTurns(self._sampler, modules_of=self._sampled_modules, is_together=self.batches)
         self._folders, self._journal = ClientFolders(folder), RequestJournal(folder)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="endpoint's disk")
         self.busy_s = self.storing_s = 0.0
@@ -371,23 +371,28 @@ class Endpoint:
 
         Raises EndpointLostError where a computation fails.
         """
+        turns = SamplingTurns(self._sampler, modules_of=self._sampled_modules, is_together=self.batches)
+        named = {str(i): request for i, request in enumerate(requests)}
+        with self._sampling():
+            results = turns.take(named, num_tokens=self.limits.seq_len, begun=())
+        return tuple(each for each in results.values() if each is not None)
+
+    def sample_in_turns(
+        self, requests: Mapping[str, SampleRequest], *, num_tokens: int, begun: Collection[str]
+    ) -> dict[str, SampleResult | Refusal | None]:
+        """Samples a few further tokens for each request, as `SamplingTurns.take` does.
+
+        Raises EndpointLostError where a computation fails.
+        """
+        with self._sampling():
+            return self._turns.take(requests, num_tokens=num_tokens, begun=begun)
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
         started_s = time.perf_counter()
-        refused: dict[int, Refusal] = {}
-        taken: dict[int, tuple[SampleRequest, AdapterModules]] = {}
-        for i, request in enumerate(requests):
-            try:
-                taken[i] = request, self._sampled_modules(request)
-            except (ValueError, OSError) as error:
-                refused[i] = Refusal(reason=str(error))
-        chunks = [list(taken)] if self.batches else [[i] for i in taken]
         with _lost_by_failure():
-            results = {
-                i: result
-                for chunk in chunks
-                for i, result in zip(chunk, self._sampler.sample([taken[i] for i in chunk]), strict=True)
-            }
+            yield
         self.busy_s += time.perf_counter() - started_s
-        return tuple(refused[i] if i in refused else results[i] for i in range(len(requests)))
 
     def _sampled_modules(self, request: SampleRequest) -> AdapterModules:
         """The adapter that samples. Raises ValueError where the request cannot be answered."""
@@ -395,28 +400,11 @@ class Endpoint:
             raise ValueError(f"the prompt {reason}")
         has_texts = any(isinstance(each, str) for each in request.stop or ())
         has_tokenizer = has_texts and self._sampler.tokenizer is not None
-        if reason := sampling_obstacle(request, has_tokenizer=has_tokenizer):
+        if reason := sampling_obstacle(request, has_tokenizer=has_tokenizer, num_tokens=self._num_tokens):
             raise ValueError(reason)
         if request.checkpoint is not None:
-            return self._checkpoint_modules(request.checkpoint)
+            return self._checkpoints.modules(request.checkpoint)
         return NO_ADAPTER if request.client is None else self._known(request.client).modules()
-
-    def _checkpoint_modules(self, folder: Path) -> AdapterModules:
-        file = folder / ADAPTER_WEIGHTS
-        written = file.stat().st_mtime_ns if file.is_file() else 0
-        key = (folder, written)
-        if key not in self._read_checkpoints:
-            adapter = read_adapter(folder)
-            if adapter.kind != "lora" or adapter.dora or adapter.modules_to_save:
-                raise ValueError(f"{folder.name} is not a plain LoRA, which alone is served")
-            at = sites(self._stem.model, adapter)
-            state = first_state(self._stem.model, adapter, at, seed=0)
-            self._stem.open(at)
-            if len(self._read_checkpoints) >= 2 * self.limits.max_adapters:
-                del self._read_checkpoints[next(iter(self._read_checkpoints))]
-            on_device = {name: value.to(self._device) for name, value in state.items()}
-            self._read_checkpoints[key] = adapter_modules_of(adapter, at, (), on_device)
-        return self._read_checkpoints[key]
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 

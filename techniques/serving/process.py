@@ -39,6 +39,7 @@ from ringmaster.text import message_of
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "process.lock"
+TARGETS = "target_prompt_tokens"
 
 Value = Mapping[str, Any]
 
@@ -76,8 +77,9 @@ def _loss_request(value: Value) -> LossRequest:
 def _sample_request(value: Value) -> SampleRequest:
     stop, checkpoint = value["stop"], value["checkpoint"]
     return SampleRequest(
-        **{key: each for key, each in value.items() if key not in ("stop", "checkpoint", "prompt")},
+        **{key: each for key, each in value.items() if key not in ("stop", "checkpoint", "prompt", TARGETS)},
         prompt=tuple(value["prompt"]),
+        target_prompt_tokens=None if value.get(TARGETS) is None else tuple(map(tuple, value[TARGETS])),
         stop=None if stop is None else tuple(each if isinstance(each, str) else tuple(each) for each in stop),
         checkpoint=None if checkpoint is None else Path(checkpoint),
     )
@@ -106,6 +108,14 @@ def calls_of(endpoint: Any) -> Mapping[str, Callable[[Value], Any]]:
     def load(value: Value) -> None:
         endpoint.load(value["client"], Path(value["path"]), with_optimizer=value["with_optimizer"])
 
+    def sample(value: Value) -> dict[str, Any]:
+        results = endpoint.sample_in_turns(
+            {name: _sample_request(each) for name, each in value["requests"].items()},
+            num_tokens=value["num_tokens"],
+            begun=value["begun"],
+        )
+        return {name: None if each is None else _result_to_json(each) for name, each in results.items()}
+
     return {
         "add": add,
         "remove": remove,
@@ -121,7 +131,7 @@ def calls_of(endpoint: Any) -> Mapping[str, Callable[[Value], Any]]:
         "save": lambda value: str(
             endpoint.save(value["client"], value["name"], with_optimizer=value["with_optimizer"])
         ),
-        "sample": lambda value: [*map(_result_to_json, endpoint.sample([*map(_sample_request, value["requests"])]))],
+        "sample": sample,
         "price": lambda value: to_json(endpoint.price(from_json(AdapterSpec, value["spec"]))),
     }
 

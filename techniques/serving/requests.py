@@ -104,6 +104,9 @@ class SampleRequest:
         tokens of the model, () for none at all.
     seed: equal seeds sample equal sequences; None for another one each time.
     topk_prompt_logprobs: how many of the most probable tokens are returned at each place of the prompt.
+    topk_sample_logprobs: likewise at each sampled token.
+    target_prompt_tokens: tokens whose logprobs are returned at each place of the prompt but the first; -1 for none.
+    prompt_alt_tokens: how many tokens are drawn, with the temperature, at each place of the prompt but the first.
     """
 
     prompt: tuple[int, ...]
@@ -118,15 +121,26 @@ class SampleRequest:
     seed: int | None = None
     with_prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_tokens: tuple[tuple[int, ...], ...] | None = None
+    prompt_alt_tokens: int = 0
+
+
+TokenLogprobs = tuple[tuple[int, float], ...]
+"""Pairs of a token and its logprob."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledSequence:
-    """logprobs: of each token, at temperature 1. stop_reason: "stop" or "length"."""
+    """logprobs: of each token, at temperature 1. stop_reason: "stop" or "length".
+
+    topk_logprobs: the most probable tokens in the place of each, the most probable first.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop_reason: str
+    topk_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +148,16 @@ class SampleResult:
     """The sequences, and what was asked of the prompt.
 
     prompt_logprobs: of each token of the prompt given those before it; None for the first one.
-    topk_prompt_logprobs: pairs of a token and its logprob, the most probable first; None for the first place.
+    topk_prompt_logprobs: the most probable tokens, the most probable first; None for the first place.
+    target_prompt_logprobs: of `target_prompt_tokens`; 0 for -1.
+    prompt_alt_tokens: the tokens that were drawn in each place but the first.
     """
 
     sequences: tuple[SampledSequence, ...]
     prompt_logprobs: tuple[float | None, ...] | None = None
-    topk_prompt_logprobs: tuple[tuple[tuple[int, float], ...] | None, ...] | None = None
+    topk_prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    target_prompt_logprobs: tuple[tuple[float, ...], ...] | None = None
+    prompt_alt_tokens: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

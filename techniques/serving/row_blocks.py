@@ -57,7 +57,7 @@ class RowBlock:
         logprobs = logprobs_of(logits.float(), self.inputs[TARGETS])
         self.logprobs = logprobs.detach()
         loss = LOSSES[self.request.loss]
-        values = loss.compute(logprobs, self.inputs, {**loss.config, **self.request.loss_config})
+        values = loss.values(logprobs, self.inputs, self.request.loss_config, lengths=self.lengths)
         return values.sum(), len(logits)
 
     def outputs(self) -> Iterator[tuple[int, Tensor]]:

@@ -6,7 +6,7 @@ client samples depends on its weights, prompt, settings and seed, and not on who
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
 from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules
 from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.serving.cached_sequences import CachedAttention, CachedSequences
-from ringmaster.techniques.serving.requests import SampledSequence, SampleRequest, SampleResult
+from ringmaster.techniques.serving.requests import SampledSequence, SampleRequest, SampleResult, TokenLogprobs
 from ringmaster.techniques.serving.row_blocks import PADDING, PaddedLength
 from ringmaster.techniques.serving.token_losses import logprobs_of
 from ringmaster.techniques.training.token_sampling import prompt_seed
@@ -32,8 +32,8 @@ StopTest = Callable[[Sequence[int]], bool]
 """Returns whether a sequence ends with the given tokens."""
 
 
-def sampling_obstacle(request: SampleRequest, *, has_tokenizer: bool) -> str | None:
-    """Returns why sequences cannot be sampled with these settings."""
+def sampling_obstacle(request: SampleRequest, *, has_tokenizer: bool, num_tokens: int) -> str | None:
+    """Returns why sequences cannot be sampled with these settings. num_tokens: of the base's vocabulary."""
     if not 0.0 <= request.temperature < float("inf"):
         return f"temperature is {request.temperature}. To fix: take one of at least 0"
     if not 0.0 < request.top_p <= 1.0:
@@ -42,6 +42,13 @@ def sampling_obstacle(request: SampleRequest, *, has_tokenizer: bool) -> str | N
         return f"top_k is {request.top_k}. To fix: take a number of tokens, or -1 for all"
     if request.num_samples < 1 or (request.max_tokens or 0) < 0 or request.topk_prompt_logprobs < 0:
         return "num_samples, max_tokens or topk_prompt_logprobs is too small. To fix: take at least 1 sample"
+    if request.topk_sample_logprobs < 0 or request.prompt_alt_tokens < 0:
+        return "topk_sample_logprobs or prompt_alt_tokens is negative. To fix: take at least 0"
+    targets = request.target_prompt_tokens
+    if targets is not None and (len(targets) != len(request.prompt) - 1 or len({*map(len, targets)}) > 1):
+        return "target_prompt_tokens has not as many tokens for each place of the prompt but the first"
+    if targets is not None and any(not -1 <= token < num_tokens for place in targets for token in place):
+        return f"target_prompt_tokens has tokens that the base does not know: it has {num_tokens}"
     if not has_tokenizer and any(isinstance(each, str) for each in request.stop or ()):
         return "stop is a text, and the base has no tokenizer. To fix: give the tokens of the text"
     return None
@@ -54,21 +61,33 @@ class _Sequence:
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    topk: list[TokenLogprobs] = field(default_factory=list)
     stop_reason: str | None = None
 
 
 @dataclass(eq=False)
-class _Prompt:
-    """A request, its sequences, and the keys and values of those that go on."""
+class OpenSample:
+    """A request, its sequences, and the keys and values of those that go on. seed: the request's, or a drawn one."""
 
     request: SampleRequest
     modules: AdapterModules
+    seed: int
     max_tokens: int
     ends: StopTest
     sequences: list[_Sequence]
     cached: CachedSequences
+    is_read: bool = False
     prompt_logprobs: tuple[float | None, ...] | None = None
-    topk: tuple[tuple[tuple[int, float], ...] | None, ...] | None = None
+    topk: tuple[TokenLogprobs | None, ...] | None = None
+    targets: tuple[tuple[float, ...], ...] | None = None
+    alternatives: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether anything was asked of the places of the prompt."""
+        request = self.request
+        is_asked = request.with_prompt_logprobs or request.topk_prompt_logprobs or request.prompt_alt_tokens
+        return bool(is_asked) or request.target_prompt_tokens is not None
 
     @property
     def live(self) -> list[_Sequence]:
@@ -81,9 +100,11 @@ class _Prompt:
         draws = torch.cat([torch.rand(1, generator=each.generator, dtype=torch.float64) for each in live])
         tokens = choose(logits, self.request, draws.to(logits.device))
         logprobs = logprobs_of(logits, tokens)
-        for each, token, logprob in zip(live, tokens.tolist(), logprobs.tolist(), strict=True):
+        topk = _most_probable(logits, self.request.topk_sample_logprobs)
+        for i, (each, token, logprob) in enumerate(zip(live, tokens.tolist(), logprobs.tolist(), strict=True)):
             each.tokens.append(token)
             each.logprobs.append(logprob)
+            each.topk += topk[i : i + 1]
             if self.ends(each.tokens):
                 each.stop_reason = "stop"
             elif len(each.tokens) >= self.max_tokens:
@@ -95,12 +116,17 @@ class _Prompt:
         return SampleResult(
             sequences=tuple(
                 SampledSequence(
-                    tokens=tuple(each.tokens), logprobs=tuple(each.logprobs), stop_reason=each.stop_reason or "length"
+                    tokens=tuple(each.tokens),
+                    logprobs=tuple(each.logprobs),
+                    stop_reason=each.stop_reason or "length",
+                    topk_logprobs=tuple(each.topk) if self.request.topk_sample_logprobs else None,
                 )
                 for each in self.sequences
             ),
             prompt_logprobs=self.prompt_logprobs,
             topk_prompt_logprobs=self.topk,
+            target_prompt_logprobs=self.targets,
+            prompt_alt_tokens=self.alternatives,
         )
 
 
@@ -126,17 +152,20 @@ class Sampler:
             return None
 
     @torch.no_grad()
-    def sample(self, requests: Sequence[tuple[SampleRequest, AdapterModules]]) -> list[SampleResult]:
-        """Samples the sequences of requests, each with the modules of its adapter."""
-        results: list[SampleResult] = []
-        for chosen in self._in_chunks([self._prompt(request, modules) for request, modules in requests]):
-            self._read_prompts(chosen)
-            while live := [each for each in chosen if each.live]:
-                self._sample_tokens(live)
-            results += [each.result() for each in chosen]
-        return results
+    def go_on(self, samples: Sequence[OpenSample], *, num_tokens: int) -> None:
+        """Samples up to `num_tokens` further tokens of each sequence that goes on; prompts are read before.
 
-    def _prompt(self, request: SampleRequest, modules: AdapterModules) -> _Prompt:
+        A sample has the bits that it has at once, however it is divided.
+        """
+        for chosen in in_chunks([each for each in samples if not each.is_read], padded=self._padded):
+            self._read_prompts(chosen)
+        stops = {each: len(each.live[0].tokens) + num_tokens for each in samples if each.live}
+        while live := [each for each, stop in stops.items() if each.live and len(each.live[0].tokens) < stop]:
+            for chosen in in_chunks(live, padded=self._padded):
+                self._sample_tokens(chosen)
+
+    def begun(self, request: SampleRequest, modules: AdapterModules) -> OpenSample:
+        """Returns a sample of which nothing is computed yet."""
         room = self._seq_len - len(request.prompt)
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         seed = secrets.randbits(62) if request.seed is None else request.seed
@@ -144,29 +173,17 @@ class Sampler:
             torch.Generator().manual_seed(prompt_seed(seed, "samples", i)) for i in range(request.num_samples)
         ]
         reason = None if max_tokens else "length"
-        return _Prompt(
+        return OpenSample(
             request=request,
             modules=modules,
+            seed=seed,
             max_tokens=max_tokens,
             ends=self._stop_test(request),
             sequences=[_Sequence(generator=each, stop_reason=reason) for each in generators],
             cached=CachedSequences(num_rows=request.num_samples, capacity=len(request.prompt) + max_tokens),
         )
 
-    def _in_chunks(self, prompts: Sequence[_Prompt]) -> Iterator[list[_Prompt]]:
-        chunk: list[_Prompt] = []
-        for each in prompts:
-            together = [*chunk, each]
-            num_sequences = sum(x.request.num_samples for x in together)
-            num_tokens = sum(self._padded.of(len(x.request.prompt)) for x in together)
-            if chunk and (num_sequences > MAX_SEQUENCES or num_tokens > MAX_PROMPT_TOKENS):
-                yield chunk
-                chunk = []
-            chunk.append(each)
-        if chunk:
-            yield chunk
-
-    def _read_prompts(self, prompts: Sequence[_Prompt]) -> None:
+    def _read_prompts(self, prompts: Sequence[OpenSample]) -> None:
         """Computes the prompts, and samples the first token of each sequence."""
         lengths = [self._padded.of(len(each.request.prompt)) for each in prompts]
         tokens = [
@@ -188,7 +205,8 @@ class Sampler:
         states = torch.split(self._stem.hidden_states(parts, positions=positions, attention=attention), lengths)
         attention.finish()
         for each, part, own in zip(prompts, parts, states, strict=True):
-            if each.request.with_prompt_logprobs or each.request.topk_prompt_logprobs:
+            each.is_read = True
+            if each.scores_prompt:
                 _note_prompt(each, self._stem.logits(own, [part]))
         going = [i for i, each in enumerate(prompts) if each.live]
         if not going:
@@ -199,7 +217,7 @@ class Sampler:
         for i, own_logits in zip(going, logits, strict=True):
             prompts[i].take(own_logits.expand(len(prompts[i].live), -1))
 
-    def _sample_tokens(self, prompts: Sequence[_Prompt]) -> None:
+    def _sample_tokens(self, prompts: Sequence[OpenSample]) -> None:
         """Computes the last token of every sequence that goes on, and samples the one behind it."""
         tokens = [torch.tensor([[each.tokens[-1]] for each in prompt.live], device=self._device) for prompt in prompts]
         parts, num_added = self._filled_up(prompts, tokens)
@@ -213,13 +231,13 @@ class Sampler:
         for prompt, own in zip(prompts, torch.split(logits, [part.num_rows for part in parts]), strict=False):
             prompt.take(own)
 
-    def _logits(self, states: Tensor, prompts: Sequence[_Prompt], tokens: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _logits(self, states: Tensor, prompts: Sequence[OpenSample], tokens: Sequence[Tensor]) -> Sequence[Tensor]:
         """The logits of one state of each prompt, [prompts, vocabulary]."""
         parts, num_added = self._filled_up(prompts, tokens)
         filled = torch.cat([states, states.new_zeros(num_added, states.shape[1])])
         return torch.split(self._stem.logits(filled, parts)[: len(states)], 1)
 
-    def _filled_up(self, prompts: Sequence[_Prompt], tokens: Sequence[Tensor]) -> tuple[list[AdapterBatch], int]:
+    def _filled_up(self, prompts: Sequence[OpenSample], tokens: Sequence[Tensor]) -> tuple[list[AdapterBatch], int]:
         """Parts of one token a row, filled up to so many rows that a row's bits are its own; and the rows added."""
         parts = [
             AdapterBatch(adapter_modules=prompt.modules, inputs={"input_ids": own})
@@ -254,16 +272,60 @@ class Sampler:
         return ends
 
 
-def _note_prompt(prompt: _Prompt, logits: Tensor) -> None:
-    """Keeps the log-probabilities of a prompt's tokens, from logits of at least all its places."""
-    tokens = torch.tensor(prompt.request.prompt[1:], device=logits.device, dtype=torch.int64)
+def in_chunks(samples: Sequence[OpenSample], *, padded: PaddedLength) -> Iterator[list[OpenSample]]:
+    """Yields samples that are computed at once: few enough sequences and, of prompts that are not read yet, tokens."""
+    chunk: list[OpenSample] = []
+    for each in samples:
+        together = [*chunk, each]
+        num_sequences = sum(x.request.num_samples for x in together)
+        num_tokens = sum(padded.of(len(x.request.prompt)) for x in together if not x.is_read)
+        if chunk and (num_sequences > MAX_SEQUENCES or num_tokens > MAX_PROMPT_TOKENS):
+            yield chunk
+            chunk = []
+        chunk.append(each)
+    if chunk:
+        yield chunk
+
+
+def _note_prompt(sample: OpenSample, logits: Tensor) -> None:
+    """Keeps what was asked of a prompt's places, from logits of at least all of them."""
+    request = sample.request
+    tokens = torch.tensor(request.prompt[1:], device=logits.device, dtype=torch.int64)
     logits = logits[: len(tokens)]
-    if prompt.request.with_prompt_logprobs:
-        prompt.prompt_logprobs = (None, *logprobs_of(logits, tokens).tolist())
-    if (num := prompt.request.topk_prompt_logprobs) > 0:
-        values, ids = logits.log_softmax(-1).topk(min(num, logits.shape[-1]), dim=-1)
-        pairs = zip(ids.tolist(), values.tolist(), strict=True)
-        prompt.topk = (None, *(tuple(zip(*each, strict=True)) for each in pairs))
+    if request.with_prompt_logprobs:
+        sample.prompt_logprobs = (None, *logprobs_of(logits, tokens).tolist())
+    if request.topk_prompt_logprobs:
+        sample.topk = (None, *_most_probable(logits, request.topk_prompt_logprobs))
+    if request.target_prompt_tokens is not None:
+        sample.targets = _logprobs_of_targets(logits, request.target_prompt_tokens)
+    if request.prompt_alt_tokens:
+        sample.alternatives = _alternatives(logits, request, seed=sample.seed)
+
+
+def _most_probable(logits: Tensor, num: int) -> list[TokenLogprobs]:
+    """The `num` most probable tokens of each row; no rows for none."""
+    if not num:
+        return []
+    values, ids = logits.log_softmax(-1).topk(min(num, logits.shape[-1]), dim=-1)
+    return [tuple(zip(*each, strict=True)) for each in zip(ids.tolist(), values.tolist(), strict=True)]
+
+
+def _logprobs_of_targets(logits: Tensor, targets: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+    if not targets:
+        return ()
+    tokens = torch.tensor(targets, device=logits.device, dtype=torch.int64)
+    logprobs = logits.log_softmax(-1).gather(-1, tokens.clamp(min=0)).masked_fill(tokens < 0, 0.0)
+    return tuple(map(tuple, logprobs.tolist()))
+
+
+def _alternatives(logits: Tensor, request: SampleRequest, *, seed: int) -> tuple[TokenLogprobs, ...]:
+    """Draws tokens in each place, with replacement, from the distribution at the request's temperature."""
+    settings = replace(request, top_k=-1, top_p=1.0)
+    generator = torch.Generator().manual_seed(prompt_seed(seed, "alternatives", 0))
+    draws = torch.rand(request.prompt_alt_tokens, len(logits), generator=generator, dtype=torch.float64)
+    tokens = torch.stack([choose(logits, settings, each.to(logits.device)) for each in draws], dim=-1)
+    logprobs = logits.log_softmax(-1).gather(-1, tokens)
+    return tuple(tuple(zip(*each, strict=True)) for each in zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
 def choose(logits: Tensor, request: SampleRequest, draws: Tensor) -> Tensor:

@@ -42,8 +42,17 @@ def test_every_call_of_the_client(endpoint, client_python):
     forward, prompt, computed = result["logprobs"]
     assert prompt == pytest.approx(forward, abs=1e-4)
     assert computed == pytest.approx(forward, abs=1e-4)
-    assert set(result["reinforcement"]) == {"importance_sampling", "ppo", "cispo", "dro"}
-    assert "gspo" in result["gspo"]
+    assert set(result["reinforcement"]) == {"importance_sampling", "ppo", "cispo", "dro", "gspo"}
+    assert result["several"][0] == [4, 6]
+    scores, records = result["scores"], result["records"]
+    assert scores["topk"] == [2] * 5 and scores["drawn"] == [[3, 3], [3, 3]]
+    shape, columns, logprobs = scores["targets"]
+    assert [shape, columns] == [[3, 6], [0, 3]]
+    assert logprobs == pytest.approx([scores["plain"][1], scores["plain"][3]], abs=1e-5)
+    assert records.pop("rank") == 4 and records.pop("run") == [True, True]
+    assert "copy_weights is not served" in records.pop("copy")
+    assert all(value is True for value in records.values()), records
+    assert "stable_reinforce" in result["refused"]
     with_optimizer, without, loaded = result["continued"]
     assert with_optimizer == loaded != without
     assert "max_rank" in result["rank"]

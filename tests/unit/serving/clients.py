@@ -74,6 +74,11 @@ def entry_of(**serve):
     return EndpointFile.model_construct(name="fake", serve=ServeEntry.model_construct(**plain | serve))
 
 
+def eventually(is_so):
+    """Whether a condition holds within half a minute."""
+    return any(is_so() or threading.Event().wait(0.05) for _ in range(600))
+
+
 class RunningEndpoint:
     """A server with the fake endpoint."""
 

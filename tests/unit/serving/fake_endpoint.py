@@ -33,6 +33,7 @@ class FakeEndpoint:
         (self._folder / "calls.jsonl").touch()
         self._states = {}
         self._gradients = {}
+        self._turns = {}
         for file in sorted(self._folder.glob("*.state")):
             state = json.loads(file.read_text())
             self._states[state["client"]] = state
@@ -132,19 +133,37 @@ class FakeEndpoint:
         self._gradients[client] = 0.0
         self._write(client)
 
-    def sample(self, requests):
-        self._note("sample", [str(each.checkpoint) for each in requests])
-        return tuple(map(self._sampled, requests))
+    def sample_in_turns(self, requests, *, num_tokens, begun):
+        """A sample of first token 888 has a turn more than its tokens need."""
+        self._note("sample", [str(each.checkpoint) for each in requests.values()])
+        self._turns = {name: self._turns.get(name, 0) + 1 for name in {*requests, *begun}}
+        return {name: self._turn(name, each, num_tokens) for name, each in requests.items()}
+
+    def _turn(self, name, request, num_tokens):
+        if request.prompt[0] == 888 and self._turns[name] * num_tokens <= request.max_tokens:
+            return None
+        return self._sampled(request)
 
     def _sampled(self, request):
         length = request.max_tokens
         tokens = tuple((request.prompt[-1] + i + 1) % 1000 for i in range(length))
-        sequence = SampledSequence(tokens=tokens, logprobs=(-0.5,) * length, stop_reason="length")
+        topk = (((3, -0.3),) * request.topk_sample_logprobs,) * length
+        sequence = SampledSequence(
+            tokens=tokens,
+            logprobs=(-0.5,) * length,
+            stop_reason="length",
+            topk_logprobs=topk if request.topk_sample_logprobs else None,
+        )
         n = len(request.prompt)
         return SampleResult(
             sequences=(sequence,) * request.num_samples,
             prompt_logprobs=(None, *(-1.0,) * (n - 1)) if request.with_prompt_logprobs else None,
             topk_prompt_logprobs=(None, *(((1, -0.1), (2, -0.2)),) * (n - 1)) if request.topk_prompt_logprobs else None,
+            target_prompt_logprobs=request.target_prompt_tokens
+            and tuple(tuple(-0.25 * max(token, 0) for token in place) for place in request.target_prompt_tokens),
+            prompt_alt_tokens=(((4, -0.4),) * request.prompt_alt_tokens,) * (n - 1)
+            if request.prompt_alt_tokens
+            else None,
         )
 
     def price(self, spec):

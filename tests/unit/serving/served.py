@@ -7,7 +7,7 @@ from ringmaster.techniques.serving.endpoint import Endpoint
 from ringmaster.techniques.serving.requests import AdamStep, Limits, LossRequest, Row
 
 NUM_TOKENS, SEQ_LEN = 61, 64
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo")
 LIMITS = Limits(max_adapters=17, max_rank=8, seq_len=SEQ_LEN)
 
 
@@ -36,6 +36,9 @@ def row_of(*, length, loss, seed, num_tokens=NUM_TOKENS):
     else:
         inputs["logprobs"] = -4 * torch.rand(length, generator=draw)
         inputs["advantages"] = torch.randn(length, generator=draw)
+    if loss == "gspo":
+        inputs["sequence_ratio_mask"] = torch.ones(length)
+        inputs |= {"clip_low_threshold": torch.full((length,), 0.5), "clip_high_threshold": torch.full((length,), 9.0)}
     return Row(tokens=tuple(tokens[:-1].tolist()), loss_inputs=inputs)
 
 

@@ -70,7 +70,8 @@ def together(endpoint, *, order):
                 joined.add(i)
         ready = [i for i in chosen if i not in waiting]
         requests = [
-            request_of(f"c{i}", lengths=lengths_of(i), loss=LOSSES[i % 5], seed=10 * i + done[i]) for i in ready
+            request_of(f"c{i}", lengths=lengths_of(i), loss=LOSSES[i % len(LOSSES)], seed=10 * i + done[i])
+            for i in ready
         ]
         for i, result in zip(ready, endpoint.compute(requests), strict=True):
             losses[i].append((result.metrics["loss:sum"], result.outputs[0]["logprobs"]))
@@ -360,7 +361,7 @@ def test_an_endpoint_that_is_ahead_of_its_disk_is_opened_anew(base, tmp_path, mo
     ("change", "reason"),
     [
         ({"client": "nobody"}, "none named"),
-        ({"loss": "gspo"}, "no loss 'gspo'"),
+        ({"loss": "stable_reinforce"}, "no loss 'stable_reinforce'"),
         ({"loss_config": {"beta": 1.0}}, "no setting 'beta'"),
         ({"rows": ()}, "no rows"),
         ({"rows": (row_of(length=SEQ_LEN + 1, loss="cross_entropy", seed=0),)}, "takes up to 64"),

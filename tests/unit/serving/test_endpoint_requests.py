@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -12,17 +11,13 @@ from ringmaster.errors import InputError
 from ringmaster.flows.serving import binary_messages
 from ringmaster.flows.serving.endpoint_file import BaseEntry
 from ringmaster.flows.serving.endpoint_server import EndpointServer
-from tests.unit.serving.clients import BINARY, entry_of, loss_json, loss_message, process_link, running
-
-
-def _eventually(is_so):
-    return any(is_so() or threading.Event().wait(0.05) for _ in range(600))
+from tests.unit.serving.clients import BINARY, entry_of, eventually, loss_json, loss_message, process_link, running
 
 
 def held(endpoint, client, model):
     """A loss that is being computed until `let_go`."""
     request = client.loss(model, 1, tokens=(777, 1))
-    assert _eventually(lambda: ["compute", [model]] in endpoint.calls())
+    assert eventually(lambda: ["compute", [model]] in endpoint.calls())
     return request
 
 
@@ -159,8 +154,9 @@ def test_what_is_asked_beyond_the_bounds_is_refused_with_the_bound(client):
     body = {"sampling_session_id": sampler, "seq_id": 0, "prompt": {"chunks": [{"tokens": [1] * 64}]}}
     assert "63" in client.post("asample", body | {"sampling_params": {}}, status=400)["detail"]
     body["prompt"] = {"chunks": [{"tokens": [1]}]}
-    params = {"sampling_params": {"max_tokens": 1}, "topk_sample_logprobs": 3}
-    assert "topk_sample_logprobs" in client.post("asample", body | params, status=422)["detail"]
+    params = {"sampling_params": {"max_tokens": 1}}
+    for name, value in {"topk_sample_logprobs": 65, "record_stability_info": True, "prompt_alt_tokens_k": -1}.items():
+        assert name in client.post("asample", body | params | {name: value}, status=422)["detail"]
     assert client.http.post("forward_backward", content=b"x" * 33_000_000, headers=BINARY).status_code == 413
 
 
@@ -175,6 +171,15 @@ def test_samples_have_what_was_asked_of_the_prompt(client):
         "prompt_logprobs": True,
         "prompt_logprobs_last_n": 2,
         "topk_prompt_logprobs": 2,
+        "topk_sample_logprobs": 1,
+        "prompt_alt_tokens_k": 2,
+        "target_prompt_logprobs": {
+            "data": [4, 8],
+            "dtype": "int64",
+            "shape": [3, 2],
+            "sparse_crow_indices": [0, 1, 1, 2],
+            "sparse_col_indices": [1, 0],
+        },
         "num_samples": 2,
         "sampling_params": {"max_tokens": 2, "stop": ["a"], "seed": 1},
     }
@@ -188,6 +193,16 @@ def test_samples_have_what_was_asked_of_the_prompt(client):
     assert np.isnan(np.frombuffer(message.prompt_logprobs, np.float32)[:2]).all()
     assert message.topk_prompt_logprobs.k == 2 and message.topk_prompt_logprobs.length == 4
     assert [np.frombuffer(each.tokens, np.int32).tolist() for each in message.sequences] == [[5, 6], [5, 6]]
+    assert [each.topk_sampled_logprobs.k for each in message.sequences] == [1, 1]
+    drawn = message.prompt_alt_tokens
+    assert np.frombuffer(drawn.tokens.dense, np.int64).tolist() == [4] * 6 and [*drawn.logprobs.shape] == [3, 2]
+    targets = message.target_prompt_logprobs
+    assert np.frombuffer(targets.sparse_csr.values, np.float32).tolist() == [-1.0, -2.0]
+    assert np.frombuffer(targets.sparse_csr.crow_indices, np.int64).tolist() == [0, 1, 1, 2]
+    assert [*targets.shape] == [3, 2]
+    dense = body | {"seq_id": 1, "target_prompt_logprobs": {"data": [4, -1] * 3, "dtype": "int64", "shape": [3, 2]}}
+    answer = client.result(client.post("asample", dense))["target_prompt_logprobs"]
+    assert answer == {"data": [-1.0, 0.0] * 3, "dtype": "float32", "shape": [3, 2]}
 
 
 def test_a_checkpoint_goes_on_with_and_without_the_optimizer(client):
@@ -303,7 +318,7 @@ def test_gradients_that_a_refused_step_dropped_stay_dropped_after_a_kill(served_
 
 
 def test_a_loss_that_is_refused_behind_its_first_piece_adds_no_gradients(client, monkeypatch):
-    monkeypatch.setattr("ringmaster.flows.serving.scheduler.PIECE_TOKENS", 1)  # a piece for each row
+    monkeypatch.setattr("ringmaster.flows.serving.pending_request.PIECE_TOKENS", 1)  # a piece for each row
     values_after = []
     for is_refused in (False, True):
         model = client.model()
@@ -366,7 +381,7 @@ def test_a_client_without_a_sign_of_life_ends(tmp_path):
         model = client.model()
         client.loss(model, 1)
         store = endpoint.server.store
-        assert _eventually(lambda: store.client(model).is_ended)
+        assert eventually(lambda: store.client(model).is_ended)
 
 
 def test_a_base_that_cannot_be_served_is_refused_with_the_reason(tmp_path):
@@ -429,7 +444,7 @@ def test_a_checkpoint_that_has_expired_is_gone(served_endpoint, client):
     save = {"model_id": model, "seq_id": 1, "path": "brief", "ttl_seconds": 1}
     path = client.result(client.post("save_weights", save))["path"]
     (folder,) = served_endpoint.folder.rglob(f"{model.replace(':', '-')}/weights-brief")
-    assert _eventually(lambda: not folder.exists())
+    assert eventually(lambda: not folder.exists())
     client.post("weights_info", {"tinker_path": path}, status=404)
 
 
@@ -445,5 +460,64 @@ def test_a_base_that_is_served_no_more_is_refused_until_it_is_served_again(tmp_p
         client.post(f"sessions/{model.partition(':')[0]}/finish", {})
     with running(tmp_path) as endpoint:
         client = endpoint.client()
-        assert _eventually(lambda: endpoint.server.store.client(model).is_ended)
+        assert eventually(lambda: endpoint.server.store.client(model).is_ended)
         assert "has ended" in client.loss(model, 2, status=410)["detail"]
+
+
+def sampler_of(client):
+    sampler = {"session_id": client.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+    return client.post("create_sampling_session", sampler)["sampling_session_id"]
+
+
+def sample(client, sampler, seq, tokens, *, max_tokens):
+    body = {"sampling_session_id": sampler, "seq_id": seq, "prompt": {"chunks": [{"tokens": tokens}]}}
+    return client.post("asample", body | {"sampling_params": {"max_tokens": max_tokens}})
+
+
+def test_a_long_sample_keeps_no_other_request_waiting_longer_than_one_turn(served_endpoint, client):
+    model, sampler = client.model(), sampler_of(client)
+    slow = held(served_endpoint, client, model)
+    long = sample(client, sampler, 0, [888], max_tokens=60)
+    short = sample(client, sampler_of(client), 0, [1], max_tokens=1)
+    before = len(served_endpoint.calls())
+    let_go(served_endpoint, model)
+    client.result(short)
+    calls = served_endpoint.calls()[before:]
+    client.result(long)
+    client.result(slow)
+    assert [len(each) for call, each in calls if call == "sample"][:1] == [2]
+    turns = [call for call, _ in served_endpoint.calls()[before:]]
+    assert turns.count("sample") >= 4
+
+
+def test_a_sample_that_has_begun_can_be_cancelled(served_endpoint, client, monkeypatch):
+    monkeypatch.setattr("tests.unit.serving.fake_endpoint.FakeEndpoint._turn", lambda *_: None)
+    request = sample(client, sampler_of(client), 0, [888], max_tokens=60)
+    before = len(served_endpoint.calls())
+    assert eventually(lambda: ["sample", ["None"]] in served_endpoint.calls()[before:])
+    client.post("cancel_future", request)
+    assert "cancelled" in client.result(request)["error"]
+    assert eventually(lambda: served_endpoint.calls()[-1] == ["sample", []])
+
+
+def test_tensors_of_several_targets_and_sparse_ones_are_read(client):
+    model = client.model()
+    message = loss_json(model, 1)
+    (datum,) = message["forward_backward_input"]["data"]
+    sparse = {"shape": [3, 2], "sparse_crow_indices": [0, 1, 1, 3], "sparse_col_indices": [1, 0, 1]}
+    datum["loss_fn_inputs"] = {
+        "target_tokens": {"data": [5, 6, 7], "dtype": "int64", **sparse},
+        "weights": {"data": [1.0, 2.0, 3.0], "dtype": "float32", **sparse},
+    }
+    client.post("forward_backward", message)
+    assert "element" in refused_sparse(client, model, shape=[3, 2**40])
+    assert "row pointers" in refused_sparse(client, model, sparse_crow_indices=[0, 1, 1, 9])
+    assert "columns" in refused_sparse(client, model, sparse_col_indices=[1, 0, 2])
+
+
+def refused_sparse(client, model, **change):
+    message = loss_json(model, 2)
+    (datum,) = message["forward_backward_input"]["data"]
+    sparse = {"shape": [3, 2], "sparse_crow_indices": [0, 1, 1, 3], "sparse_col_indices": [1, 0, 1], **change}
+    datum["loss_fn_inputs"]["weights"] = {"data": [1.0, 2.0, 3.0], "dtype": "float32", **sparse}
+    return client.post("forward_backward", message, status=400)["detail"]

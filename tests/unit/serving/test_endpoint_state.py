@@ -14,7 +14,7 @@ from ringmaster.flows.serving.endpoint_server import EndpointServer
 from ringmaster.flows.serving.endpoint_service import EndpointService
 from ringmaster.flows.serving.recording import record_clients
 from ringmaster.flows.serving.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
-from tests.unit.serving.clients import BINARY, LinkInProcess, entry_of, loss_message, running
+from tests.unit.serving.clients import BINARY, LinkInProcess, entry_of, eventually, loss_message, running
 from tests.unit.serving.fake_endpoint import FakeEndpoint
 
 
@@ -290,3 +290,22 @@ def test_reading_a_store_drops_nothing(tmp_path):
         assert store.request("m:1", owner="ann")
         store.drop_ended()
         assert store.request("m:1", owner="ann") is None
+
+
+def test_clients_that_end_while_others_are_recorded_are_recorded_then(tmp_path):
+    with running(tmp_path) as endpoint:
+        starts, is_busy, client = [], threading.Event(), endpoint.client()
+
+        def record():
+            starts.append(is_busy.is_set())
+            return not is_busy.is_set()
+
+        endpoint.server._record = record
+        is_busy.set()
+        model = client.model()
+        client.loss(model, 1)
+        client.result(client.step(model, 2))
+        client.result(client.post("unload_model", {"model_id": model}))
+        assert eventually(lambda: True in starts)
+        is_busy.clear()
+        assert eventually(lambda: False in starts)

@@ -23,10 +23,35 @@ ODD = [
 ]
 
 
+SPARSE = {"shape": [3, 2], "sparse_crow_indices": [0, 1, 1, 3], "sparse_col_indices": [1, 0, 1]}
+
+
+def _sparse_loss(model):
+    message = loss_json(model, 3)
+    message["forward_backward_input"]["data"][0]["loss_fn_inputs"] = {
+        "target_tokens": {"data": [5, 6, 7], "dtype": "int64", **SPARSE},
+        "weights": {"data": [1.0, 2.0, 3.0], "dtype": "float32", **SPARSE},
+    }
+    return message
+
+
+def _scored_sample(session):
+    return {
+        "sampling_session_id": f"{session}:sample:0",
+        "seq_id": 7,
+        "prompt": {"chunks": [{"tokens": [1, 2, 3, 4]}]},
+        "sampling_params": {"max_tokens": 2},
+        "topk_sample_logprobs": 1,
+        "prompt_alt_tokens_k": 2,
+        "target_prompt_logprobs": {"data": [4, 8, 9], "dtype": "int64", **SPARSE},
+    }
+
+
 def requests(session):
     """The recorded requests of a session, and the JSON form of losses, which earlier clients send."""
     model = f"{session}:train:0"
     older = [("forward_backward", loss_json(model, 1)), ("forward", loss_json(model, 2, key="forward_input"))]
+    older += [("forward_backward", _sparse_loss(model)), ("asample", _scored_sample(session))]
     recorded = [(each["path"], each.get("json") or base64.b64decode(each["binary"])) for each in RECORDED]
     for path, value in [*recorded, *older]:
         yield (

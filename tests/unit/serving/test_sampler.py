@@ -127,6 +127,9 @@ def test_texts_end_a_sequence_where_there_is_a_tokenizer(endpoint, monkeypatch):
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"num_samples": 0}, "num_samples"),
+        ({"topk_sample_logprobs": -1}, "topk_sample_logprobs"),
+        ({"target_prompt_tokens": ((1,),)}, "target_prompt_tokens"),
+        ({"target_prompt_tokens": ((NUM_TOKENS,),) * 4}, "target_prompt_tokens"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused_and_the_others_go_on(endpoint, change, reason):
@@ -157,3 +160,60 @@ def test_tokens_are_drawn_by_their_probabilities(settings, expected):
     tokens = choose(logits, SampleRequest(prompt=(0,), **settings), draws)
     shares = {token: (tokens == token).double().mean().item() for token in sorted(set(tokens.tolist()))}
     assert shares == pytest.approx(expected, abs=2 / num)
+
+
+def in_turns(endpoint, requests, *, num_tokens, joins):
+    """The results of requests of which one more joins at each of some turns."""
+    results, turn = {}, 0
+    begun = set()
+    while len(results) < len(requests):
+        named = {name: each for name, each in requests.items() if name not in results and joins[name] <= turn}
+        for name, result in endpoint.sample_in_turns(named, num_tokens=num_tokens, begun=begun).items():
+            begun.add(name)
+            if result is not None:
+                results[name] = result
+                begun.remove(name)
+        turn += 1
+    return results, turn
+
+
+def test_a_sample_in_turns_has_the_bits_that_it_has_at_once(endpoint):
+    folders = [endpoint.save(f"c{i}", "turns", with_optimizer=False) for i in range(4)]
+    options = {"topk_sample_logprobs": 2, "with_prompt_logprobs": True, "prompt_alt_tokens": 2, "stop": None}
+    requests = {
+        str(i): SampleRequest(checkpoint=folder, prompt=PROMPT[: 2 + i], num_samples=1 + i, seed=i, **options)
+        for i, folder in enumerate(folders)
+    }
+    at_once = {name: endpoint.sample([each])[0] for name, each in requests.items()}
+    results, num_turns = in_turns(endpoint, requests, num_tokens=3, joins={"0": 0, "1": 2, "2": 2, "3": 5})
+    assert results == at_once and num_turns > 6
+
+
+def test_a_sample_that_is_not_named_as_begun_is_given_up(endpoint):
+    request = SampleRequest(prompt=PROMPT, max_tokens=20, seed=1, stop=())
+    for begun in ((), ("a",)):
+        assert endpoint.sample_in_turns({"a": request}, num_tokens=5, begun=begun) == {"a": None}
+    assert len(endpoint._turns._open["a"].sequences[0].tokens) > 10
+    endpoint.sample_in_turns({}, num_tokens=5, begun=())
+    assert not endpoint._turns._open
+
+
+def test_what_is_asked_of_tokens_besides_their_logprobs(endpoint):
+    targets = ((1, -1), (2, 60), (-1, -1), (9, 9))
+    result = one(
+        endpoint, client="c0", max_tokens=4, topk_sample_logprobs=3, target_prompt_tokens=targets, prompt_alt_tokens=4
+    )
+    (sequence,) = result.sequences
+    for token, logprob, pairs in zip(sequence.tokens, sequence.logprobs, sequence.topk_logprobs, strict=True):
+        assert len(pairs) == 3 and pairs == tuple(sorted(pairs, key=lambda pair: -pair[1]))
+        assert dict(pairs).get(token, logprob) == pytest.approx(logprob)
+    for place, (tokens, logprobs) in enumerate(zip(targets, result.target_prompt_logprobs, strict=True)):
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            expected = forward(endpoint, "c0", [*PROMPT[: place + 1], token])[-1] if token >= 0 else 0.0
+            assert logprob == pytest.approx(expected, abs=1e-5)
+    for place, drawn in enumerate(result.prompt_alt_tokens):
+        for token, logprob in drawn:
+            assert logprob == pytest.approx(forward(endpoint, "c0", [*PROMPT[: place + 1], token])[-1], abs=1e-5)
+    assert one(endpoint, client="c0", max_tokens=1, prompt_alt_tokens=4).prompt_alt_tokens == result.prompt_alt_tokens
+    alone = one(endpoint, client="c0", prompt=(1,), max_tokens=1, target_prompt_tokens=(), prompt_alt_tokens=2)
+    assert alone.target_prompt_logprobs == alone.prompt_alt_tokens == ()
