@@ -23,6 +23,7 @@ from ringmaster.origins import is_foreign
 from ringmaster.text import shortened
 
 API = "/api/v1"
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 POLL_S = 20.0
 """How long an answer is waited for; the client then asks again."""
 CLIENT_CONFIG = {"pjwt_auth_enabled": False, "custom_loss_server_side": False, "sample_join_sampling_session": True}
@@ -73,7 +74,7 @@ class EndpointApp:
                 for (method, path), each in RecordRoutes(service, downloads).routes.items()
             ),
             Route(f"{API}/{DOWNLOAD_PATH}", downloads.download, methods=["GET"]),
-            Route(f"{API}/{{path:path}}", self._checked(self._unknown), methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+            Route(f"{API}/{{path:path}}", self._checked(self._unknown), methods=METHODS),
         ]
         self.app = Starlette(routes=routes)
 
