@@ -166,6 +166,13 @@ class Profile:
             key=None,
         )
 
+    def as_member(self, job: str, *, lead: str) -> GroupMemberProfile:
+        """Returns what a job of the group takes as a member. lead: the lead job."""
+        if job == lead:
+            end_s = self.save_s + self.evaluate_s + self.export_s
+            return GroupMemberProfile(job=job, num_steps=0, step_s=self.own_step_s, end_s=end_s)
+        return next(member for member in self.members if member.job == job)
+
     def is_like(self, other: Profile) -> bool:
         """Whether both profiles are of one option, regardless of the members trained together with the job."""
         return self._option == other._option

@@ -3,13 +3,6 @@
 The journal is the record. The table caches in memory what this executor alone writes there, so that a list of a
 thousand jobs is not read again for each event of a gang.
 
-Groups: jobs that one gang trains together. The planner sees a group as one job, its lead job.
-
-A group is formed when its jobs are added to the job table, and is never formed again. A member may leave the group and
-is then an ordinary job. If the lead job ends, is paused or rests before the others, the group *parts*: each job
-continues alone from its own checkpoint. The lead job's record stores that its group has parted, so that another
-executor that takes over finds it there.
-
 A job's *goal* is the step up to which it is planned. A job that has reached its goal rests and holds no devices, until
 its goal is raised or it is stopped early. A stop is not a failure: the last checkpoint and metrics stay. The job's
 record in the journal holds all of this, so that another executor that takes over finds it.
@@ -22,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.codec import to_json
+from ringmaster.tasks.execution.group_table import GroupTable
 from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation, changed
@@ -45,116 +39,6 @@ def jobs_left(records: Mapping[str, JobRecord], names: Iterable[str]) -> list[st
 def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict[Variant, tuple[Profile, ...]]:
     """Returns the options of each of `Job.variants`. profiles: by the names of their jobs."""
     return {variant: tuple(profiles.get(each.name, ())) for variant, each in job.variants.items()}
-
-
-class GroupTable:
-    """The groups of the jobs of a job table, and the lead job of each member."""
-
-    def __init__(self, job_table: JobTable) -> None:
-        self._job_table = job_table
-        self._members: dict[str, tuple[str, ...]] = {}  # by lead job; without those that have ended or left
-        self._leads: dict[str, str] = {}  # by member
-
-    def form(self) -> None:
-        """Forms the groups of jobs that are new in the table, unless they have parted."""
-        for lead, record in self._job_table.records.items():
-            if not record.parted and record.status not in (*ENDED, JobStatus.PAUSED):
-                self.restore(lead)
-
-    def restore(self, lead: str) -> None:
-        """Forms a group again whose lead job trains no further.
-
-        Its gang still runs; the group parts when that gang has ended.
-        """
-        profiles = self._group_profiles(lead)
-        if profiles and lead not in self._members:
-            members = [member.job for member in profiles[0].members]
-            assert all(name in self._job_table.entries for name in members), f"{lead} leads jobs that are not listed"
-            self._members[lead] = tuple(name for name in members if self._is_there(name))
-            self._leads |= dict.fromkeys(self._members[lead], lead)
-            self._job_table.profiles[lead] = self._profiles(lead)
-
-    def members(self, lead: str) -> tuple[str, ...]:
-        """Returns the other jobs that the gang of `lead` trains."""
-        return self._members.get(lead, ())
-
-    def lead_of(self, job: str) -> str | None:
-        """Returns the lead job of the gang that trains a job; None for a job that has its own gang."""
-        return self._leads.get(job)
-
-    def leads(self, job: str) -> bool:
-        """Whether a job has a group's profiles, even if all members have left."""
-        return job in self._members
-
-    def leave(self, member: str) -> None:
-        """Removes a member from its group for good, if it is in one; the others continue without it."""
-        if (lead := self._leads.pop(member, None)) is None:
-            return
-        if self._job_table.records[member].status not in ENDED:
-            self._job_table.write(member, left_group=True)
-        self._members[lead] = tuple(name for name in self._members[lead] if name != member)
-        self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
-
-    def must_split(self, lead: str) -> bool:
-        """Whether the lead job has nothing to train, for good or for now, while other members have."""
-        has_ended = self._job_table.records[lead].status in (*ENDED, JobStatus.PAUSED)
-        return (has_ended or self._job_table.rests(lead)) and not all(map(self._job_table.rests, self.members(lead)))
-
-    def hand_over(self, lead: str) -> str | None:
-        """Makes the member with the most steps left the lead job of a group whose lead job trains no further.
-
-        Returns the new lead job; None where fewer than two members have anything to train now: the group must part.
-        """
-        table = self._job_table
-        left = {name: table.totals[name] - table.records[name].step for name in self.members(lead)}
-        if sum(steps > 0 for steps in left.values()) < 2:
-            return None
-        kept, new = table.profiles[lead], max(left, key=left.__getitem__)
-        self.split(lead)
-        table.write(new, leads_after=table.entries[lead].job_in_batch.name)
-        self.restore(new)
-        table.profiles[new] = [p for p in table.profiles[new] if any(p.is_like(k) for k in kept)]
-        return new
-
-    def split(self, lead: str) -> None:
-        """Dissolves a group: each of its jobs continues alone."""
-        self._job_table.write(lead, parted=True)
-        for member in self._members.pop(lead):
-            del self._leads[member]
-        self._job_table.profiles[lead] = list(self._job_table.entries[lead].profiles)
-
-    def renew(self, job: str) -> None:
-        """Updates the profiles of a job's group after the job's goal has changed."""
-        if (lead := self._leads.get(job)) is not None:
-            kept = self._job_table.profiles[lead]  # some options may have been removed after running out of memory
-            self._job_table.profiles[lead] = [p for p in self._profiles(lead) if any(p.is_like(k) for k in kept)]
-
-    def forget(self, job: str) -> None:
-        """Forgets a job that is removed from the table with all of its batch."""
-        self._leads.pop(job, None)
-        self._members.pop(job, None)
-
-    def steps(self) -> Mapping[str, int]:
-        """Returns the checkpointed steps of each member."""
-        return {member: self._job_table.records[member].step for member in self._leads}
-
-    def _group_profiles(self, lead: str) -> Sequence[Profile]:
-        """Returns the options of a job's group, also of one that it leads after another job."""
-        table = self._job_table
-        if (own := table.entries[lead].group_profiles) or not (former := table.records[lead].leads_after):
-            return own
-        return [profile.led_by(lead) for profile in self._group_profiles(table.name_of(former, like=lead))]
-
-    def _is_there(self, member: str) -> bool:
-        record = self._job_table.records[member]
-        return record.status not in (*ENDED, JobStatus.PAUSED) and not record.left_group
-
-    def _profiles(self, lead: str) -> list[Profile]:
-        def up_to_goal(profile: Profile) -> Profile:
-            members = tuple(replace(f, num_steps=self._job_table.totals[f.job]) for f in profile.members)
-            return replace(profile, members=members).restricted_to(self._members[lead])
-
-        return [up_to_goal(profile) for profile in self._group_profiles(lead)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +235,9 @@ class JobTable:
 
     def allow(self, name: str, goal: int) -> None:
         """Raises a job's goal, the step up to which it may train. A goal is never lowered."""
-        if goal > (self.records[name].goal or 0):
+        if goal > (reached := self.records[name].goal or 0):
+            if reached:
+                self.groups.let_continue(name)
             self.write(name, goal=goal)
             self.renew(name)
 

@@ -107,16 +107,25 @@ class OutcomePolicy:
         if lead in self._plan_progress.active_jobs or not self._job_table.groups.must_split(lead):
             return
         if (new := self._job_table.groups.hand_over(lead)) is None:
-            self.split(lead, why=f"{lead} trains no further")
+            self._split(lead, why=f"{lead} trains no further", is_final=False)
             return
         self._plan_progress.drop(lead)
         for job in (lead, new):
             self._forget_speed(job)  # its options are renumbered
         self._request_plan(f"{lead} trains no further: {new} leads its group")
 
-    def split(self, lead: str, *, why: str) -> None:
+    def regroup(self, *, num_groups: int) -> None:
+        """Divides the steered jobs that continue and that no gang trains into groups anew; see `GroupTable.regroup`."""
+        changed = self._job_table.groups.regroup(num_groups=num_groups, active=self._plan_progress.active_jobs)
+        for job in changed:
+            self._plan_progress.drop(job)
+            self._forget_speed(job)  # its options are renumbered
+        if changed:
+            self._request_plan(f"{len(changed)} jobs are grouped anew")
+
+    def _split(self, lead: str, *, why: str, is_final: bool) -> None:
         """Dissolves a group and requests a plan in which each of its jobs continues alone."""
-        self._job_table.groups.split(lead)
+        self._job_table.groups.split(lead, is_final=is_final)
         self._plan_progress.drop(lead)
         self._forget_speed(lead)
         self._request_plan(f"{why}: the other jobs of its group continue alone")
@@ -215,7 +224,8 @@ class OutcomePolicy:
         if is_last and self._job_table.groups.members(job):
             self._job_table.attempts.pop(job)
             self._job_table.write(job, status=JobStatus.WAITING)
-            self.split(job, why=f"the gang of {job} crashed {attempts} times, the last time: {outcome.message}")
+            why = f"the gang of {job} crashed {attempts} times, the last time: {outcome.message}"
+            self._split(job, why=why, is_final=True)
             return "each of its jobs continues alone"
         if is_last:
             return self.fail(job, f"{outcome.message} (crashed {attempts} times)")  # the cause first
@@ -237,7 +247,7 @@ class OutcomePolicy:
         if may_go_on and not trains_no_further:  # first: after a failover no group is found where it has parted
             self._job_table.write(job, status=JobStatus.WAITING)
         if parts:
-            self.split(job, why=f"the gang of {job} ran out of memory")
+            self._split(job, why=f"the gang of {job} ran out of memory", is_final=True)
         if self._is_over(job) or (may_go_on and trains_no_further):
             return self._keep_status(job, self._job_table.records[job].step)
         if not may_go_on:

@@ -13,7 +13,7 @@ from ringmaster.tasks.execution.execution_events import (
 )
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.progress import PlanProgress
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, RemainingWork, Replanner
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.search import planning_problem
@@ -54,6 +54,11 @@ class PlanManager:
     def is_wanted(self) -> bool:
         """Whether a new plan was requested that is not followed yet."""
         return bool(self._wanted)
+
+    @property
+    def num_usable_devices(self) -> int:
+        """The number of devices that exist and may be used."""
+        return len(set(self.cluster.lease_names()) - self.out)
 
     def request_plan(self, why: str) -> None:
         """Requests a new plan of what is left.
@@ -127,7 +132,13 @@ class PlanManager:
             planned[number] = replace(planned[number], option=best)
 
     def seconds_to_look(self) -> float:
-        """Returns the seconds until `start_planning_if_due` may have something to do."""
+        """Returns the seconds until `start_planning_if_due` may have something to do.
+
+        What is left is not planned while a gang is about to end whose jobs have been evaluated at their goals: those
+        that continue may be trained with others.
+        """
+        if any(self._is_ending(running) for running in self._plan_progress.running.values()):
+            return math.inf
         return self.replanner.seconds_to_look(is_running=bool(self._plan_progress.running), is_wanted=self.is_wanted)
 
     def start_planning_if_due(self) -> bool:
@@ -187,6 +198,11 @@ class PlanManager:
             planned=tuple(segment for segment in self._plan_progress.planned if segment.job in steps),
             member_steps=member_steps,
         )
+
+    def _is_ending(self, running: RunningSegment) -> bool:
+        """Whether nothing of a gang is left but its end, as its lead job was evaluated at the step that it ends at."""
+        record = self._job_table.records.get(running.segment.job)
+        return record is not None and record.evaluated is not None and record.evaluated.step >= running.ordered_step
 
     def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
         limits, before = UserLimits.of(problem), self._plan_progress.limits

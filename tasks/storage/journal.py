@@ -125,7 +125,8 @@ class JobRecord:
     Its group, the jobs that one gang trains together:
     lead_job: the lead job whose gang trained it, if one did.
     parted: of a lead job, whether its group has parted. left_group: of a member, whether it has left its group.
-    leads_after: of a job that leads a group after another job, the name of that job within the batch.
+    joined: the other jobs of the group that a job leads, by their names within the batch, where they are not those of
+        the plan; none where it leads none any more.
 
     What it may train:
     layout: the option under which it first ran, where it must run under no other.
@@ -153,7 +154,7 @@ class JobRecord:
     lead_job: str | None = stored_as("leader", default=None)
     parted: bool = False
     left_group: bool = False
-    leads_after: str | None = None
+    joined: tuple[str, ...] | None = None
     layout: Mapping[str, Any] | None = None
     goal: int | None = None
     rested: int | None = None

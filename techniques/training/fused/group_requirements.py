@@ -62,18 +62,9 @@ def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int 
             return f"{job.name} has a loss that its model computes on its own, for all rows of a batch at once"
         if reason := _why_not(job):
             return f"{job.name} {reason}"
-    first = jobs[0]
     for job in jobs[1:]:
-        if (job.model, job.base) != (first.model, first.base):
-            return f"{job.name} has another base than {first.name}"
-        if _model_features(job) != _model_features(first):
-            return f"{job.name} has its base in another format than {first.name}"
-        if job.precision != first.precision:
-            return f"{job.name} is computed in another precision than {first.name}"
-        if first.base is None and first.model.is_drawn and job.seed != first.seed:
-            return f"{job.name} has another seed than {first.name}, and so another base"
-        if _vocabulary(job.data) != _vocabulary(first.data):
-            return f"{job.name} reads tokens of another vocabulary than {first.name}"
+        if reason := pair_obstacle(jobs[0], job):
+            return reason
     if facts.undivided:
         return f"trains what cannot be divided by samples ({facts.undivided})"
     if facts.has_dropout:
@@ -82,6 +73,21 @@ def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int 
         return "the model routes tokens to experts, each of which would get rows of several jobs at once"
     if facts.whole_batch:
         return facts.whole_batch
+    return None
+
+
+def pair_obstacle(first: Job, job: Job) -> str | None:
+    """Returns why two jobs that can be trained in groups cannot be trained in one group, or None."""
+    if (job.model, job.base) != (first.model, first.base):
+        return f"{job.name} has another base than {first.name}"
+    if _model_features(job) != _model_features(first):
+        return f"{job.name} has its base in another format than {first.name}"
+    if job.precision != first.precision:
+        return f"{job.name} is computed in another precision than {first.name}"
+    if first.base is None and first.model.is_drawn and job.seed != first.seed:
+        return f"{job.name} has another seed than {first.name}, and so another base"
+    if _vocabulary(job.data) != _vocabulary(first.data):
+        return f"{job.name} reads tokens of another vocabulary than {first.name}"
     return None
 
 

@@ -257,7 +257,7 @@ def test_the_others_continue_together_where_the_lead_was_stopped_while_all_of_th
         own, *others = [outcome_of(call, runner, order, step=4) for order in (call.order, *call.order.members)]
         return Outcome(status="done", result={**own, "first_step": 0, "fellows": dict(zip("bc", others, strict=True))})
 
-    bench = bench_of(tmp_path, to_the_rung, steering=TwoRequests())
+    bench = bench_of(tmp_path, to_the_rung, steering=TwoRequests(), num_devices=1)
     for name in "abc":
         bench.journal.write_job(name, goal=4)
     bench.runner.script["b"] = [all_done]

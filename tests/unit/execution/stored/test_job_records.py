@@ -31,6 +31,7 @@ STORED = {
     "leader": "b",
     "parted": True,
     "left_group": True,
+    "joined": ["c"],
     "leads_after": "c",
     "layout": LAYOUT,
     "goal": 0,

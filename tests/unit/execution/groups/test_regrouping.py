@@ -1,0 +1,130 @@
+"""Trials of several groups that continue from a rung are grouped anew, one group a device."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded
+from ringmaster.tasks.execution.job_table import JobTableEntry
+from ringmaster.tasks.execution.steering import SteeringRequest
+from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
+from tests.unit.execution.fakes import Bench, FakeRunner, ends, job
+from tests.unit.execution.groups.grouped import all_done, group, outcome_of
+
+RUNG, LAST = 4, 10
+SIZES = {"a": "abc", "d": "def", "g": "ghi"}  # the groups of the plan by their lead jobs
+KEPT = "bcefh"  # what continues from the rung: 2, 2 and 1 of the groups
+
+
+class TwoStages:
+    """A scheduler that lets some jobs continue once all have been evaluated at the rung."""
+
+    PURPOSE = "the scheduler of a test"
+
+    def __init__(self, kept):
+        self._kept, self._at_rung, self._open = kept, set(), set("abcdefghi")
+
+    def attach(self, act, *, later, elapsed_s):
+        self._act, self._later = act, later
+
+    def listen(self, event):
+        if isinstance(event, JobEnded):
+            self._open.discard(event.job)
+        if isinstance(event, SegmentEnded) and event.segment.last_step == RUNG:
+            self._at_rung |= {event.segment.job}
+            if self._at_rung == {*SIZES}:
+                stops = dict.fromkeys(set("abcdefghi") - set(self._kept), "it is weak")
+                request = SteeringRequest(goals=dict.fromkeys(self._kept, LAST), stops=stops)
+                self._later(lambda: self._act(request))
+
+    def is_open(self):
+        return bool(self._open)
+
+
+def to_the_rung(call, runner):
+    orders = (call.order, *call.order.members)
+    own, *others = [outcome_of(call, runner, order, step=RUNG) for order in orders]
+    for order in orders:
+        name = None if order is call.order else order.job.name
+        call.on_event(EvaluationReported(job=name, step=RUNG, metrics={"loss": 1.0}))
+    names = [order.job.name for order in call.order.members]
+    return Outcome(status="done", result={**own, "first_step": 0, "fellows": dict(zip(names, others, strict=True))})
+
+
+class ThreeGroups(Bench):
+    """Nine jobs in three groups of three."""
+
+    def entry(self, job, *profiles):
+        together = (group(*SIZES[job.name][1:], num_steps=LAST),) if job.name in SIZES else ()
+        if job.name == "a":  # an option that the other groups do not have
+            together = (*together, replace(together[0], config={"recompute": "full"}))
+        return JobTableEntry(job_in_batch=job, job=job, profiles=profiles, paths=self.paths, group_profiles=together)
+
+
+def bench_of(folder, *, kept=KEPT, after=None, **options):
+    script = {lead: [to_the_rung] for lead in SIZES} | {name: list(acts) for name, acts in (after or {}).items()}
+    jobs = [job(name, num_steps=LAST) for name in "abcdefghi"]
+    bench = ThreeGroups(folder, jobs, runner=FakeRunner(script=script), steering=TwoStages(kept), **options)
+    for each in jobs:
+        bench.journal.write_job(each.name, goal=RUNG)
+    return bench
+
+
+def gangs_after_rung(bench):
+    return [
+        "".join(sorted(order.job.name for order in (call.order, *call.order.members)))
+        for call in bench.runner.calls
+        if call.order.last_step > RUNG
+    ]
+
+
+@pytest.mark.parametrize(("num_devices", "expected"), [(2, ["bc", "efh"]), (1, ["bc", "efh"]), (6, [*KEPT])])
+def test_those_that_continue_form_as_many_groups_as_there_are_devices(tmp_path, num_devices, expected):
+    """No group is larger than those of the plan, which fit: on one device there are two, one after another."""
+    after = {name: [all_done] for name in "be"}
+    bench = bench_of(tmp_path, num_devices=num_devices, after=after if len(expected) < len(KEPT) else {})
+    assert bench.run()
+    assert sorted(gangs_after_rung(bench)) == sorted(expected)
+    assert {name for name, status in bench.statuses.items() if status == JobStatus.DONE} == {*KEPT}
+    assert all(call.order.config.get("recompute", "none") == "none" for call in bench.runner.calls)
+
+
+def test_the_planner_has_what_a_group_of_other_groups_jobs_takes(tmp_path):
+    bench = bench_of(tmp_path, after={name: [all_done] for name in "be"})
+    assert bench.run()
+    runtimes = {row.id: row.options[0].runtime_s for row in bench.plans[-1].jobs}
+    assert runtimes == {"b": pytest.approx(6 * (1.0 + 2 * 0.5)), "e": pytest.approx(6 * (1.0 + 3 * 0.5))}
+
+
+def test_groups_of_one_size_on_each_device_stay_as_they_are(tmp_path):
+    bench = bench_of(tmp_path, kept="bcef", after={name: [all_done] for name in "be"})
+    assert bench.run()
+    assert sorted(gangs_after_rung(bench)) == ["bc", "ef"]
+
+
+def test_another_process_trains_the_groups_that_were_formed(tmp_path):
+    def stops(call, runner):
+        bench.executor.stop()
+        names = [order.job.name for order in call.order.members]
+        runner.steps |= dict.fromkeys((call.order.job.name, *names), 6)
+        return Outcome(
+            status="preempted",
+            result={"step": 6, "fellows": {name: {"status": "preempted", "step": 6} for name in names}},
+        )
+
+    bench = bench_of(tmp_path, after={name: [stops] for name in "be"})
+    assert not bench.run()
+    bench.journal.close()
+    runner = FakeRunner(steps=bench.runner.steps, script={name: [all_done] for name in "be"})
+    jobs = [job(name, num_steps=LAST) for name in "abcdefghi"]
+    again = ThreeGroups(tmp_path, jobs, runner=runner)
+    assert again.run()
+    assert sorted(gangs_after_rung(again)) == ["bc", "efh"]
+
+
+def test_jobs_of_a_gang_that_crashes_again_and_again_are_not_grouped_anew(tmp_path):
+    after = {"b": [all_done], "e": [ends("crashed")] * 3}
+    bench = bench_of(tmp_path, after=after)
+    assert bench.run()
+    assert sorted(gangs_after_rung(bench)) == ["bc", "e", "efh", "efh", "efh", "f", "h"]
