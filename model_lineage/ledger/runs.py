@@ -79,13 +79,11 @@ class LedgerRuns(Connection):
         """
         from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-        run_id = self._job_run(batch_run_id, name)
+        experiment_id = self.experiment_of(batch_run_id)
+        run_id = self._job_run(batch_run_id, name, experiment_id=experiment_id)
         if run_id is None:
-            run_id = self._create_run(
-                name,
-                tags={MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"},
-                experiment_id=self.experiment_of(batch_run_id),
-            )
+            parent = {MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"}
+            run_id = self._create_run(name, tags=parent, experiment_id=experiment_id)
         else:
             params = self._resumed(run_id, params)
         self.set_tags(run_id, tags or {})
@@ -240,11 +238,10 @@ class LedgerRuns(Connection):
         )
         return [dict(run.data.metrics) for run in result]
 
-    def _job_run(self, batch_run_id: str, name: str) -> str | None:
+    def _job_run(self, batch_run_id: str, name: str, *, experiment_id: str) -> str | None:
         """Returns the existing run of job `name` below the batch, or None."""
         if "'" in name:
             raise LedgerError(f"a job cannot be named {name!r}: use letters, digits, '-', '_' and '.'")
-        experiment_id = self.experiment_of(batch_run_id)
         condition = f"tags.`mlflow.parentRunId` = '{batch_run_id}' AND attributes.run_name = '{name}'"
         result = self.client.search_runs([experiment_id], condition, max_results=1)
         return result[0].info.run_id if result else None

@@ -29,6 +29,7 @@ from ringmaster.text import Notice, printable_lines
 logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 5.0
+MAX_FLUSH_SHARE = 0.02  # of the time: a sweep has a request for each of its trials, and on CPUs they train here, too
 MAX_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
 TIMEOUT_AT_END_S = 120.0  # for an unavailable MLflow when a batch has ended
 LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the database
@@ -198,23 +199,24 @@ class AsyncRecorder:
         self._journal.put(UNRECORDED, kept if self._faults else {})
 
     def _work(self) -> None:
-        flushed_s = time.monotonic()
+        next_s = time.monotonic() + FLUSH_EVERY_S
         try:
-            while (action := self._next(flushed_s)) is not None:
+            while (action := self._next(next_s)) is not None:
                 action()
-                if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
+                if (now_s := time.monotonic()) >= next_s:
                     self._retried_writes.do(self._writer.flush)
-                    flushed_s = time.monotonic()
+                    done_s = time.monotonic()
+                    next_s = done_s + max(FLUSH_EVERY_S, (done_s - now_s) / MAX_FLUSH_SHARE)
         except Exception as error:
             logger.exception("the recorder ends here")
             self._has_stopped = True
             fault = f"the records have stopped: {type(error).__name__}: {error}"
             self._retried_writes.faults.append(printable_lines(fault))
 
-    def _next(self, flushed_s: float) -> Callable[[], object] | None:
+    def _next(self, flush_s: float) -> Callable[[], object] | None:
         """Returns the next action; one without effect when it is time to flush."""
         try:
-            return self._todo.get(timeout=max(flushed_s + FLUSH_EVERY_S - time.monotonic(), 0.1))
+            return self._todo.get(timeout=max(flush_s - time.monotonic(), 0.1))
         except queue.Empty:
             return lambda: None
 

@@ -43,6 +43,7 @@ from ringmaster.tasks.recording.rows import (
     rows_text,
 )
 from ringmaster.tasks.storage.journal import (
+    ENDED,
     FLOW_RUN_PAGE,
     FUSION,
     IS_MEASURED,
@@ -136,6 +137,8 @@ class MlflowWriter:
         self._measured = MeasuredOptions(profile_store(ledger))
         self._listeners = [each for hook in record_hooks() for each in hook.listeners(batch, notice=notice)]
         self._followed: set[str] = set()  # jobs whose runs the listeners know
+        self._running: set[str] = set()  # jobs whose runs MLflow has as running
+        self._unwritten: set[str] = set()  # jobs whose newest segments are not written
         self.num_plans = num_plans
         self.faults: list[str] = []
 
@@ -194,7 +197,10 @@ class MlflowWriter:
                 self._write_plan(event)
             case SegmentStarted():
                 for job in (event.segment.job, *event.members):
-                    self.ledger.resume_run(self._job_run(job))
+                    run_id = self._job_run(job)
+                    if job not in self._running:
+                        self.ledger.resume_run(run_id)
+                        self._running.add(job)
             case GangReport():
                 self._points[event.job] += metric_points(event.event, at_ms=at_ms)
                 self._energy.handle_event(event)
@@ -203,8 +209,9 @@ class MlflowWriter:
                 for job, points in self._energy.end(event, at_ms=at_ms).items():
                     self._points[job] += points
                 self.flush()
-                for job in (event.segment.job, *event.members):
-                    self._write_segments(job)
+                # Each file costs some calls of MLflow, and a group has many jobs: those that go on are written later.
+                self._unwritten |= {event.segment.job, *event.members}
+                self._write_segments(are_ended=True)
                 # For later runs of such jobs.
                 if event.profile is not None and event.outcome.status == OutcomeStatus.OUT_OF_MEMORY:
                     self._measured.add_unfit(event.profile, message=event.outcome.message)
@@ -212,7 +219,11 @@ class MlflowWriter:
                     self._measured.add(event.profile, number=event.number)
             case JobEnded():
                 self.flush()
+                if event.record.status != JobStatus.DONE:  # else its segment has not ended yet
+                    self._unwritten.add(event.job)
+                self._write_segments(are_ended=True)
                 self._end_job(event)
+                self._running.discard(event.job)
                 for listener in self._listeners_of(event.job):
                     listener.end_run(event.record)
 
@@ -262,6 +273,7 @@ class MlflowWriter:
         run_id = self.run_of()
         if run_id is None:
             return
+        self._write_segments(are_ended=False)
         self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
         if table:
             self.ledger.write_table(run_id, "jobs.json", table)
@@ -301,6 +313,7 @@ class MlflowWriter:
             if batch_run is None:
                 raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
             run_id = self.ledger.start_job(batch_run, name, params=self._params(name), tags=self._tags(name))
+            self._running.add(name)
             rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
                 self.ledger.write_table(run_id, PROFILES, rows)
@@ -344,7 +357,7 @@ class MlflowWriter:
         return self._record(name).like or name
 
     def _record(self, name: str) -> JobRecord:
-        return self._journal.jobs().get(name) or JobRecord(name=name)
+        return self._journal.job(name) or JobRecord(name=name)
 
     def _write_plan(self, event: PlanUpdate) -> None:
         run_id = self.run_of()
@@ -364,8 +377,18 @@ class MlflowWriter:
             self.ledger.set_note(run_id, f"{picture(run_id)}\n\n{plan_sentence(event)}")
         self.num_plans = number
 
-    def _write_segments(self, job: str) -> None:
-        rows = [
+    def _write_segments(self, *, are_ended: bool) -> None:
+        """Writes the segments that are not written: of the jobs that have ended, or of all."""
+        records = self._journal.jobs() if self._unwritten else {}
+        for job in sorted(self._unwritten):
+            if are_ended and (job not in records or records[job].status not in ENDED):
+                continue
+            if rows := self._segment_rows(job):
+                self.ledger.write_table(self._job_run(job), "segments.json", rows)
+            self._unwritten.discard(job)
+
+    def _segment_rows(self, job: str) -> list[dict[str, Any]]:
+        return [
             {
                 **{key: getattr(record.spec, key) for key in ("technique", "num_devices", "first_step", "last_step")},
                 "config": str(record.spec.config),
@@ -376,7 +399,6 @@ class MlflowWriter:
             }
             for record in self._journal.segments(job)
         ]
-        self.ledger.write_table(self._job_run(job), "segments.json", rows)
 
     def _end_job(self, event: JobEnded) -> None:
         run_id = self._job_run(event.job)

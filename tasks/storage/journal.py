@@ -319,6 +319,12 @@ class Journal:
         records = (job_record(self._name(row.batch, row.name), row._mapping) for row in self.database.rows(query))
         return {record.name: record for record in records}
 
+    def job(self, name: str) -> JobRecord | None:
+        """Returns one job; None if it was never written."""
+        batch, own_name = self._parts(name)
+        rows = self.database.rows(select(JOBS).where(JOBS.c.batch == batch, JOBS.c.name == own_name))
+        return next((job_record(name, row._mapping) for row in rows), None)
+
     def write_job(self, name: str, **changes: Any) -> JobRecord:
         """Changes a job's record, and returns it. changes: fields of `JobRecord`; features replace their kind."""
         return self.database.write(lambda connection: self.change(connection, {name: changes}))[name]

@@ -20,6 +20,7 @@ from ringmaster.tasks.execution.execution_events import (
     PlanUpdate,
     Prediction,
     PredictionUpdate,
+    SegmentEnded,
     SegmentStarted,
 )
 from ringmaster.tasks.pool import controller
@@ -43,7 +44,13 @@ from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.preflight_result import Preflight
-from ringmaster.techniques.processes.gang_events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
+from ringmaster.techniques.processes.gang_events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    EvaluationReported,
+    Outcome,
+    Steps,
+)
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
 from tests.unit.profiling.solos import FACTS
@@ -472,3 +479,64 @@ def test_a_tensor_store_that_fails_is_told_and_is_no_fault(database):
     assert told(database, ledger, notices) == []
     check(ledger)
     assert notices == ["nightly.a is not in the tensor store: [Errno 28] No space left on device"]
+
+
+class CountingLedger(FakeLedger):
+    """Counts the calls that MLflow would get for runs and tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.resumed, self.written = [], []
+
+    def resume_run(self, run_id):
+        self.resumed.append(run_id)
+        super().resume_run(run_id)
+
+    def write_table(self, run_id, path, rows):
+        if path == "segments.json":
+            self.written.append((run_id, [row["status"] for row in rows]))
+        super().write_table(run_id, path, rows)
+
+
+def writer_of(ledger, journal):
+    writer = MlflowWriter(ledger, journal, batch=BATCH)
+    writer.begin(recorded(), key=KEY, devices=["d"], num_trials=0)
+    return writer
+
+
+def train_segments(writer, journal, numbers):
+    """Starts and ends segments of job a."""
+    started, *_ = story()
+    what = {"technique": "single", "num_devices": 1, "first_step": 0, "last_step": 10, "config": {}, "devices": ["d"]}
+    for number in numbers:
+        journal.start_segments([("a", what)])
+        writer.write(replace(started, number=number), at_ms=0)
+        journal.end_segment(number, {"status": "preempted"})
+        outcome = Outcome(status="preempted", result={"step": number})
+        ended = SegmentEnded(number=number, segment=started.segment, outcome=outcome, decision="", profile=None)
+        writer.write(ended, at_ms=0)
+
+
+def test_segments_cost_no_call_of_mlflow_each(database):
+    """A run is running since it was opened, and a job's segments are written once it has ended."""
+    ledger, journal = CountingLedger(), Journal(database, batch=KEY)
+    begin_jobs(journal, JOBS, faults={})
+    writer = writer_of(ledger, journal)
+    train_segments(writer, journal, (1, 2, 3))
+    assert ledger.written == []
+    writer.write(JobEnded(record=journal.write_job("a", status=JobStatus.STOPPED)), at_ms=0)
+    writer.finish(status="FINISHED", metrics={}, table=[])
+    assert ledger.written == [("run of a", ["preempted"] * 3)]
+    assert ledger.resumed == []
+
+
+def test_segments_of_a_job_that_has_not_ended_are_written_with_the_end_of_the_batch(database):
+    ledger, journal = CountingLedger(), Journal(database, batch=KEY)
+    begin_jobs(journal, JOBS, faults={})
+    writer = writer_of(ledger, journal)
+    train_segments(writer, journal, (1,))
+    writer.finish(status="KILLED", metrics={}, table=[])
+    assert ledger.written == [("run of a", ["preempted"])]
+    again = writer_of(ledger, journal)  # of the process that resumes the batch
+    train_segments(again, journal, (2, 3))
+    assert ledger.resumed.count("run of a") == 1
