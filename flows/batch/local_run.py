@@ -44,7 +44,8 @@ from ringmaster.tasks.execution.engine import Engine, EngineContext
 from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry, added_jobs, variant_options
+from ringmaster.tasks.execution.job_rows import JobTableEntry
+from ringmaster.tasks.execution.job_table import JobTable, added_jobs, variant_options
 from ringmaster.tasks.execution.known_nodes import watch_nodes
 from ringmaster.tasks.execution.local_engine import watching
 from ringmaster.tasks.execution.plan_manager import problem_left

@@ -24,7 +24,8 @@ from ringmaster.tasks.execution.execution_events import GangReport, Listener, Li
 from ringmaster.tasks.execution.executor_hooks import ExecutionState, executor_hooks
 from ringmaster.tasks.execution.forecaster import Forecaster
 from ringmaster.tasks.execution.job_price import JobPrice
-from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry
+from ringmaster.tasks.execution.job_rows import JobTableEntry
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment

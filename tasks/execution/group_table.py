@@ -20,20 +20,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from ringmaster.tasks.execution.job_rows import JobRows
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques import Profile
 from ringmaster.techniques.training.fused.group_requirements import pair_obstacle
-
-if TYPE_CHECKING:
-    from ringmaster.tasks.execution.job_table import JobTable
 
 
 class GroupTable:
     """The groups of the jobs of a job table, and the lead job of each member."""
 
-    def __init__(self, job_table: JobTable) -> None:
+    def __init__(self, job_table: JobRows) -> None:
         self._job_table = job_table
         self._members: dict[str, tuple[str, ...]] = {}  # by lead job; without those that have ended or left
         self._leads: dict[str, str] = {}  # by member

@@ -11,14 +11,14 @@ record in the journal holds all of this, so that another executor that takes ove
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.execution.group_table import GroupTable
+from ringmaster.tasks.execution.job_rows import JobRows, JobTableEntry
 from ringmaster.tasks.execution.job_rules import job_rules
-from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation, changed
+from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import Variant
 from ringmaster.techniques.loss import loss_function_of
@@ -41,39 +41,11 @@ def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict
     return {variant: tuple(profiles.get(each.name, ())) for variant, each in job.variants.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobTableEntry:
-    """A job of the table.
-
-    job_in_batch: the job under its name within its batch, which its gangs use too.
-    job: the same job under its name in the table, which is unique there: in a pool "BATCH/JOB", and so are its
-        parents' names if they are in the table.
-    profiles: the options under which the job can run alone.
-    paths: the folders of its batch, which use the job's name within the batch.
-    batch: the batch of a pool; empty without a pool.
-    variants: the options of each variant of a job that may change.
-    group_profiles: for the lead job of a group, the options under which the group can run; its members are in the
-        table too.
-    """
-
-    job_in_batch: Job
-    job: Job
-    profiles: tuple[Profile, ...]
-    paths: RunPaths
-    batch: str = ""
-    group_profiles: tuple[Profile, ...] = ()
-    variants: Mapping[Variant, tuple[Profile, ...]] = field(default_factory=dict)
-
-
-class JobTable:
+class JobTable(JobRows):
     """The table of jobs. It writes each change into the journal first."""
 
     def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.entries: dict[str, JobTableEntry] = {}
-        self.records: dict[str, JobRecord] = {}
-        self.profiles: dict[str, list[Profile]] = {}
-        self.totals: dict[str, int] = {}  # steps of each job, up to its goal
+        super().__init__(journal)
         self.after: dict[str, tuple[str, ...]] = {}  # the jobs that each job depends on
         self.attempts: dict[str, int] = {}  # crashes without progress
         self._before_pinned: dict[str, list[Profile]] = {}  # the options of jobs that keep their layout
@@ -194,16 +166,6 @@ class JobTable:
             for kept in (*tables, self._before_rules):
                 kept.pop(name, None)
 
-    def write(self, job: str, **changes: Any) -> JobRecord:
-        """Writes changes to a job's record."""
-        self.write_all({job: changes})
-        return self.records[job]
-
-    def write_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes changes to the records of several jobs."""
-        self.journal.change_jobs(changes)
-        self.records |= {job: changed(self.records[job], its) for job, its in changes.items()}
-
     # -- goals, placeholders, variants and changes, for steered batches ------------------------------------------------
 
     def add_variant(self, name: str, job: Job, *, source: str, step: int | None) -> None:
@@ -251,20 +213,9 @@ class JobTable:
             found = Evaluation(step=event.step, metrics=dict(event.metrics), num_rows=event.num_rows)
             self.write(name, evaluated=found)
 
-    def rests(self, name: str) -> bool:
-        """Whether a job has nothing to train until its goal is raised."""
-        goal = self.totals[name]
-        is_whole = goal >= (self.entries[name].job.num_steps or 0)
-        return not is_whole and (goal == 0 or self.records[name].rested == goal)
-
     def is_whole(self, name: str, step: int) -> bool:
         """Whether `step` is the last step of a job, and not only its goal."""
         return step == (self.entries[name].job.num_steps or 0)
-
-    def name_of(self, local_name: str, *, like: str) -> str:
-        """Returns the name in the table of a job that gangs call `local_name`, of the batch of the job `like`."""
-        batch = self.entries[like].batch
-        return f"{batch}/{local_name}" if batch else local_name
 
     def of_batch(self, batch: str) -> list[str]:
         """Returns the jobs of a batch."""

@@ -10,7 +10,8 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas
 from ringmaster.tasks.execution import execution_events
-from ringmaster.tasks.execution.job_table import JobTableEntry, variant_options
+from ringmaster.tasks.execution.job_rows import JobTableEntry
+from ringmaster.tasks.execution.job_table import variant_options
 from ringmaster.tasks.execution.starter import OptionKey, option_key
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.planning.objectives import objective_names

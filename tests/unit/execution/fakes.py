@@ -7,7 +7,8 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry
+from ringmaster.tasks.execution.job_rows import JobTableEntry
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner

@@ -507,9 +507,8 @@ def writer_of(ledger, journal):
 def train_segments(writer, journal, numbers):
     """Starts and ends segments of job a."""
     started, *_ = story()
-    what = {"technique": "single", "num_devices": 1, "first_step": 0, "last_step": 10, "config": {}, "devices": ["d"]}
     for number in numbers:
-        journal.start_segments([("a", what)])
+        journal.start_segments([("a", SegmentSpec(technique="single", last_step=10, devices=("d",)))])
         writer.write(replace(started, number=number), at_ms=0)
         journal.end_segment(number, {"status": "preempted"})
         outcome = Outcome(status="preempted", result={"step": number})

@@ -15,7 +15,7 @@ from ringmaster.errors import CheckpointNotFound, RequestRefused
 from ringmaster.tasks.control.batch_terms import USUAL, ActiveBatch
 from ringmaster.tasks.control.job_changes import step_jump, with_settings
 from ringmaster.tasks.control.request_handler import RequestHandler
-from ringmaster.tasks.execution.job_table import JobTableEntry
+from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
 from ringmaster.techniques.checkpoints.storage import LocalStorage, is_url
 from ringmaster.techniques.job_features import FirstCheckpoint

@@ -1,6 +1,6 @@
 """A batch whose first job leads a group, and fake gangs that train groups."""
 
-from ringmaster.tasks.execution.job_table import JobTableEntry
+from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import Outcome
 from ringmaster.techniques.profiles import GroupMemberProfile

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded
-from ringmaster.tasks.execution.job_table import JobTableEntry
+from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
