@@ -34,7 +34,7 @@ from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_fusion, groups_of
 from ringmaster.tasks.planning.gantt import render_svg
-from ringmaster.tasks.planning.objectives import Cost, Makespan, PlanningTerms
+from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some
@@ -484,7 +484,7 @@ def _larger(run: RetrainingRun, model: ProductionModel, champion: ModelRecord) -
 def _terms(limits: RunLimits, names: Sequence[str]) -> PlanningTerms:
     """Returns the terms: the run is to be cheap within its deadline if it has a budget, else it is to end soon."""
     return PlanningTerms(
-        objective=Makespan.name if limits.budget is None else Cost.name,
+        objective=Makespan.name if limits.budget is None else "cost",
         deadlines_s={} if limits.left_s is None else dict.fromkeys(names, limits.left_s),
         price_per_device_hour=limits.price_per_device_hour,
     )

@@ -17,6 +17,7 @@ PLANS: tuple[tuple[tuple[str, ...], Preemption, str], ...] = (
     (("",), "auto", "weighted"),
     (("fast", "slow"), "auto", "makespan"),  # jobs are divided between types of devices
     (("", ""), "auto", "makespan"),  # jobs are assigned to groups of nodes
+    (("",), "auto", "cost"),  # at prices that change
 )
 """The device type of each node, the preemption and the objective of each plan."""
 WORK_S = 2.0  # per problem
@@ -42,7 +43,9 @@ def _problem(device_types: tuple[str, ...]) -> Problem:
         )
         for i in range(8)
     )
-    return Problem("ahead", tuple(PlanningNode(f"n{v}", 8, kind) for v, kind in enumerate(device_types)), jobs)
+    prices = ((0.0, 2.0), (7200.0, 1.0))
+    nodes = (PlanningNode(f"n{v}", 8, kind, price_steps=prices) for v, kind in enumerate(device_types))
+    return Problem("ahead", tuple(nodes), jobs)
 
 
 if __name__ == "__main__":

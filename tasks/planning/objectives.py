@@ -11,10 +11,12 @@ entry points of the group `ringmaster.objectives`.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Literal
 
+from ringmaster import features
 from ringmaster.codec import SINCE_LATER
 from ringmaster.errors import ProblemError
 from ringmaster.registry import Registry
@@ -23,6 +25,7 @@ from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, latest
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
+from ringmaster.tasks.planning.work import WorkBudget
 
 TIME_TO_TARGET = "time-to-target"
 """The objective under which jobs may change what they list under `may_vary`."""
@@ -77,6 +80,17 @@ class Coefficients:
         return self.value(ends_s, held_s.items()) / total if total else max(ends_s.values(), default=0.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchLimits:
+    """How an objective's own search is limited: as in `solve`, with a minimum length of segments in seconds."""
+
+    work: WorkBudget
+    seed: int
+    preemption: Literal["auto", "never", "always"]
+    least_segment_s: float
+    enough: float
+
+
 class Objective(ABC):
     """What plans minimise. Meeting deadlines comes before every objective.
 
@@ -85,11 +99,13 @@ class Objective(ABC):
     name: its name in batch files, plans and options.
     only_last_end: the value is the end of the last job. The searches for that end apply, such as the configuration LP.
     trains_alone: jobs are never trained together, as the value depends on what each of them takes alone.
+    keeps_budgets: plans keep the budgets of the problem, which `faults` checks.
     """
 
     name: str
     only_last_end: bool = False
     trains_alone: bool = False
+    keeps_budgets: bool = False
 
     @abstractmethod
     def coefficients(self, problem: Problem) -> Coefficients:
@@ -151,6 +167,14 @@ class Objective(ABC):
             least += latest_bound(problem, of.latest, bound_s=bound_s, certificate=certificate)
         return least + (bounds.cost_bound(problem, of.prices) if of.prices else 0.0)
 
+    def search(self, problem: Problem, limits: SearchLimits) -> Plan | None:
+        """Returns a plan with its bounds by a search of the objective's own; None where it needs none."""
+        return None
+
+    def faults(self, plan: Plan, problem: Problem) -> Iterator[str]:
+        """Yields what is wrong with a plan by rules that the objective adds to a problem."""
+        yield from ()
+
     def rank(self, plan: Plan, problem: Problem) -> tuple[float, float, float]:
         """Returns a sort key, lower is better: total lateness in seconds, then the value, then the makespan."""
         return lateness_s(plan, problem), self.value(plan, problem), plan.makespan_s
@@ -182,16 +206,6 @@ def lateness_s(plan: Plan, problem: Problem) -> float:
     due_s = {job.id: job.deadline_s for job in problem.jobs if job.deadline_s is not None}
     ends_s = ends_of(plan, problem) if due_s else {}
     return sum((max(0.0, ends_s[job] - deadline_s) for job, deadline_s in due_s.items()), 0.0)
-
-
-class Cost(Objective):
-    """The price of the devices for as long as jobs hold them."""
-
-    name = "cost"
-
-    def coefficients(self, problem: Problem) -> Coefficients:
-        """Returns the price of each node's devices."""
-        return Coefficients(prices={node.id: node.price for node in problem.nodes})
 
 
 class Fairness(Objective):
@@ -270,8 +284,9 @@ OBJECTIVES = Registry(
     group="ringmaster.objectives",
     builtin={
         each.name: f"{__name__}:{each.__name__}"
-        for each in (Makespan, WeightedCompletion, MeanCompletion, Fairness, Cost, TimeToTarget)
-    },
+        for each in (Makespan, WeightedCompletion, MeanCompletion, Fairness, TimeToTarget)
+    }
+    | features.OBJECTIVES,
 )
 
 
@@ -317,8 +332,9 @@ class PlanningTerms:
     def on(self, problem: Problem, *, elapsed_s: float = 0.0) -> Problem:
         """Returns the problem under these terms, with its time 0 `elapsed_s` seconds after the start of the batch.
 
-        Nodes get the price where the objective depends on prices. A deadline that has passed becomes one of 0 s, which
-        no plan meets. A job that represents several has the earliest of their deadlines and the sum of their weights.
+        Nodes without a series of prices get the price where the objective depends on prices. A deadline that has passed
+        becomes one of 0 s, which no plan meets. A job that represents several has the earliest of their deadlines and
+        the sum of their weights.
         """
         jobs = tuple(
             replace(
@@ -331,7 +347,7 @@ class PlanningTerms:
         )
         is_paid = bool(objective_by_name(self.objective).coefficients(problem).prices)
         nodes = tuple(
-            replace(node, price=self.price_per_device_hour / HOUR_S if is_paid else node.price)
+            replace(node, price=self.price_per_device_hour / HOUR_S if is_paid and not node.price_steps else node.price)
             for node in problem.nodes
         )
         return replace(problem, jobs=jobs, nodes=nodes, quotas=self._quotas(jobs, problem.num_devices))

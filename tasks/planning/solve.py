@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning.objectives import SearchLimits, objective_by_name, objective_names
 from ringmaster.tasks.planning.plan_search import PlanSearch, Preemption
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -38,7 +39,7 @@ def solve(
     enough: the search stops when the plan is above its bound by at most this share of the bound.
 
     Raises ValueError for an unknown preemption or objective or a negative minimum length, and ProblemError where
-    deadlines cannot be met.
+    deadlines or budgets cannot be met.
     """
     work = work or WorkBudget.of(work_s, time_limit_s=time_limit_s)
     if preemption not in ("auto", "never", "always"):
@@ -46,6 +47,11 @@ def solve(
     chosen_objective = objective_by_name(objective)
     if not least_segment_switches >= 0:
         raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
+    if problem.budgets and not chosen_objective.keeps_budgets:
+        keeping = (name for name in objective_names() if objective_by_name(name).keeps_budgets)
+        raise ProblemError(
+            [f"problem: has budgets, which {objective} does not keep. To fix: choose one of {', '.join(keeping)}"]
+        )
     if problem.is_fused:
         from ringmaster.tasks.planning.divisions import FusedSearch
 
@@ -65,6 +71,15 @@ def solve(
         )
         search.run()
         return search.proved()
+    limits = SearchLimits(
+        work=work,
+        seed=seed,
+        preemption=preemption,
+        least_segment_s=least_segment_switches * problem.switch_cost_s,
+        enough=enough,
+    )
+    if (plan := chosen_objective.search(problem, limits)) is not None:
+        return plan
     return PlanSearch(
         problem,
         work=work,

@@ -22,8 +22,8 @@ A feature's package has any of these modules, and the core imports those of the 
     sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), and its sections of their
                 results (`ringmaster.tasks.sweeping.results`)
 
-Techniques and data sources of features are defined in any of their modules. `TECHNIQUES` and `DATA_SOURCES` below list
-them by name; those of installed distributions have entry points.
+Techniques, data sources and objectives of features are defined in any of their modules. `TECHNIQUES`, `DATA_SOURCES`
+and `OBJECTIVES` below list them by name; those of installed distributions have entry points.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.
@@ -59,6 +59,7 @@ BUILTIN = (
     "ringmaster.features.environment",
     "ringmaster.features.clones",
     "ringmaster.features.objectives",
+    "ringmaster.features.tariffs",
     "ringmaster.features.importance",
     "ringmaster.features.page",
     "ringmaster.features.deployment",
@@ -83,6 +84,12 @@ DATA_SOURCES = {
     "speech-text": "ringmaster.features.speech.data:SpeechText",
 }
 """Those of their data sources."""
+OBJECTIVES = {
+    "cost": "ringmaster.features.tariffs.plan:Cost",
+    "emissions": "ringmaster.features.tariffs.plan:Emissions",
+    "trade-off": "ringmaster.features.tariffs.plan:TradeOff",
+}
+"""Those of their objectives of plans."""
 
 
 @cache

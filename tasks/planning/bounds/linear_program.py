@@ -100,13 +100,19 @@ class LinearProgram:
             return []
         return [float(value) for value in highs.getSolution().col_value]
 
-    def prices(self) -> list[float] | None:
+    def prices(self, *, only_optimal: bool = False) -> list[float] | None:
         """Solves the program and returns the dual prices of its rows; None without finite ones.
 
         A row `>=` has a price >= 0, and a row `<=` one <= 0, up to the solver's tolerance.
+
+        only_optimal: also None where the program has no optimum, of which the prices may prove nothing.
         """
+        import highspy
+
         highs = self.loaded()
         highs.run()
+        if only_optimal and highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
         prices = [float(price) for price in highs.getSolution().row_dual]
         return prices if prices and all(map(math.isfinite, prices)) else None
 

@@ -168,6 +168,7 @@ class Certificate:
     completions: prices that prove a bound on the sum of weight x end; the others are then empty.
     due: prices by window between due dates, which prove a bound on the largest of factor x end; the others are then
         empty.
+    of_objective: what an objective that has its own proof reads itself; the others are then empty.
     """
 
     slot_prices: SlotPrices = field(default_factory=dict)
@@ -179,6 +180,7 @@ class Certificate:
     completions: CompletionPrices | None = None
     due: WindowPrices | None = None
     quota_prices: Mapping[str, Number] = field(default_factory=dict)
+    of_objective: Mapping[str, Any] = field(default_factory=dict)
 
     def prices_of(self, device_type: str) -> Mapping[int, float]:
         """Slot prices on nodes of a device type."""
@@ -229,7 +231,7 @@ class Certificate:
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads: the prices that are the proof."""
         data = TypeAdapter(Certificate).dump_python(self, mode="json", by_alias=True, exclude_defaults=True)
-        is_by_slot = data.keys().isdisjoint(("work_prices", "windows", "completions", "due"))
+        is_by_slot = data.keys().isdisjoint(("work_prices", "windows", "completions", "due", "of_objective"))
         return {"slot_prices": {}, "job_prices": {}, **data} if is_by_slot else data
 
 

@@ -33,7 +33,8 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
     4. Order: a job's segments do not overlap, start after its release and after the end of every job that it waits for,
        and end by its deadline.
     5. Bounds: the lower bound is not above the makespan, and the certificate proves it, or counting, or arithmetic
-       without prices; likewise for the objective. What a solver claims is not above the makespan, and is not checked.
+       without prices; likewise for the objective, with rules that it adds, such as budgets. What a solver
+       claims is not above the makespan, and is not checked.
     """
     jobs = {job.id: job for job in problem.jobs}
     tolerance_s = min(0.01, 1e-6 * abs(plan.makespan_s) + 1e-9) if math.isfinite(plan.makespan_s) else 0.0
@@ -251,6 +252,7 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
     if plan.objective not in objective_names():
         yield f"the objective {plan.objective!r} is unknown. To fix: install the package that registers it"
     elif is_readable:
+        yield from objective_by_name(plan.objective).faults(plan, problem)
         value = objective_by_name(plan.objective).value(plan, problem)
         if plan.value is not None and not abs(value - plan.value) <= 1e-6 * max(1.0, abs(value)):
             yield f"{plan.objective} {plan.value} claimed, {value} found"

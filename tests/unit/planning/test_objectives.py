@@ -126,13 +126,15 @@ def test_it_is_found_by_the_command_that_plans(installed, tmp_path):
 
 
 def test_editors_offer_it(installed):
-    assert json_schema()["properties"]["objective"]["enum"][:8] == [
+    assert json_schema()["properties"]["objective"]["enum"][:10] == [
         "makespan",
         "weighted",
         "mean_completion",
         "fairness",
-        "cost",
         "time-to-target",
+        "cost",
+        "emissions",
+        "trade-off",
         "mean",
         "urgent",
     ]
@@ -186,8 +188,8 @@ def test_without_its_package_a_name_is_unknown_everywhere(fresh, tmp_path):
     refused = CliRunner().invoke(app, ["plan", str(problem), "--objective", "mean"], env={"COLUMNS": "200"})
     assert refused.exit_code == 2
     assert (
-        "'mean' is not one of 'makespan', 'weighted', 'mean_completion', 'fairness', 'cost', 'time-to-target'."
-        in refused.output
+        "'mean' is not one of 'makespan', 'weighted', 'mean_completion', 'fairness', 'time-to-target', 'cost', "
+        "'emissions', 'trade-off'." in refused.output
     )
     plan = Plan.from_json(solve(two()).to_json() | {"objective": "mean"})
     assert verify(plan, two()) == ["the objective 'mean' is unknown. To fix: install the package that registers it"]

@@ -259,6 +259,7 @@ OF_FEATURES = {
     "model_card": ("techniques", "model_lineage"),
     "engine_folders": ("techniques", "model_lineage"),
     "hub_folder": PACKAGES,
+    **dict.fromkeys(("tariff_values", "tariff_bound", "tariff_kernels", "tariff_search", "tariff_planner"), ("tasks",)),
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
 

@@ -1,0 +1,487 @@
+"""Lower bounds on money, emissions and their sum with the last end, by prices that change over time.
+
+Windows of time begin where a price or an intensity changes, at releases, deadlines and heads of jobs (the earliest
+second at which each could start), and where nodes go away. In any plan whose last job ends at T, job j spends
+x(j,o,i,n) seconds under option o in window i on nodes of kind n. A *kind* of nodes has one type, power, and series.
+With r(o,i,n) what a second of a device is worth by the factors of money and grams, no plan has a value below
+
+    minimize  end T + sum devices(o) r(o,i,n) x(j,o,i,n)   such that
+        sum_(o,i,n) x(j,o,i,n) / whole(o)  >=  1                          each job's work is done
+        sum_(o,n) x(j,o,i,n)  <=  part of window i in which j may run     it runs once at a time
+        slots and patterns of nodes in each window, as in the pattern LP, and quotas
+        sum m(o,i,n) x(j,o,i,n)  <=  budget(m)                            for each budget, of money or grams
+
+whose windows end at T. Dual prices prove the bound by arithmetic alone. Let slots of s devices be worth w(i,n,s), a
+job's own time l(i,j), a device of a group with a quota q(i,g), each per second, and a unit of a budget mu(m), all at
+least 0. A job's seconds cost at least `least_of` at the cheapest prices nodes(o) w + l + devices(o) (r + q), where r
+includes mu. So every plan that ends at T has a value of at least
+
+    D(T)  =  end T + sum_j least(j) - sum_i (what nodes, jobs and quotas earn in window i until T)
+             - sum_m mu(m) budget(m)
+
+D is linear between the points at which a rate of earning changes. A certificate divides the possible ends into
+intervals, and names for each the prices for which min D over it is to be computed. The least of these minima is the
+bound. Where `end` is 0, one interval suffices.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from ringmaster.features.tariffs.tariff_values import Factors, change_points, price_steps, watts
+from ringmaster.tasks.planning.bounds import job_costs
+from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
+from ringmaster.tasks.planning.bounds.windows import Rate, evenly
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode, Steps
+from ringmaster.tasks.planning.problems.series import J_PER_KWH, MEASURES
+
+MAX_WINDOWS = 400
+MAX_COLUMNS = 40_000  # of a linear program, from which the limit of windows follows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TariffPrices:
+    """Dual prices, all of them at least 0, per second and by window; those that are left out are 0.
+
+    slots: for each window, the worth of a slot, by the first node of a kind and by size in devices.
+    jobs: by job, the worth of its own time in each window.
+    quotas: by group, the worth of a device that it holds in each window.
+    budgets: by measure, the worth of a unit of its budget, at any time.
+    """
+
+    slots: tuple[Mapping[str, Mapping[int, float]], ...]
+    jobs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    quotas: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    budgets: Mapping[str, float] = field(default_factory=dict)
+
+    def slot_price(self, window: int, kind: str, slot: int) -> float:
+        """Returns the worth of a slot, which is at least that of any smaller one: that would fit it, too."""
+        of_kind = self.slots[window].get(kind, {})
+        return max((price for size, price in of_kind.items() if size <= slot), default=0.0)
+
+    def every(self) -> Iterator[float]:
+        """Yields all prices."""
+        yield from self.budgets.values()
+        for by_kind in self.slots:
+            for prices in by_kind.values():
+                yield from prices.values()
+        for row in (*self.jobs.values(), *self.quotas.values()):
+            yield from row
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `prices_from_json` reads."""
+        return {
+            "slots": [{kind: {str(s): w for s, w in of.items()} for kind, of in each.items()} for each in self.slots],
+            "jobs": {job: list(row) for job, row in self.jobs.items()},
+            "quotas": {group: list(row) for group, row in self.quotas.items()},
+            "budgets": dict(self.budgets),
+        }
+
+
+def prices_from_json(data: Any, num_windows: int) -> TariffPrices:
+    """Reads prices of a certificate. Raises ValueError where they are not such prices."""
+    if not isinstance(data, Mapping):
+        raise ValueError("prices must be an object")
+    slots = data.get("slots", [])
+    if not isinstance(slots, list) or len(slots) != num_windows or not all(isinstance(row, Mapping) for row in slots):
+        raise ValueError(f"slots must be a list of {num_windows} objects, one a window")
+    prices = TariffPrices(
+        slots=tuple({kind: _numbers_by_size(of) for kind, of in row.items()} for row in slots),
+        jobs={job: _row(row, num_windows) for job, row in _object(data, "jobs").items()},
+        quotas={group: _row(row, num_windows) for group, row in _object(data, "quotas").items()},
+        budgets={name: _number(price) for name, price in _object(data, "budgets").items()},
+    )
+    if any(not math.isfinite(price) or price < 0 for price in prices.every()):
+        raise ValueError("a price is negative or not finite")
+    return prices
+
+
+def _object(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key, {})
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key} must be an object")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ValueError("a price is not a number")
+    return float(value)
+
+
+def _row(row: Any, num_windows: int) -> tuple[float, ...]:
+    if not isinstance(row, list) or len(row) != num_windows:
+        raise ValueError(f"prices by window must be lists of {num_windows} numbers")
+    return tuple(map(_number, row))
+
+
+def _numbers_by_size(prices: Any) -> dict[int, float]:
+    if not isinstance(prices, Mapping) or not all(str(size).isdecimal() and len(str(size)) < 10 for size in prices):
+        raise ValueError("prices of slots must be objects by their size in devices")
+    return {int(size): _number(price) for size, price in prices.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TariffCertificate:
+    """Prices that prove a bound on the value of every plan.
+
+    points_s: where windows begin, from 0; the last one has no end.
+    prices: sets of dual prices.
+    intervals: of the last end, each as its latest end in seconds and the index of its prices; the last is unlimited.
+    """
+
+    points_s: tuple[float, ...]
+    prices: tuple[TariffPrices, ...]
+    intervals: tuple[tuple[float, int], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `from_json` reads."""
+        return {
+            "points": list(self.points_s),
+            "prices": [each.to_json() for each in self.prices],
+            "intervals": [[None if math.isinf(end_s) else end_s, index] for end_s, index in self.intervals],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> "TariffCertificate":
+        """Reads a certificate. Raises ValueError where the object is not one."""
+        if not isinstance(data, Mapping) or not all(isinstance(data.get(k), list) for k in ("points", "prices")):
+            raise ValueError("a certificate must have lists of points, prices and intervals")
+        points = tuple(map(_number, data["points"]))
+        if len(points) > MAX_WINDOWS:
+            raise ValueError(f"a certificate may have {MAX_WINDOWS} windows")
+        if not points or points[0] != 0 or not all(map(math.isfinite, points)) or sorted(set(points)) != list(points):
+            raise ValueError("points must ascend from 0")
+        prices = tuple(prices_from_json(each, len(points)) for each in data["prices"])
+        intervals = []
+        for each in data.get("intervals") or [None]:
+            if not isinstance(each, list) or len(each) != 2 or each[1] not in range(len(prices)):
+                raise ValueError("intervals must be lists of an end and the index of prices")
+            intervals.append((math.inf if each[0] is None else _number(each[0]), int(each[1])))
+        ends = [end_s for end_s, _ in intervals]
+        if ends[-1] != math.inf or not all(a < b for a, b in pairwise(ends)):
+            raise ValueError("ends of intervals must ascend, and the last one must be null")
+        return cls(points_s=points, prices=prices, intervals=tuple(intervals))
+
+
+class TariffBound:
+    """Bounds on the value of plans of a problem by its factors."""
+
+    def __init__(self, problem: Problem, factors: Factors, *, points_s: Sequence[float] | None = None) -> None:
+        self.problem, self.factors = problem, factors
+        self.jobs = {job.id: _with_useful_options(job) for job in problem.jobs}
+        self.heads_s = job_costs.earliest_starts_s(problem)
+        self.kinds: dict[str, list[PlanningNode]] = {}
+        first: dict[Any, str] = {}
+        for node in problem.nodes:
+            kind = first.setdefault((node.device_type, node.power_w, *_series(node)), node.id)
+            self.kinds.setdefault(kind, []).append(node)
+        self.points_s = tuple(points_s) if points_s is not None else _points_of(problem, self)
+        self.ends_s = (*self.points_s[1:], math.inf)
+        self._rates: dict[tuple[str, float, int], tuple[float, float]] = {}
+
+    def kinds_of(self, option: Option) -> list[str]:
+        """Returns the kinds of nodes that an option may use."""
+        return [kind for kind, (node, *_) in self.kinds.items() if option.device_type in ("", node.device_type)]
+
+    def least_rates(self, option: Option, kind: str, window: int) -> tuple[float, float]:
+        """Returns the least money and grams of a device-second in a window on nodes of a kind."""
+        node = self.kinds[kind][0]
+        key = (kind, watts(option, node), window)
+        if key not in self._rates:
+            between, energy = (self.points_s[window], self.ends_s[window]), key[1] / J_PER_KWH
+            money = _least(price_steps(node), *between) + energy * _least(node.energy_price_steps, *between)
+            self._rates[key] = money, energy * _least(node.carbon_steps, *between)
+        return self._rates[key]
+
+    def span_s(self, job: PlanningJob, window: int) -> tuple[float, float]:
+        """Returns from when until when a job may run in a window."""
+        until_s = math.inf if job.deadline_s is None else job.deadline_s
+        return max(self.points_s[window], self.heads_s[job.id]), min(self.ends_s[window], until_s)
+
+    def windows_of(self, job: PlanningJob, *, before_s: float) -> list[int]:
+        """Returns the windows that begin before a time and in which a job may run."""
+        spans = ((i, *self.span_s(job, i)) for i, start_s in enumerate(self.points_s) if start_s < before_s)
+        return [i for i, start_s, end_s in spans if start_s < end_s]
+
+    @cached_property
+    def latest_end_s(self) -> float:
+        """The time after which no valid plan ends."""
+        return max(math.inf if job.deadline_s is None else job.deadline_s for job in self.problem.jobs)
+
+    def proved(self, certificate: TariffCertificate, *, bound_s: float) -> float:
+        """Returns the value that no plan is below, as a certificate proves together with a bound on the last end."""
+        assert certificate.points_s == self.points_s, "the bound has the windows of the certificate"
+        least, start_s = math.inf, 0.0
+        for end_s, index in certificate.intervals:
+            if end_s > bound_s and start_s < self.latest_end_s:
+                prices = certificate.prices[index]
+                least = min(least, self.between(prices, max(start_s, bound_s), min(end_s, self.latest_end_s)))
+            start_s = end_s
+        return max(0.0, least) if least < math.inf else 0.0
+
+    def between(self, prices: TariffPrices, start_s: float, end_s: float) -> float:
+        """Returns the least value that plans have whose last job ends between two times, as prices prove."""
+        cost = math.fsum(self._least_of(job, prices, before_s=end_s) for job in self.problem.jobs)
+        if math.isinf(cost):
+            return math.inf
+        cost -= math.fsum(price * self.problem.budgets.get(name, 0.0) for name, price in prices.budgets.items())
+        rates = list(self._rates_of(prices, before_s=end_s))
+        changes = {point for rate in rates for point in (rate.start_s, rate.end_s) if start_s < point < end_s}
+        lasting = math.fsum(rate.worth for rate in rates if math.isinf(rate.end_s))
+        if math.isinf(end_s) and lasting > self.factors.end:
+            return -math.inf
+        ends = [start_s, *changes, *([end_s] if end_s < math.inf else [])]
+        if math.isinf(end_s) and self.factors.end == 0:
+            ends = [max([start_s, *changes])]  # the earnings only grow until then
+        least = math.inf
+        for at_s in ends:
+            earned = math.fsum(
+                rate.worth * (min(rate.end_s, at_s) - rate.start_s) for rate in rates if rate.start_s < at_s
+            )
+            size = abs(cost) + earned + self.factors.end * at_s
+            least = min(least, self.factors.end * at_s + cost - earned - job_costs.ROUNDING * size)
+        return least
+
+    def lasting_worth(self, prices: TariffPrices) -> float:
+        """Returns what is earned per second when all prices have stopped to change."""
+        return math.fsum(r.worth for r in self._rates_of(prices, before_s=math.inf) if math.isinf(r.end_s))
+
+    def _least_of(self, job: PlanningJob, prices: TariffPrices, *, before_s: float) -> float:
+        """Returns the least that a job costs at the prices in the windows before a time."""
+        windows, per_second = self.windows_of(job, before_s=before_s), []
+        if not windows:
+            return math.inf
+        job = self.jobs[job.id]
+        own, of_group = prices.jobs.get(job.id), prices.quotas.get(job.group)
+        for option in job.options:
+            least = math.inf
+            kinds = self.kinds_of(option)
+            for i in windows:
+                further = (own[i] if own else 0.0) + option.num_devices * (of_group[i] if of_group else 0.0)
+                for kind in kinds:
+                    slot = option.num_nodes * prices.slot_price(i, kind, option.slot)
+                    rate = self._rate(option, kind, i, prices.budgets)
+                    least = min(least, slot + further + option.num_devices * rate)
+            per_second.append(least)
+        return job_costs.least_of(job, per_second, self.problem.switch_cost_s)
+
+    def _rate(self, option: Option, kind: str, window: int, budgets: Mapping[str, float]) -> float:
+        """Returns the worth of a device-second, including what it takes of the budgets."""
+        money, grams = self.least_rates(option, kind, window)
+        of_budgets = budgets.get("cost", 0.0) * money + budgets.get("emissions", 0.0) * grams
+        return self.factors.rate(money, grams) + of_budgets
+
+    def _rates_of(self, prices: TariffPrices, *, before_s: float) -> Iterator[Rate]:
+        """Yields what nodes, jobs and quotas earn in the windows before a time."""
+        for i, (start_s, end_s) in enumerate(zip(self.points_s, self.ends_s, strict=True)):
+            if start_s >= before_s:
+                return
+            for kind, nodes in self.kinds.items():
+                if not (of_kind := prices.slots[i].get(kind)):
+                    continue
+                pack = job_costs.pack_of(of_kind, self.problem)
+                for node in nodes:
+                    until_s = math.inf if node.available_until_s is None else node.available_until_s
+                    if until_s > start_s and pack[node.num_devices] > 0:
+                        yield Rate(start_s, min(end_s, until_s), pack[node.num_devices])
+            for job in self.problem.jobs:
+                own, (from_s, to_s) = prices.jobs.get(job.id), self.span_s(job, i)
+                if own and own[i] > 0 and from_s < to_s:
+                    yield Rate(from_s, to_s, own[i])
+            for group, row in prices.quotas.items():
+                if row[i] > 0:
+                    yield Rate(start_s, end_s, row[i] * self.problem.quotas.get(group, self.problem.num_devices))
+
+
+def _series(node: PlanningNode) -> tuple[Steps, Steps, Steps]:
+    return price_steps(node), node.energy_price_steps, node.carbon_steps
+
+
+def _least(steps: Steps, start_s: float, end_s: float) -> float:
+    """Returns the least value of a series between two times; 0 where there is none."""
+    ends_s = [*(start for start, _ in steps[1:]), math.inf]
+    values = (v for (from_s, v), to_s in zip(steps, ends_s, strict=False) if to_s > start_s and from_s < end_s)
+    return min(values, default=0.0)
+
+
+def _points_of(problem: Problem, bound: TariffBound) -> tuple[float, ...]:
+    """Returns where windows begin: not more than the linear program can handle, evenly chosen from all that matter."""
+    points = change_points(problem.nodes) | {head_s for head_s in bound.heads_s.values() if head_s > 0}
+    points |= {job.deadline_s for job in problem.jobs if job.deadline_s is not None}
+    points |= {node.available_until_s for node in problem.nodes if node.available_until_s is not None}
+    per_window = sum(
+        len(bound.jobs[problem.jobs[members[0]].id].options) * len(bound.kinds) for members in problem.classes
+    )
+    most = max(1, min(MAX_WINDOWS, MAX_COLUMNS // per_window))
+    return (0.0, *evenly(sorted(point for point in points if point > 0), most - 1))
+
+
+def useful_options(job: PlanningJob) -> tuple[int, ...]:
+    """Returns the options of which no other one is as fast with no more devices, nodes and power.
+
+    At prices of slots that grow with their size, no other option is cheaper. The one that runs at time 0 pays less.
+    """
+    return tuple(
+        k
+        for k, option in enumerate(job.options)
+        if (job.running is not None and job.running.option == k)
+        or not any(_is_beaten(option, other, first=i < k) for i, other in enumerate(job.options) if i != k)
+    )
+
+
+def _with_useful_options(job: PlanningJob) -> PlanningJob:
+    kept = useful_options(job)
+    running = job.running and replace(job.running, option=kept.index(job.running.option))
+    return replace(job, options=tuple(job.options[k] for k in kept), running=running)
+
+
+def _is_beaten(option: Option, other: Option, *, first: bool) -> bool:
+    if (option.device_type, option.host_memory_bytes) != (other.device_type, other.host_memory_bytes):
+        return False
+    if (option.power_w is None) != (other.power_w is None):
+        return False
+    mine, others = (
+        (o.num_nodes, o.slot, o.runtime_s, o.power_w or 0.0, o.startup_s, o.save_s, o.evaluate_s)
+        for o in (option, other)
+    )
+    return all(b <= a for a, b in zip(mine, others, strict=True)) and (mine != others or first)
+
+
+class TariffProgram:
+    """The linear program of a bound for plans that end in one window, or at any time.
+
+    last: the index of the window in which the last job ends; None where the end is free, and costs nothing.
+    """
+
+    def __init__(self, bound: TariffBound, *, last: int | None, factors: Factors | None = None) -> None:
+        self.bound, self.last, self.factors = bound, last, factors or bound.factors
+        problem, lp = bound.problem, LinearProgram()
+        self.lp = lp
+        self.unit_s = max(bound.points_s[-1], max(min(o.whole_s for o in job.options) for job in problem.jobs))
+        self.num = len(bound.points_s) if last is None else last + 1
+        before_s = math.inf if last is None else bound.ends_s[last]
+        self.end: int | None = None
+        self.value_unit = self._value_unit()
+        if last is not None:
+            self.end = lp.column(cost=self.factors.end * self.unit_s / self.value_unit)
+            lp.limits[self.end] = (bound.points_s[last] / self.unit_s, min(before_s, bound.latest_end_s) / self.unit_s)
+        self.budgets = {name: lp.row(-math.inf, 1.0) for name in MEASURES if problem.budgets.get(name, 0.0) > 0}
+        self.time: dict[tuple[int, int], int] = {}
+        self.quota: dict[tuple[str, int], int] = {}
+        for c, members in enumerate(problem.classes):
+            self._add_class(c, problem.jobs[members[0]], len(members), before_s)
+        self._add_nodes()
+
+    def _value_unit(self) -> float:
+        """Returns a value of the size of the optimum, which makes the objective about 1."""
+        bound, total = self.bound, 0.0
+        none = TariffPrices(slots=({},) * len(bound.points_s))
+        plain = TariffBound(bound.problem, self.factors, points_s=bound.points_s)
+        total = plain.between(none, 0.0, bound.latest_end_s)
+        return total if 0 < total < math.inf else 1.0
+
+    def _add_class(self, c: int, job: PlanningJob, count: int, before_s: float) -> None:
+        bound, lp = self.bound, self.lp
+        work = lp.row(float(count), math.inf)
+        job = bound.jobs[job.id]
+        for i in bound.windows_of(job, before_s=before_s):
+            own = self._time_row(c, i, job, count)
+            for k, option in enumerate(job.options):
+                whole = job_costs.whole_of(job, k, bound.problem.switch_cost_s) / self.unit_s
+                for kind in bound.kinds_of(option):
+                    self._add_option(job, option, i, kind, [(work, 1.0 / whole), *own])
+
+    def _add_option(
+        self, job: PlanningJob, option: Option, i: int, kind: str, entries: list[tuple[int, float]]
+    ) -> None:
+        bound, lp = self.bound, self.lp
+        money, grams = bound.least_rates(option, kind, i)
+        if not self._is_endless(i):
+            entries.append((lp.slot_row(i, kind, option.slot), float(option.num_nodes)))
+        limit = bound.problem.limits.get(job.group)
+        if limit is not None and not self._is_endless(i):
+            entries.append((self._quota_row(job.group, i, limit), float(option.num_devices)))
+        for name, row in self.budgets.items():
+            rate = money if name == "cost" else grams
+            if rate:
+                entries.append((row, option.num_devices * rate * self.unit_s / bound.problem.budgets[name]))
+        cost = option.num_devices * self.factors.rate(money, grams) * self.unit_s / self.value_unit
+        lp.column(entries, cost=cost)
+
+    def _is_endless(self, i: int) -> bool:
+        return self.last is None and i == len(self.bound.points_s) - 1
+
+    def _length_row(self, i: int, *, start_s: float, end_s: float, count: float) -> int:
+        """Returns a row `<= count x length` of a part of a window; the last window ends at T."""
+        if self.end is None or i != self.last:
+            return self.lp.row(-math.inf, count * (end_s - start_s) / self.unit_s)
+        row = self.lp.row(-math.inf, -count * start_s / self.unit_s)
+        self.lp.columns[self.end].append((row, -count))
+        return row
+
+    def _time_row(self, c: int, i: int, job: PlanningJob, count: int) -> list[tuple[int, float]]:
+        start_s, end_s = self.bound.span_s(job, i)
+        if self.end is None and math.isinf(end_s):
+            return []
+        self.time[c, i] = self._length_row(i, start_s=start_s, end_s=end_s, count=float(count))
+        return [(self.time[c, i], 1.0)]
+
+    def _quota_row(self, group: str, i: int, limit: int) -> int:
+        if (group, i) not in self.quota:
+            between = {"start_s": self.bound.points_s[i], "end_s": self.bound.ends_s[i]}
+            self.quota[group, i] = self._length_row(i, **between, count=float(limit))
+        return self.quota[group, i]
+
+    def _add_nodes(self) -> None:
+        """Adds the walks over the nodes of each kind, size and end in each window."""
+        for kind, nodes in self.bound.kinds.items():
+            groups: dict[tuple[int, float], int] = defaultdict(int)
+            for node in nodes:
+                until_s = math.inf if node.available_until_s is None else node.available_until_s
+                groups[node.num_devices, until_s] += 1
+            for i in range(self.num):
+                if self._is_endless(i) or not any(key[:2] == (i, kind) for key in self.lp.slots):
+                    continue
+                for (size, until_s), count in groups.items():
+                    start_s, end_s = self.bound.points_s[i], min(self.bound.ends_s[i], until_s)
+                    if end_s <= start_s:
+                        continue
+                    first = self._length_row(i, start_s=start_s, end_s=end_s, count=float(count))
+                    self.lp.add_walks([first, *(self.lp.row(0.0, 0.0) for _ in range(size - 1))], i, kind)
+
+    def solve(self) -> TariffPrices | None:
+        """Returns the dual prices; None where the program has no solution."""
+        duals = self.lp.prices(only_optimal=True)
+        return None if duals is None else self._prices(duals)
+
+    def _prices(self, duals: Sequence[float]) -> TariffPrices:
+        num, per_second = len(self.bound.points_s), self.value_unit / self.unit_s
+        slots: list[dict[str, dict[int, float]]] = [defaultdict(dict) for _ in range(num)]
+        for (i, kind, slot), row in self.lp.slots.items():
+            if duals[row] < -1e-12:
+                slots[i][kind][slot] = -duals[row] * per_second
+        jobs: dict[str, list[float]] = {}
+        for (c, i), row in self.time.items():
+            for j in self.bound.problem.classes[c] if duals[row] < -1e-12 else ():
+                jobs.setdefault(self.bound.problem.jobs[j].id, [0.0] * num)[i] = -duals[row] * per_second
+        quotas: dict[str, list[float]] = {}
+        for (group, i), row in self.quota.items():
+            if duals[row] < -1e-12:
+                quotas.setdefault(group, [0.0] * num)[i] = -duals[row] * per_second
+        budgets = {
+            name: -duals[row] * self.value_unit / self.bound.problem.budgets[name]
+            for name, row in self.budgets.items()
+            if duals[row] < 0
+        }
+        return TariffPrices(
+            slots=tuple(map(dict, slots)),
+            jobs={job: tuple(row) for job, row in jobs.items()},
+            quotas={group: tuple(row) for group, row in quotas.items()},
+            budgets=budgets,
+        )

@@ -1,0 +1,421 @@
+"""Plans by prices that change over time: jobs are taken out and placed again at the least cost beside the others.
+
+The dual prices of the bound's linear program say how scarce devices are in each window. A first plan places one job
+after another at prices and scarcity; then a random few jobs at a time are placed again (ruin and recreate, Schrimpf et
+al., 2000), and a plan that is worse is kept with a probability that falls (simulated annealing). Each job is placed by
+a dynamic program (`tariff_kernels`), in one run or with pauses, which pay what they cost.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from ringmaster.features.tariffs.tariff_bound import TariffPrices, useful_options
+from ringmaster.features.tariffs.tariff_kernels import MAX_RUNS, Rules, Runs, insert, paid_by, work_of_run, worth_of_job
+from ringmaster.features.tariffs.tariff_values import Factors, change_points, price_steps, watts
+from ringmaster.tasks.planning.plans.plan import Plan, Segment
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningNode
+from ringmaster.tasks.planning.problems.series import J_PER_KWH, MEASURES, value_at
+from ringmaster.tasks.planning.work import WorkBudget
+
+STEP_S = 2.5e-9  # work of a step of the kernel's loops
+TRIAL_S = 1.5e-4  # work of a trial besides its kernels
+MAX_TRIED = 8  # nodes that a job is placed on at random, where there are more
+HEAT, COLD = 5e-4, 2e-5  # first and last temperature of annealing, as shares of the value
+MAX_STALE = 4_000  # trials without a better plan after which the search ends
+STRICTER = (2.0, 4.0, 16.0, 64.0, 1024.0)  # multiples of the worth of budgets that first plans try
+EXCESS = 20.0  # worth of exceeding a budget by its whole, in values of the plan
+
+Place = tuple[int, tuple[int, ...]]  # index of an option of the job, and of nodes
+
+
+@dataclass(frozen=True)
+class Score:
+    """The value of a plan, and by how much it exceeds its budgets, as a share of them."""
+
+    value: float
+    excess: float
+
+    def __lt__(self, other: "Score") -> bool:
+        return (self.excess, self.value) < (other.excess, other.value)
+
+    def energy(self, unit: float) -> float:
+        """Returns what annealing minimises."""
+        return self.value + EXCESS * self.excess * unit
+
+
+class TariffSearch:
+    """Searches plans of a problem.
+
+    prices: dual prices of the bound, on windows that begin at `points_s`; `kinds` are the names of the kinds of nodes
+        there.
+    start: segments of a plan from which the search may begin; () for none.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        factors: Factors,
+        *,
+        prices: TariffPrices,
+        points_s: Sequence[float],
+        kinds: Mapping[str, Sequence[PlanningNode]],
+        start: Sequence[Segment],
+        least_s: float,
+        is_split: bool,
+        seed: int,
+        work: WorkBudget,
+    ) -> None:
+        self.problem, self.factors, self.least_s, self.is_split = problem, factors, least_s, is_split
+        self.random, self.work, self.prices = Random(seed), work, prices
+        self.index = {job.id: j for j, job in enumerate(problem.jobs)}
+        self.node_index = {node.id: v for v, node in enumerate(problem.nodes)}
+        self.nexts: dict[str, list[str]] = {job.id: [] for job in problem.jobs}
+        for job in problem.jobs:
+            for other in job.after:
+                self.nexts[other].append(job.id)
+        self.places, self.place_index = self._all_places(start)
+        self.options = sorted({(j, k) for j, (k, _) in self.places})
+        self.rules = self._rules(kinds, points_s)
+        self.budgets = {name: problem.budgets[name] for name in MEASURES if name in problem.budgets}
+        self.runs = Runs(
+            np.zeros(len(problem.jobs), np.int64),
+            np.zeros((len(problem.jobs), MAX_RUNS), np.int64),
+            np.zeros((len(problem.jobs), MAX_RUNS)),
+            np.zeros((len(problem.jobs), MAX_RUNS)),
+        )
+        self.worth = np.zeros(len(problem.jobs))
+        self.taken = {name: np.zeros(len(problem.jobs)) for name in self.budgets}
+        self.guess = np.zeros(len(problem.jobs))
+        self.pins = np.array([job.running.pinned_until_s if job.running else 0.0 for job in problem.jobs])
+
+    # -- problem as arrays
+
+    def _all_places(self, start: Sequence[Segment]) -> tuple[list[tuple[int, Place]], dict[tuple[int, Place], int]]:
+        """Returns the places of all jobs, in the order of jobs, and their indices."""
+        every: list[dict[Place, None]] = []
+        for job in self.problem.jobs:
+            places = dict.fromkeys((k, nodes) for k in useful_options(job) for nodes in self._node_sets(job.options[k]))
+            if job.running is not None:
+                places[job.running.option, self._nodes_of(job.running.devices)] = None
+            every.append(places)
+        for segment in start:
+            every[self.index[segment.job]][segment.option, self._nodes_of(segment.devices)] = None
+        flat = [(j, place) for j, places in enumerate(every) for place in places]
+        return flat, {key: p for p, key in enumerate(flat)}
+
+    def _nodes_of(self, devices: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
+        return tuple(sorted(self.node_index[name] for name, _ in devices))
+
+    def _node_sets(self, option: Option) -> list[tuple[int, ...]]:
+        """Returns sets of nodes for an option: neighbours in the order of nodes that fit it."""
+        fit = [v for v, node in enumerate(self.problem.nodes) if option.runs_on(node)]
+        return [tuple(fit[i : i + option.num_nodes]) for i in range(len(fit) - option.num_nodes + 1)]
+
+    def _rules(self, kinds: Mapping[str, Sequence[PlanningNode]], points_s: Sequence[float]) -> Rules:
+        problem, names = self.problem, list(kinds)
+        kind_of = {node.id: i for i, name in enumerate(names) for node in kinds[name]}
+        points = sorted({0.0, *change_points(problem.nodes), *points_s})
+        nodes = [kinds[name][0] for name in names]
+        largest = max(node.num_devices for node in problem.nodes)
+        scarce = np.zeros((len(names), len(points), largest + 1))
+        windows = np.searchsorted(np.array(points_s), points, side="right") - 1
+        for i, name in enumerate(names):
+            for q, window in enumerate(windows):
+                for slot, worth in self.prices.slots[window].get(name, {}).items():
+                    if slot <= largest:
+                        scarce[i, q, slot] = worth
+        options = [problem.jobs[j].options[k] for j, k in self.options]
+        jobs = [problem.jobs[j] for j, _ in self.options]
+        again = [o.startup_s + problem.switch_cost_s for o in options]
+        option_index = {key: i for i, key in enumerate(self.options)}
+        width = max(len(place[1]) for _, place in self.places)
+        groups = {group: i for i, group in enumerate(problem.limits)}
+        self.plain, self.energy = self._rates(nodes, points, self.factors)
+        self.by_measure = {
+            name: self._rates(nodes, points, Factors(**{name: 1.0})) for name in MEASURES if name in problem.budgets
+        }
+        return Rules(
+            points=np.array(points),
+            plain=self.plain,
+            energy=self.energy,
+            scarce=scarce,
+            kind=np.array([kind_of[node.id] for node in problem.nodes]),
+            size=np.array([node.num_devices for node in problem.nodes]),
+            memory=np.array([_or_endless(node.host_memory_bytes) for node in problem.nodes]),
+            until=np.array([_or_endless(node.available_until_s) for node in problem.nodes]),
+            place_option=np.array([option_index[j, k] for j, (k, _) in self.places]),
+            place_nodes=np.array([(*on, *[-1] * (width - len(on))) for _, (_, on) in self.places]),
+            held=np.array([self._is_held(j, place) for j, place in self.places]),
+            first_place=np.searchsorted([j for j, _ in self.places], np.arange(len(problem.jobs) + 1)),
+            slot=np.array([o.slot for o in options]),
+            devices=np.array([o.num_devices for o in options]),
+            runtime=np.array([o.runtime_s for o in options]),
+            head=np.array([b if job.started else o.startup_s for o, b, job in zip(options, again, jobs, strict=True)]),
+            again=np.array(again),
+            save=np.array([o.save_s for o in options]),
+            evaluate=np.array([o.evaluate_s for o in options]),
+            host_memory=np.array([float(o.host_memory_bytes) for o in options]),
+            power=np.array([[watts(o, node) for node in nodes] for o in options]),
+            group=np.array([groups.get(job.group, len(groups) + j) for j, job in enumerate(problem.jobs)]),
+            limit=np.array([problem.limits.get(job.group, -1) for job in problem.jobs]),
+        )
+
+    def _rates(self, nodes: Sequence[PlanningNode], points: Sequence[float], factors: Factors) -> tuple[Any, Any]:
+        """Returns the worth of a device-second by kind and point, and of one of its watts."""
+        plain = [[factors.cost * value_at(price_steps(node), at) for at in points] for node in nodes]
+        energy = [
+            [factors.rate(value_at(node.energy_price_steps, at), value_at(node.carbon_steps, at)) for at in points]
+            for node in nodes
+        ]
+        return np.array(plain), np.array(energy) / J_PER_KWH
+
+    def _is_held(self, j: int, place: Place) -> bool:
+        running = self.problem.jobs[j].running
+        return running is not None and place == (running.option, self._nodes_of(running.devices))
+
+    # -- plans
+
+    def take(self, segments: Sequence[Segment]) -> bool:
+        """Makes a plan the present one; returns False where it has too many segments."""
+        self.runs.counts[:] = 0
+        for segment in sorted(segments, key=lambda s: (s.start_s, s.end_s)):
+            j = self.index[segment.job]
+            i = self.runs.counts[j]
+            if i == MAX_RUNS:
+                return False
+            self.runs.places[j, i] = self.place_index[j, (segment.option, self._nodes_of(segment.devices))]
+            self.runs.starts[j, i], self.runs.ends[j, i] = segment.start_s, segment.end_s
+            self.runs.counts[j] += 1
+        for j in range(len(self.problem.jobs)):
+            self._measure(j)
+        return all(map(self._is_whole, range(len(self.problem.jobs))))
+
+    def _is_whole(self, j: int) -> bool:
+        """Whether the runs of a job do its work, with all that they pay."""
+        runs, count = self.runs, self.runs.counts[j]
+        works = (work_of_run(self.rules, i, count, runs.places[j], runs.starts[j], runs.ends[j]) for i in range(count))
+        return bool(abs(sum(works) - 1.0) <= 1e-7)
+
+    def construct(self, order: Sequence[int], *, scarcity: float) -> bool:
+        """Places jobs one after another; those that fit nowhere are placed first, in another try."""
+        order = self._after_others(order)
+        for _ in range(len(order)):
+            self.runs.counts[:] = 0
+            failed = next((j for j in order if not self._place(j, scarcity=scarcity)), None)
+            if failed is None:
+                return True
+            if order[0] == failed or self.work.is_over():
+                return False
+            order = self._after_others([failed, *(j for j in order if j != failed)])
+        return False
+
+    def _after_others(self, order: Sequence[int]) -> list[int]:
+        """Returns an order in which jobs come after those of them that they wait for, pinned ones first."""
+        every = set(order)
+        done: dict[int, None] = dict.fromkeys(j for j in order if self.pins[j] > 0)
+
+        def add(j: int) -> None:
+            for other in self.problem.jobs[j].after:
+                if self.index[other] in every - done.keys():
+                    add(self.index[other])
+            done[j] = None
+
+        for j in order:
+            if j not in done:
+                add(j)
+        return list(done)
+
+    def _place(self, j: int, *, scarcity: float) -> bool:
+        """Places a job beside all others; returns False where it fits nowhere."""
+        job, runs = self.problem.jobs[j], self.runs
+        runs.counts[j] = 0
+        ends = runs.ends[np.arange(len(runs.counts)), np.maximum(runs.counts - 1, 0)]
+        last = float(max(ends[runs.counts > 0], default=0.0))
+        low = max([job.release_s, *(self._end(self.index[other]) for other in job.after)])
+        longest = 1.05 * max(o.whole_s for o in job.options) + self.problem.switch_cost_s
+        high = max(low, last, float(self.rules.points[-1])) + longest
+        befores = [float(runs.starts[i, 0]) for i in map(self.index.__getitem__, self.nexts[job.id]) if runs.counts[i]]
+        high = min([high, *befores, *([job.deadline_s] if job.deadline_s is not None else [])])
+        steps = np.zeros(1)
+        cost, guess = insert(
+            self.rules, runs, j, low, high, last, self.factors.end, self.least_s, self.pins[j], self.is_split,
+            scarcity, self.guess[j], self._tried(j), steps,
+        )  # fmt: skip
+        self.work.charge(STEP_S * float(steps[0]))
+        if not cost < math.inf:
+            return False
+        self.guess[j] = guess
+        self._measure(j)
+        return True
+
+    def _end(self, j: int) -> float:
+        count = self.runs.counts[j]
+        return float(self.runs.ends[j, count - 1]) if count else 0.0
+
+    def _tried(self, j: int) -> Any:
+        num = len(self.problem.nodes)
+        tried = np.ones(num, np.bool_)
+        if num > MAX_TRIED:
+            tried[:] = False
+            first = self.random.randrange(num)
+            tried[[(first + v) % num for v in range(MAX_TRIED)]] = True
+            for place in range(self.rules.first_place[j], self.rules.first_place[j + 1]):
+                if self.rules.held[place]:
+                    tried[[v for v in self.rules.place_nodes[place] if v >= 0]] = True
+        return tried
+
+    def _measure(self, j: int) -> None:
+        self.worth[j] = worth_of_job(self.rules, self.runs, j, self.plain, self.energy)
+        for name, (plain, energy) in self.by_measure.items():
+            self.taken[name][j] = worth_of_job(self.rules, self.runs, j, plain, energy)
+
+    def score(self) -> Score:
+        """Returns the score of the present plan."""
+        end = max(map(self._end, range(len(self.problem.jobs))))
+        excess = (
+            max(0.0, float(self.taken[name].sum()) - budget) / (budget or 1.0) for name, budget in self.budgets.items()
+        )
+        return Score(self.factors.end * end + float(self.worth.sum()), math.fsum(excess))
+
+    def guided_by(self, multipliers: Mapping[str, float]) -> None:
+        """Lets jobs be placed as if a unit of each budget were worth so much in addition."""
+        factors = replace(
+            self.factors,
+            cost=self.factors.cost + multipliers.get("cost", 0.0),
+            emissions=self.factors.emissions + multipliers.get("emissions", 0.0),
+        )
+        nodes = {int(kind): node for kind, node in zip(self.rules.kind, self.problem.nodes, strict=True)}
+        rates = self._rates([nodes[i] for i in range(len(nodes))], self.rules.points.tolist(), factors)
+        self.rules = self.rules._replace(plain=rates[0], energy=rates[1])
+
+    def improve(self, *, enough: float) -> None:
+        """Takes jobs out of the present plan and places them again, and leaves the best plan as the present one.
+
+        enough: the search ends at a plan of that value.
+        """
+        now = best = self.score()
+        kept, unit = self._copy(), max(abs(now.value), 1e-300)
+        stale, began = 0, self.work.spent_s
+        while not self.work.is_over() and stale < MAX_STALE and (best.excess > 0 or best.value > enough):
+            share = (self.work.spent_s - began) / max(1e-9, self.work.limit_s - began)
+            heat = unit * HEAT * (COLD / HEAT) ** min(1.0, max(share, stale / MAX_STALE))
+            chosen = self._related()
+            before = self._copy(chosen)
+            self.work.charge(TRIAL_S)
+            stale += 1
+            scarcity = self.random.choice((0.0, 0.0, 0.5, 1.0))
+            self.runs.counts[chosen] = 0
+            if not all(self._place(j, scarcity=scarcity) for j in self._after_others(chosen)):
+                self._restore(before)
+                continue
+            score = self.score()
+            if score.energy(unit) > now.energy(unit) - heat * math.log(1.0 - self.random.random()):
+                self._restore(before)
+                continue
+            now = score
+            if now < best:
+                stale = 0 if now.value < best.value * (1 - 1e-5) or now.excess < best.excess else stale
+                best, kept = now, self._copy()
+        self._restore(kept)
+
+    def _related(self) -> list[int]:
+        """Returns one to four jobs, of which the others mostly run on nodes and at times near the first one's."""
+        num = len(self.problem.jobs)
+        first, count = self.random.randrange(num), self.random.choice((1, 1, 2, 2, 3, 4))
+        if count == 1 or num == 1:
+            return [first]
+        others = [j for j in range(num) if j != first]
+        if self.random.random() < 0.5:
+            others = [j for j in others if self._overlaps(first, j)] or others
+        return [first, *self.random.sample(others, min(count - 1, len(others)))]
+
+    def _overlaps(self, a: int, b: int) -> bool:
+        starts = self.runs.starts
+        nodes = {v for i in range(self.runs.counts[a]) for v in self.rules.place_nodes[self.runs.places[a, i]]}
+        on = {v for i in range(self.runs.counts[b]) for v in self.rules.place_nodes[self.runs.places[b, i]]}
+        return bool((nodes & on) - {-1}) and starts[a, 0] < self._end(b) and starts[b, 0] < self._end(a)
+
+    def _copy(self, jobs: Sequence[int] | None = None) -> tuple[Any, ...]:
+        at = list(range(len(self.problem.jobs))) if jobs is None else list(jobs)
+        taken = {name: each[at].copy() for name, each in self.taken.items()}
+        return at, [each[at].copy() for each in self.runs], self.worth[at].copy(), taken
+
+    def _restore(self, copy: tuple[Any, ...]) -> None:
+        at, runs, worth, taken = copy
+        for each, old in zip(self.runs, runs, strict=True):
+            each[at] = old
+        self.worth[at] = worth
+        for name, old in taken.items():
+            self.taken[name][at] = old
+
+    def run(self, constant: Plan | None, *, enough: float) -> tuple[Segment, ...]:
+        """Returns the segments of the best plan found; () without any.
+
+        constant: a plan at constant prices.
+        enough: the search ends at a plan of that value.
+        """
+        starts: list[tuple[Score, tuple[Any, ...]]] = []
+        if constant is not None and self.take(constant.segments):
+            starts.append((self.score(), self._copy()))
+        sizes = [min(o.num_devices * o.whole_s for o in job.options) for job in self.problem.jobs]
+        order = sorted(range(len(sizes)), key=lambda j: -sizes[j])
+        for multiple in (1.0, *STRICTER) if self.budgets else (1.0,):
+            self.guided_by({name: multiple * worth for name, worth in self._budget_worth(enough).items()})
+            for scarcity in (1.0, 0.5, 0.0):
+                if self.construct(order, scarcity=scarcity):
+                    starts.append((self.score(), self._copy()))
+            if any(score.excess <= 0 for score, _ in starts):
+                break
+        if not starts:
+            return ()
+        unit = max(abs(starts[0][0].value), 1e-300)
+        self._restore(min(starts, key=lambda pair: pair[0].energy(unit))[1])
+        self.improve(enough=enough)
+        return self.segments()
+
+    def _budget_worth(self, value: float) -> dict[str, float]:
+        """Returns what a unit of each budget is worth by the bound, and at least a little."""
+        known = self.prices.budgets
+        return {
+            name: max(known.get(name, 0.0), 0.01 * value / budget) if budget else value
+            for name, budget in self.budgets.items()
+        }
+
+    # -- segments
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Returns the segments of the present plan, on devices that are free then."""
+        rows = []
+        for j in range(len(self.problem.jobs)):
+            for i in range(self.runs.counts[j]):
+                place = int(self.runs.places[j, i])
+                held = i == 0 and self.runs.starts[j, 0] == 0.0 and bool(self.rules.held[place])
+                rows.append((float(self.runs.starts[j, i]), not held, j, i, place))
+        free_from = {(v, d): 0.0 for v, node in enumerate(self.problem.nodes) for d in range(node.num_devices)}
+        segments = []
+        for start_s, is_new, j, i, place in sorted(rows):
+            job, (k, nodes) = self.problem.jobs[j], self.places[place][1]
+            end_s = float(self.runs.ends[j, i])
+            slot, devices = job.options[k].slot, []
+            held = {} if is_new or job.running is None else {self.node_index[n]: ids for n, ids in job.running.devices}
+            for v in nodes:
+                free = [d for d in range(self.problem.nodes[v].num_devices) if free_from[v, d] <= start_s]
+                ids = tuple(held.get(v, tuple(free[:slot])))
+                assert len(ids) == slot, "the runs of a plan fit the devices"
+                free_from.update({(v, d): end_s for d in ids})
+                devices.append((self.problem.nodes[v].id, ids))
+            is_last = i == self.runs.counts[j] - 1
+            paid_s = float(paid_by(self.rules, place, i == 0, is_last, start_s == 0.0))
+            work = (end_s - start_s - paid_s) / job.options[k].runtime_s
+            segments.append(Segment(job.id, k, start_s, end_s, work, paid_s, tuple(devices)))
+        return tuple(segments)
+
+
+def _or_endless(value: float | None) -> float:
+    return math.inf if value is None else float(value)

@@ -1,0 +1,191 @@
+"""Plans by prices and carbon intensities that change over time, their bounds, certificates and budgets."""
+
+from copy import deepcopy
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.planning.families import draw
+from ringmaster.errors import ProblemError
+from ringmaster.features.tariffs.tariff_values import measures_of
+from ringmaster.tasks.planning import (
+    Certificate,
+    Option,
+    Plan,
+    PlanningJob,
+    PlanningNode,
+    Problem,
+    Segment,
+    solve,
+    verify,
+)
+from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
+from tests.drawing import draws
+from tests.unit.features.tariffs.drawing import best_value, priced_problems, unit_problems
+
+DAY = tuple((3600.0 * hour, 1.0 if 10 <= hour < 16 else 3.0) for hour in range(24))
+WORK_S = 0.1
+
+
+def day(*jobs: PlanningJob, num_devices: int = 2, **fields) -> Problem:
+    node = PlanningNode("n0", num_devices, price_steps=DAY, carbon_steps=((0.0, 360.0), (7200.0, 36.0)), power_w=100.0)
+    return Problem("day", (node,), jobs, **fields)
+
+
+def job(hours: float, **fields) -> PlanningJob:
+    return PlanningJob(fields.pop("id", "a"), (Option("single", 1, hours * 3600.0),), **fields)
+
+
+def small(seed: int, **fields) -> Problem:
+    problem = draw("tiny", seed=seed)
+    nodes = tuple(replace(node, price_steps=DAY) for node in problem.nodes)
+    jobs = tuple(
+        replace(j, deadline_s=86_400.0, options=tuple(replace(o, runtime_s=o.runtime_s / 4) for o in j.options))
+        for j in problem.jobs
+    )
+    return replace(problem, nodes=nodes, jobs=jobs, **fields)
+
+
+def test_a_plan_takes_what_its_segments_hold():
+    option = Option("ddp", 2, 100.0, power_w=50.0)
+    node = PlanningNode("n0", 2, price_steps=((0.0, 1.0), (40.0, 3.0)), energy_price_steps=((0.0, 3.6e6),))
+    node = replace(node, carbon_steps=((0.0, 7.2e6), (90.0, 0.0)))
+    problem = Problem("one", (node,), (PlanningJob("a", (option,)),))
+    plan = Plan("one", (Segment("a", 0, 10.0, 110.0, 1.0, 0.0, (("n0", (0, 1)),)),))
+    measures = measures_of(plan, problem)
+    assert measures.end_s == 110.0
+    assert measures.cost == pytest.approx(2 * (30 * 1.0 + 70 * 3.0 + 100 * 50.0))
+    assert measures.emissions_g == pytest.approx(2 * 50.0 * 2.0 * 80.0)
+
+
+@draws(12)
+@given(unit_problems())
+def test_tiny_problems_are_planned_as_well_as_by_an_integer_program(problem):
+    least = best_value(problem, horizon=12)
+    plan = solve(problem, objective="trade-off", work_s=WORK_S)
+    assert verify(plan, problem) == []
+    assert plan.value_bound <= least * (1 + 1e-6) + 1e-9
+    assert plan.value <= 1.02 * least + 1e-9
+
+
+@draws(15)
+@given(priced_problems(), st.sampled_from(["cost", "emissions", "trade-off"]))
+def test_every_plan_is_valid_and_its_bound_holds_for_it_and_for_other_plans(problem, objective):
+    plan = solve(problem, objective=objective, work_s=WORK_S)
+    assert verify(plan, problem) == []
+    assert Plan.from_json(plan.to_json()) == plan
+    other = solve(problem, work_s=WORK_S)  # ignores prices
+    claim = replace(other, objective=objective, value=None, value_bound=plan.value_bound)
+    assert verify(replace(claim, value_certificate=plan.value_certificate), problem) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_certificates_are_recomputed_and_tampered_ones_are_refused(seed: int):
+    problem = small(seed, factors={"cost": 1.0, "end": 0.2})
+    plan = solve(problem, objective=("cost", "trade-off")[seed % 2], work_s=WORK_S)
+    assert verify(plan, problem) == [] and plan.value_bound > 0
+    (told,) = verify(replace(plan, value_bound=plan.value_bound * (1 + 1e-4)), problem)[-1:]
+    assert "its certificate proves" in told or "above" in told
+    assert verify(tampered(plan, lambda data: data["intervals"][-1].__setitem__(0, 5.0)), problem)
+    assert verify(tampered(plan, lambda data: data["prices"][0]["slots"][0].update(n0={"1": -1.0})), problem)
+    assert verify(tampered(plan, lambda data: data["prices"][0]["budgets"].update(cost="x")), problem)
+    proved = Certificate(of_objective=plan.value_certificate.of_objective)
+    objective = objective_by_name(plan.objective)
+    assert objective.certified_bound(proved, problem, bound_s=plan.lower_bound_s) == pytest.approx(plan.value_bound)
+    other = tampered(plan, lambda data: with_other_prices(data, Random(seed))).value_certificate
+    # Any prices >= 0 prove a bound, but none that a plan is below.
+    assert objective.certified_bound(other, problem, bound_s=plan.lower_bound_s) <= plan.value
+
+
+def with_other_prices(data: dict, random: Random) -> None:
+    for prices in data["prices"]:
+        for row in prices["slots"]:
+            row["n0"] = {size: random.uniform(0.0, 3.0) for size in "1234"}
+        prices["jobs"] = {"j1": [random.uniform(0.0, 3.0) for _ in data["points"]]}
+        for row in (prices["slots"][-1]["n0"], *prices["jobs"].values()):  # what has no end may earn nothing
+            row.update(dict.fromkeys(row, 0.0)) if isinstance(row, dict) else row.__setitem__(-1, 0.0)
+
+
+def tampered(plan: Plan, change) -> Plan:
+    data = deepcopy(dict(plan.value_certificate.of_objective))
+    change(data)
+    return replace(plan, value_certificate=Certificate(of_objective=data))
+
+
+def test_a_job_waits_for_cheap_hours_within_its_deadline():
+    plan = solve(day(job(3, deadline_s=86_400.0)), objective="cost", work_s=WORK_S)
+    assert plan.value == pytest.approx(3 * 3600.0) and plan.gap < 1e-6
+    (segment,) = plan.segments
+    assert segment.start_s >= 10 * 3600.0 and segment.end_s <= 16 * 3600.0 + 1e-6
+    early = solve(day(job(3, deadline_s=9 * 3600.0)), objective="cost", work_s=WORK_S)
+    assert early.value == pytest.approx(9 * 3600.0) and early.gap < 1e-6
+
+
+def test_a_job_pauses_where_that_gains_more_than_a_switch():
+    node = PlanningNode("n0", 1, price_steps=((0.0, 1.0), (3600.0, 9.0), (7200.0, 1.0)))
+    one = job(2, deadline_s=4 * 3600.0, release_s=0.0)
+    cheap = replace(day(one), nodes=(node,), switch_cost_s=60.0)
+    plan = solve(cheap, objective="trade-off", work_s=WORK_S)
+    assert len(plan.segments) in (1, 2) and plan.value <= 7200.0 + 60.0 + 1e-6
+    tight = replace(cheap, jobs=(replace(one, deadline_s=3 * 3600.0 + 120.0),))
+    plan = solve(tight, objective="cost", work_s=WORK_S)
+    assert len(plan.segments) == 2 and plan.value == pytest.approx(7200.0 + 60.0)
+    single = solve(tight, objective="cost", preemption="never", work_s=WORK_S)
+    assert len(single.segments) == 1 and single.value > 2 * plan.value
+
+
+def test_the_end_is_weighed_against_money():
+    late = solve(day(job(3), factors={"cost": 1.0, "end": 0.1}), objective="trade-off", work_s=WORK_S)
+    soon = solve(day(job(3), factors={"cost": 1.0, "end": 2.0}), objective="trade-off", work_s=WORK_S)
+    assert late.makespan_s == pytest.approx(13 * 3600.0) and soon.makespan_s == pytest.approx(3 * 3600.0)
+    assert late.value == pytest.approx(3 * 3600.0 + 0.1 * late.makespan_s)
+    assert late.gap < 1e-6 and soon.gap < 1e-6
+
+
+def test_budgets_are_kept_and_those_that_cannot_be_are_refused_with_the_proof():
+    free = day(job(1, deadline_s=9 * 3600.0), factors={"end": 1.0})
+    assert solve(free, objective="trade-off", work_s=WORK_S).makespan_s == pytest.approx(3600.0)
+    # 100 W for an hour: 36 g in the first two hours, and 3.6 g later
+    tight = replace(free, budgets={"emissions": 10.0})
+    plan = solve(tight, objective="trade-off", work_s=WORK_S)
+    assert verify(plan, tight) == [] and measures_of(plan, tight).emissions_g <= 10.0 * (1 + 1e-6)
+    assert plan.makespan_s > 7200.0
+    assert verify(replace(plan, segments=solve(free, work_s=WORK_S).segments), tight)
+    with pytest.raises(ProblemError, match=r"budget of emissions: no plan takes less than 3\.6"):
+        solve(replace(free, budgets={"emissions": 3.0}), objective="trade-off", work_s=WORK_S)
+    with pytest.raises(ProblemError, match=r"has budgets, which makespan does not keep\. To fix: choose one of cost"):
+        solve(tight)
+
+
+@pytest.mark.parametrize("preemption", ["auto", "never"])
+def test_a_constant_series_has_the_plan_and_the_bound_of_a_price(preemption):
+    plain = draw("tiny", seed=3)
+    priced = replace(plain, nodes=tuple(replace(node, price=0.5) for node in plain.nodes))
+    series = replace(plain, nodes=tuple(replace(node, price_steps=((0.0, 0.5),)) for node in plain.nodes))
+    plans = [solve(each, objective="cost", preemption=preemption, work_s=WORK_S) for each in (priced, series)]
+    assert plans[0] == plans[1] and plans[0].value_bound > 0
+
+
+def test_jobs_that_run_and_a_node_that_ends_are_kept():
+    running = CurrentRun(0, (("n0", (1,)),), pinned_until_s=600.0)
+    first, second = job(2, running=running, deadline_s=86_400.0), job(2, id="b", after=("a",))
+    problem = day(first, second)
+    problem = replace(problem, nodes=(replace(problem.nodes[0], available_until_s=15 * 3600.0),))
+    plan = solve(problem, objective="cost", work_s=WORK_S)
+    assert verify(plan, problem) == []
+    assert plan.segments[0].devices == (("n0", (1,)),) and plan.segments[0].start_s == 0.0
+
+
+def test_fused_groups_have_a_value_with_series_too():
+    jobs = (
+        PlanningJob("a", (Option("t", 1, 3600.0), Option("t", 1, 4000.0, jobs=("b",)))),
+        PlanningJob("b", (Option("t", 1, 3600.0),)),
+    )
+    problem = day(*jobs)
+    plan = solve(problem, objective="cost", work_s=WORK_S)
+    assert verify(plan, problem) == []
+    assert plan.value == pytest.approx(measures_of(plan, problem).cost)
