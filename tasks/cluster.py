@@ -28,6 +28,7 @@ class Device:
     cores: the logical CPUs that the worker on this device is pinned to. GPUs share the machine's CPUs evenly.
     uuid: the unambiguous name of a GPU in CUDA_VISIBLE_DEVICES; empty for a CPU slot.
     is_trusted: whether its node is. A device of an untrusted node is of another kind, so that jobs may do without it.
+    power_limit_w: the most watts that a GPU takes; None where NVML does not say.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -37,6 +38,7 @@ class Device:
     cores: tuple[int, ...]
     uuid: str = ""
     is_trusted: bool = field(default=True, metadata=SINCE_LATER)
+    power_limit_w: float | None = field(default=None, metadata=SINCE_LATER)
 
     def units(self) -> tuple[str, ...]:
         """Returns what it consists of, the GPU or the cores, by names that hold in all processes of its machine."""
@@ -188,7 +190,15 @@ def _gpu(index: int, *, nvml: Any) -> Device:
         memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
         cores=(),
         uuid=nvml.nvmlDeviceGetUUID(handle),
+        power_limit_w=_power_limit_w(handle, nvml=nvml),
     )
+
+
+def _power_limit_w(handle: Any, *, nvml: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000.0
+    except nvml.NVMLError:  # not every GPU has one
+        return None
 
 
 def _is_named(gpu: Device, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -38,7 +39,7 @@ from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
+from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import RequestHandler
 from ringmaster.tasks.execution.engine import Engine, EngineContext
 from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
@@ -56,7 +57,7 @@ from ringmaster.tasks.execution.step_events import StepEvents
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.durations import counted
 from ringmaster.tasks.planning.fusion import checked_plan
-from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
+from ringmaster.tasks.planning.objectives import plan_giving_up_bounds
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
@@ -289,12 +290,13 @@ class LocalRun(BatchRun):
         )
         self._job_table = JobTable(self.journal)
         self._job_table.add(self._job_entries(profiles))
+        begins_s = time.time()
         problem = problem_left(self._job_table, self._cluster, name=self.batch.name, add_terms=self._add_terms)
         if problem is None:
             return None
         is_first = not self.journal.plans()
         plan = self._first_plan(problem, start=self._groups.plan) if is_first else self._later_plan(problem)
-        return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed", begins_s=begins_s)
 
     def show_plan(self, plan: PlanUpdate | None) -> None:
         """Shows the plan, its groups and the predicted end, and stores what the result is compared with."""
@@ -433,7 +435,7 @@ class LocalRun(BatchRun):
         try:
             return self._checked_plan(problem, start=start)
         except ProblemError as error:
-            if not self.batch.deadlines_s:
+            if not self.batch.deadlines_s or problem.budgets:
                 raise
             so_far_s = self.journal.clock() - float(self.journal.get("started_s"))
             faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]
@@ -442,7 +444,7 @@ class LocalRun(BatchRun):
 
     def _later_plan(self, problem: Problem) -> Plan:
         """Returns a plan that meets the deadlines that can still be met."""
-        plan, given_up = plan_giving_up_deadlines(problem, self._checked_plan)
+        plan, given_up = plan_giving_up_bounds(problem, self._checked_plan)
         if given_up:
             self.view.notice(f"deadlines that no plan meets any more, by these runtimes: {', '.join(given_up)}")
         return plan
@@ -457,4 +459,8 @@ class LocalRun(BatchRun):
 
     def _add_terms(self, problem: Problem) -> Problem:
         """Applies the batch's terms to a problem; deadlines count from the batch's first start."""
-        return self._terms.on(problem, elapsed_s=self.journal.clock())
+        return self._terms.on(
+            problem,
+            elapsed_s=self.journal.clock(),
+            past=lambda: past_use(self.journal, self._active_batches.values()),
+        )

@@ -22,6 +22,7 @@ from ringmaster.tasks.batch.references import NAME_REMEDY, split_loss
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
+from ringmaster.tasks.planning.term_features import terms_features
 from ringmaster.techniques.data import inference
 from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.job import Job
@@ -48,6 +49,7 @@ class Batch:
         price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
         profiling_share: the largest fraction of the batch's predicted time that profiling may take.
         keep_checkpoints: how many checkpoints of each job are kept.
+        planning: the JSON forms of features of the terms of plans, by their keys (`TermsFeature`).
         retraining: the name of the file of models whose retraining run trains the jobs; empty for other batches.
         devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
         folder: the folder of the file, absolute; workers append it to their import path to find a user's factories.
@@ -68,6 +70,7 @@ class Batch:
     keep_checkpoints: int = KEPT_CHECKPOINTS
     quotas: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     retraining: str = ""
+    planning: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def terms(self) -> PlanningTerms:
@@ -81,6 +84,7 @@ class Batch:
             weights=self.weights,
             users=self.users,
             price_per_device_hour=self.price_per_device_hour,
+            features=terms_features(self.planning),
         )
 
     @classmethod
@@ -155,9 +159,11 @@ class Batch:
         parts = {job.name: _parts(job) for job in planned}
         jobs: Sequence[Job] = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
         made_for: dict[str, str] = {}
+        planning: dict[str, Any] = {}
         for hook in file_hooks():
             jobs = hook.completed(jobs, entry)
             made_for |= hook.made_for(entry)
+            planning |= hook.planning_features(entry, folder=folder)
         users = {part.name: job.user for job in planned if job.user is not None for part in parts[job.name]}
         made_for |= {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
@@ -174,6 +180,7 @@ class Batch:
             profiling_share=entry.profiling_share,
             keep_checkpoints=entry.keep_checkpoints,
             quotas={user: quota.model_dump(exclude_none=True) for user, quota in entry.users.items()},
+            planning=planning,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -183,7 +190,7 @@ class Batch:
         has the same digest, and can be resumed.
         """
         later = {"users": {}, "profiling_share": PROFILING_SHARE, "keep_checkpoints": KEPT_CHECKPOINTS, "quotas": {}}
-        later |= {"retraining": ""}
+        later |= {"retraining": "", "planning": {}}
         plain = {**vars(self), "folder": str(self.folder)}
         return {key: to_json(value) for key, value in plain.items() if key not in later or value != later[key]}
 
@@ -273,6 +280,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
         findings += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     findings += rules.batch_findings(placed)
     findings += chain.from_iterable(hook.batch_findings(raw, placed) for hook in file_hooks())
+    findings += chain.from_iterable(hook.file_findings(values, folder=folder) for hook in file_hooks())
     findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
         findings.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))

@@ -39,6 +39,14 @@ class BatchFileHook:
         """Yields the faults between jobs, and between jobs and keys of the batch; places are relative to the batch."""
         yield from ()
 
+    def file_findings(self, batch: Raw, *, folder: Path) -> Iterator[Finding]:
+        """Yields the faults of keys of the batch that name files in a folder; places are relative to the batch."""
+        yield from ()
+
+    def planning_features(self, batch: Section, *, folder: Path) -> Mapping[str, Any]:
+        """Returns the JSON forms of features of the terms of plans (`TermsFeature`), by their keys."""
+        return {}
+
     def job_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Returns the values of a job, as an entry has them, completed."""
         return fields

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.planning.term_features import DeviceUse, combined_features
+from ringmaster.tasks.storage.journal import Journal, SegmentRecord
 
 ALONE = ""  # the id of a batch that runs on one machine alone, in its own database
 PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
@@ -66,6 +68,22 @@ class ActiveBatch:
         return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
 
 
+def past_use(journal: Journal, active_batches: Collection[ActiveBatch]) -> list[DeviceUse]:
+    """Returns what the jobs of batches have held until now, one after another of their segments."""
+    jobs, now_s = {each.qualified(job) for each in active_batches for job in each.jobs}, journal.clock()
+    return [use for record in journal.segments() if record.job in jobs for use in uses_of(record, now_s=now_s)]
+
+
+def uses_of(record: SegmentRecord, *, now_s: float) -> list[DeviceUse]:
+    """Returns what a segment has held on each of its nodes."""
+    ended_s = now_s if record.ended_s is None else record.ended_s
+    nodes = Counter(name.rsplit(":", 2)[0] for name in record.spec.devices)
+    return [
+        DeviceUse(node=node, num_devices=number, started_s=record.started_s, ended_s=max(record.started_s, ended_s))
+        for node, number in nodes.items()
+    ]
+
+
 Quotas = Mapping[str, Mapping[str, float]]
 """By user, `max_devices` or `share`."""
 
@@ -78,7 +96,7 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | No
     end over all jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
     price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch or the
-    pool (`quotas`) names.
+    pool (`quotas`) names. Features combine theirs (`TermsFeature.combined`).
     """
     every = list(active_batches)
     objectives = {each.given.objective for each in every} or {Makespan.name}
@@ -114,4 +132,5 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | No
         price_per_device_hour=max(prices, default=1.0),
         max_devices=max_devices,
         shares=shares,
+        features=combined_features([each.given.features for each in every]),
     )

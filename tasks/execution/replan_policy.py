@@ -39,7 +39,7 @@ from statistics import NormalDist
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator, by_node
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.objectives import Objective, objective_by_name, plan_giving_up_deadlines
+from ringmaster.tasks.planning.objectives import Objective, objective_by_name, plan_giving_up_bounds
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, PlanningJob
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
@@ -405,8 +405,8 @@ def could_gain(rest: RemainingProblem, left_s: float, *, policy: ReplanPolicy) -
 
 
 def plan_rest(rest: RemainingProblem, make_plan: Callable[[Problem], Plan]) -> Plan:
-    """Plans the rest. Gives up as few deadlines as necessary, as jobs that miss theirs must be planned too."""
-    plan, _ = plan_giving_up_deadlines(rest.problem, make_plan)
+    """Plans the rest. Gives up budgets, then few deadlines, where necessary: jobs that miss theirs are planned too."""
+    plan, _ = plan_giving_up_bounds(rest.problem, make_plan)
     return rest.real(plan)
 
 

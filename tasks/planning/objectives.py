@@ -10,6 +10,7 @@ entry points of the group `ringmaster.objectives`.
 """
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from functools import cache
 from typing import Literal
 
 from ringmaster import features
-from ringmaster.codec import SINCE_LATER
+from ringmaster.codec import SINCE_LATER, stored_features
 from ringmaster.errors import ProblemError
 from ringmaster.registry import Registry
 from ringmaster.tasks.planning.bounds import bounds
@@ -25,6 +26,7 @@ from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, latest
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
+from ringmaster.tasks.planning.term_features import PastUse, TermsFeature, terms_feature
 from ringmaster.tasks.planning.work import WorkBudget
 
 TIME_TO_TARGET = "time-to-target"
@@ -319,6 +321,7 @@ class PlanningTerms:
     price_per_device_hour: price of any device, in any currency; at 1, a cost is in device-hours.
     max_devices, shares: by user, the most devices that the user's jobs may hold at a time, as a number and as a share
         of all devices. A quota never keeps a job from running: it is at least the smallest gang of each.
+    features: what optional features add.
     """
 
     objective: str = "makespan"
@@ -328,9 +331,20 @@ class PlanningTerms:
     price_per_device_hour: float = 1.0
     max_devices: Mapping[str, int] = field(default_factory=dict, metadata=SINCE_LATER)
     shares: Mapping[str, float] = field(default_factory=dict, metadata=SINCE_LATER)
+    features: tuple[TermsFeature, ...] = stored_features(terms_feature)
 
-    def on(self, problem: Problem, *, elapsed_s: float = 0.0) -> Problem:
+    def on(
+        self,
+        problem: Problem,
+        *,
+        elapsed_s: float = 0.0,
+        wall_clock: Callable[[], float] = time.time,
+        past: PastUse = lambda: (),
+    ) -> Problem:
         """Returns the problem under these terms, with its time 0 `elapsed_s` seconds after the start of the batch.
+
+        wall_clock: says when time 0 is, in seconds since the epoch.
+        past: what the jobs have held until then.
 
         Nodes without a series of prices get the price where the objective depends on prices. A deadline that has passed
         becomes one of 0 s, which no plan meets. A job that represents several has the earliest of their deadlines and
@@ -350,7 +364,10 @@ class PlanningTerms:
             replace(node, price=self.price_per_device_hour / HOUR_S if is_paid and not node.price_steps else node.price)
             for node in problem.nodes
         )
-        return replace(problem, jobs=jobs, nodes=nodes, quotas=self._quotas(jobs, problem.num_devices))
+        problem = replace(problem, jobs=jobs, nodes=nodes, quotas=self._quotas(jobs, problem.num_devices))
+        for feature in self.features:
+            problem = feature.on(problem, now_s=wall_clock(), past=past)
+        return problem
 
     def _quotas(self, jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, int]:
         quotas = {}
@@ -363,6 +380,14 @@ class PlanningTerms:
     def _due_s(self, jobs: Sequence[str], *, elapsed_s: float) -> float | None:
         due_s = [self.deadlines_s[name] for name in jobs if name in self.deadlines_s]
         return max(0.0, min(due_s) - elapsed_s) if due_s else None
+
+
+def plan_giving_up_bounds(problem: Problem, make_plan: Callable[[Problem], Plan]) -> tuple[Plan, tuple[str, ...]]:
+    """Returns a plan, and the jobs whose deadlines were dropped, where budgets are given up before any deadline."""
+    try:
+        return make_plan(problem), ()
+    except ProblemError:
+        return plan_giving_up_deadlines(replace(problem, budgets={}), make_plan)
 
 
 def plan_giving_up_deadlines(problem: Problem, make_plan: Callable[[Problem], Plan]) -> tuple[Plan, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from functools import partial
 from sqlalchemy import ColumnElement, exists, select
 
 from ringmaster.tasks.background_worker import keep_calling
-from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas, combined_terms
+from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.control.requests import LOOK_EVERY_S, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import Engine, completed
@@ -147,7 +147,10 @@ class PoolController:
 
     def add_terms(self, problem: Problem) -> Problem:
         """Returns the problem under the combined terms of all batches, as `combined_terms` defines them."""
-        return self._terms.on(problem, elapsed_s=self._executor.job_table.journal.clock())
+        journal, active = self._executor.job_table.journal, [*self._active_batches.values()]
+        return self._terms.on(
+            problem, elapsed_s=journal.clock(), wall_clock=self._wall_clock, past=lambda: past_use(journal, active)
+        )
 
     def make_plan(self, problem: Problem) -> Plan:
         """Returns a plan for the current objective, checked by the verifier. May be called from any thread."""

@@ -297,6 +297,7 @@ def planning_problem(
             id=node.name,
             num_devices=len(node.devices),
             device_type=Cluster(nodes=(node,)).device_kind() if is_typed else "",
+            power_w=max((device.power_limit_w or 0.0 for device in node.devices), default=0.0),
         )
         for node in cluster.nodes
     )

@@ -40,6 +40,11 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}{handle}{handle}"
 
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        if handle:
+            raise self.NVMLError("Not Supported")
+        return 700_000
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> object:
         class Memory:
             total = 141 * 2**30
@@ -69,6 +74,10 @@ def root(tmp_path: Path) -> Path:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def test_the_power_limit_of_a_gpu_is_known_where_nvml_says_it():
+    assert [gpu.power_limit_w for gpu in gpus(nvml=FakeNvml(2))] == [700.0, None]
 
 
 def test_auto_takes_the_gpus_and_shares_the_cores_among_them():

@@ -7,6 +7,7 @@ A feature's package has any of these modules, and the core imports those of the 
                 another form than batches have (`ringmaster.techniques.training.bound_loss`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
                 (`ringmaster.tasks.batch.file_hooks`)
+    terms       what it adds to the terms of plans (`ringmaster.tasks.planning.term_features`)
     execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), what it keeps in the records
                 of jobs (`ringmaster.tasks.storage.journal`), hooks of the executor
                 (`ringmaster.tasks.execution.executor_hooks`), policies that steer a batch

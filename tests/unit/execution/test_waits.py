@@ -203,7 +203,7 @@ def test_a_new_plan_keeps_a_wait_and_pauses_a_job_that_runs(tmp_path):
     assert made.run()
     assert {(number, command) for number, command in gangs.heard} == {(1, "stop"), (2, "stop")}
     late = [record for record in made.journal.segments() if record.id > 2]
-    assert len(late) == 2 and all(record.what["first_step"] == 3 for record in late)
+    assert len(late) == 2 and all(record.spec.first_step == 3 for record in late)
     assert gangs.now_s == 307.0
 
 

@@ -243,6 +243,7 @@ OF_FEATURES = {
     "trainer": ("techniques",),
     "batch": ("techniques", "tasks"),
     "plan": ("techniques", "tasks"),
+    "terms": ("techniques", "tasks"),
     "execute": ("techniques", "tasks"),
     "commands": PACKAGES,
     "batch_requests": PACKAGES,
@@ -260,6 +261,7 @@ OF_FEATURES = {
     "engine_folders": ("techniques", "model_lineage"),
     "hub_folder": PACKAGES,
     **dict.fromkeys(("tariff_values", "tariff_bound", "tariff_kernels", "tariff_search", "tariff_planner"), ("tasks",)),
+    "waiting": ("tasks",),
 }
 FEATURES = f"src/{IMPORT_ROOT}/features"
 

@@ -1,1 +1,4 @@
-"""Plans by prices and carbon intensities that change over time: objectives, their search, bounds and certificates."""
+"""Prices and carbon that depend on the time: of devices, of electricity, and the grams of CO2 of a kWh.
+
+The planner then decides when jobs run, too: within their deadlines they wait for cheap hours, pause, and go on.
+"""

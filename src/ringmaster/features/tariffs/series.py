@@ -1,0 +1,226 @@
+"""Values over time: numbers that hold always, the hours of each day, or rows of a file, and their steps from a moment.
+
+A value of a file holds from its time to the next one; the last one as long as the one before it. Hours of the day are
+those of clocks in a time zone, so that the days on which these are put forward or back have 23 or 25 of them.
+
+After the end of a file's values, its last day is repeated by these clocks. Where it has less than a day, its last
+value lasts.
+"""
+
+import csv
+import io
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from ringmaster.files import text_of
+
+HOURS, HOUR_S, DAY_S = 24, 3600.0, 86_400.0
+COLUMNS = ["time", "value"]
+MAX_ROWS = 100_000  # of a file: a year of five minutes
+
+Steps = tuple[tuple[float, float], ...]
+"""(seconds from a moment, the value from then on), ascending; the first is at 0, and the last value lasts for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Values over time.
+
+    values: one that always holds; or those of the 24 hours of a day, where there is a zone and no times; or of `times`.
+    times_s: when each value begins, in seconds since the epoch, ascending.
+    ends_s: when the last one ends.
+    zone: the time zone of the clocks by which days are repeated, such as "Europe/Berlin".
+    """
+
+    values: tuple[float, ...]
+    times_s: tuple[float, ...] = ()
+    ends_s: float = math.inf
+    zone: str = ""
+
+    @classmethod
+    def constant(cls, value: float) -> "Series":
+        """Returns a value that always holds."""
+        return cls(values=(value,))
+
+    def value_at(self, at_s: float) -> float:
+        """Returns the value at a moment, in seconds since the epoch."""
+        if len(self.values) == 1:
+            return self.values[0]
+        if not self.times_s:
+            return self.values[_local(at_s, self.zone).hour]
+        if at_s >= self.ends_s and self.ends_s - self.times_s[0] >= DAY_S:
+            at_s = self._day_before_end(at_s)
+        return self.values[max(0, bisect_right(self.times_s, at_s) - 1)]
+
+    def steps(self, from_s: float, *, horizon_s: float) -> Steps:
+        """Returns the values from a moment on, for `horizon_s` seconds, as steps from that moment."""
+        result: list[tuple[float, float]] = []
+        for at_s in (from_s, *self._changes(from_s, from_s + horizon_s)):
+            value = self.value_at(at_s)
+            if not result or value != result[-1][1]:
+                result.append((at_s - from_s, value))
+        return tuple(result)
+
+    def integral(self, from_s: float, to_s: float) -> float:
+        """Returns the integral of the value over an interval, in value-seconds."""
+        bounds = [from_s, *self._changes(from_s, to_s), max(from_s, to_s)]
+        return math.fsum(self.value_at(at_s) * (next_s - at_s) for at_s, next_s in pairwise(bounds))
+
+    def _changes(self, from_s: float, to_s: float) -> Iterator[float]:
+        """Yields the moments between two others at which another value may begin."""
+        if len(self.values) == 1:
+            return
+        if not self.times_s:
+            yield from _hours(from_s, to_s, zone=self.zone)
+            return
+        yield from (at_s for at_s in self.times_s[bisect_right(self.times_s, from_s) :] if at_s < to_s)
+        if self.ends_s - self.times_s[0] < DAY_S:
+            return
+        every_s = self.ends_s - self.times_s[-1]
+        at_s = self.ends_s + max(0, math.floor((from_s - self.ends_s) / every_s)) * every_s
+        while at_s < to_s:
+            if at_s > from_s:
+                yield at_s
+            at_s += every_s
+
+    def _day_before_end(self, at_s: float) -> float:
+        """Returns the moment of the last day of the values at which clocks show what they show at `at_s`."""
+        local = _local(at_s, self.zone)
+        days = math.floor((at_s - self.ends_s) / DAY_S)
+        while (then_s := (local - timedelta(days=days)).timestamp()) >= self.ends_s:
+            days += 1
+        return then_s
+
+
+def _local(at_s: float, zone: str) -> datetime:
+    return datetime.fromtimestamp(at_s, ZoneInfo(zone) if zone else UTC)
+
+
+def _hours(from_s: float, to_s: float, *, zone: str) -> Iterator[float]:
+    """Yields when the hours of clocks in a zone begin after a moment. They begin within an hour, whatever the zone."""
+    at_s = from_s
+    while True:
+        local = _local(at_s, zone)
+        at_s += HOUR_S - (local.minute * 60 + local.second + local.microsecond / 1e6)
+        if at_s >= to_s:
+            return
+        yield at_s
+
+
+def is_zone(name: str) -> bool:
+    """Returns whether a text names a time zone."""
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # zones are files; not every text is a valid file name
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSeries:
+    """A file's values, and what is wrong with its lines; the values are None where anything is."""
+
+    series: Series | None
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    line: int
+    at_s: float
+    value: float
+
+
+def read_series(path: Path, *, zone: str, allows_negative: bool) -> ReadSeries:
+    """Reads a CSV file with the columns time and value.
+
+    zone: of times that name none; empty where each has to.
+    allows_negative: whether values below 0 are read, as 0.
+
+    Raises OSError and ValueError where the file cannot be read as text.
+    """
+    rows, faults = [], []
+    reader = csv.reader(io.StringIO(text_of(path)))
+    header = [name.strip() for name in next(reader, [])]
+    if header != COLUMNS:
+        return ReadSeries(series=None, faults=(f"line 1: the columns are {header}, and must be time,value",))
+    before_s = -math.inf
+    for cells in reader:
+        line = reader.line_num
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(COLUMNS):
+            faults.append(f"line {line}: has {len(cells)} values, and must have 2")
+            continue
+        try:
+            at_s = _time_of(cells[0].strip(), zone=zone, after_s=before_s)
+            rows.append(_Row(line=line, at_s=at_s, value=_value_of(cells[1].strip(), allows_negative=allows_negative)))
+            before_s = at_s
+        except ValueError as error:
+            faults.append(f"line {line}: {error}")
+    if len(rows) > MAX_ROWS:
+        faults.append(f"line {rows[MAX_ROWS].line}: is row {MAX_ROWS + 1}, and {MAX_ROWS} are the most")
+    if len(rows) < 2 and not faults:
+        faults.append("line 1: is followed by less than two rows, so that nothing says how long a value holds")
+    faults += _order_faults(rows, has_faults=bool(faults))
+    if faults:
+        return ReadSeries(series=None, faults=tuple(sorted(faults, key=lambda text: int(text.split(":")[0][5:]))))
+    every_s = rows[1].at_s - rows[0].at_s
+    series = Series(
+        values=tuple(row.value for row in rows),
+        times_s=tuple(row.at_s for row in rows),
+        ends_s=rows[-1].at_s + every_s,
+        zone=zone,
+    )
+    return ReadSeries(series=series, faults=())
+
+
+def _order_faults(rows: Sequence[_Row], *, has_faults: bool) -> Iterator[str]:
+    """Yields where rows repeat a time, go back, or leave a hole. A line that cannot be read leaves no hole."""
+    gaps = [b.at_s - a.at_s for a, b in pairwise(rows)]
+    every_s = min((gap for gap in gaps if gap > 0), default=0.0)
+    for (before, row), gap in zip(pairwise(rows), gaps, strict=True):
+        if gap == 0:
+            yield f"line {row.line}: has the time of line {before.line}"
+        elif gap < 0:
+            yield f"line {row.line}: is earlier than line {before.line}; times must ascend"
+        elif gap != every_s and not has_faults:
+            usual = f"others {every_s:g} s: rows are missing"
+            yield f"line {row.line}: comes {gap:g} s after line {before.line}, and {usual}"
+
+
+def _time_of(text: str, *, zone: str, after_s: float) -> float:
+    """Returns a time in seconds since the epoch.
+
+    after_s: the time before it, by which the hour is told that clocks show twice when they are put back.
+    """
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a time, such as 2026-01-31T14:00+01:00") from None
+    if at.tzinfo is not None:
+        return at.timestamp()
+    if not zone:
+        raise ValueError(f"{text} has no time zone. Add it, as in {text}+01:00, or give `time_zone`")
+    first, second = (at.replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
+    if first.astimezone(UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None) != at:
+        raise ValueError(f"clocks in {zone} do not show {text}, as they are put forward")
+    return second.timestamp() if first.timestamp() <= after_s < second.timestamp() else first.timestamp()
+
+
+def _value_of(text: str, *, allows_negative: bool) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    if value < 0 and not allows_negative:
+        raise ValueError(f"{text} is negative")
+    return max(0.0, value)
