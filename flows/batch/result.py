@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prefect import get_run_logger
@@ -30,6 +30,7 @@ from ringmaster.tasks.profiling.preflight_runs import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
+from ringmaster.tasks.recording.record_hooks import record_hooks
 from ringmaster.tasks.storage.journal import (
     ENDED,
     FUSION,
@@ -81,6 +82,7 @@ class BatchResult:
             None if there were no candidates for groups.
         prediction: the first prediction of the ends of the batch and its jobs, since it was started or resumed.
         is_measured: whether all runtimes of the first plan were measured, so that its lower bound proves something.
+        features: what features add, by their keys, which the JSON object has among the others.
     """
 
     batch: str
@@ -98,11 +100,13 @@ class BatchResult:
     fusion: GroupDecision | None = None
     prediction: Prediction | None = None
     is_measured: bool = False
+    features: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON object that `run --json` prints."""
         data: dict[str, Any] = to_json(self)
-        return data
+        of_features: dict[str, Any] = data.pop("features")
+        return data | of_features
 
     def summary(self) -> str:
         """Returns one line: "2 of 4 jobs are done; failed: a (its loss is NaN); cancelled: b"."""
@@ -165,13 +169,17 @@ def collect(
             prediction = replace(prediction, run_load=newest.run_load)
     if fusion and plan is not None:
         figures |= _bound_over_groups(plan, fusion)
+    of_features: dict[str, Any] = {}
+    for hook in record_hooks():
+        of_features |= hook.batch_results(batch, journal, since_s=since_s)
+    value = of_features.pop("value", None)
     return BatchResult(
         batch=batch.name,
         status=_status({records[job.name].status for job in batch.jobs}),
         plan=figures,
         makespan_s=_span_s(segments),
         objective=batch.objective,
-        value=_value(batch, segments, problem),
+        value=_value(batch, segments, problem) if value is None else value,
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
         num_trials=profiling.num_trials,
@@ -184,6 +192,7 @@ def collect(
         fusion=fusion,
         prediction=prediction,
         is_measured=bool(journal.get(IS_MEASURED, False)),
+        features=of_features,
     )
 
 
@@ -251,7 +260,8 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
         for job in batch.jobs
     )
     num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
-    problem = batch.terms.on(Problem(batch.name, (PlanningNode("any", num_devices),), requested))
+    terms = replace(batch.terms, features=())
+    problem = terms.on(Problem(batch.name, (PlanningNode("any", num_devices),), requested))
     # A pool plans a batch without users as one group.
     groups = {name: job.group for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     grouped = tuple(replace(job, group=groups.get(job.id) or job.group) for job in problem.jobs)
@@ -342,6 +352,8 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
             ends_s = {job["name"]: job["end_s"] for job in result.jobs if job["end_s"] is not None}
             own = job_error(prediction, makespan_s=result.makespan_s, ends_s=ends_s)
             figures |= {"prediction_job_error": own}
+    for hook in record_hooks():
+        figures |= hook.batch_metrics(result.features)
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
     metrics = {key: value for key, value in figures.items() if value is not None}
     recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])

@@ -209,6 +209,9 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
             console.print(styled(f"{job['name']}:", "red"), message(job["message"]))
     _print_deadlines(result, console)
     _print_times(result, console)
+    from ringmaster.tasks.recording.record_hooks import record_hooks  # imports SQLAlchemy
+
+    print_lines(console, [line for hook in record_hooks() for line in hook.batch_sentences(result.features)])
     for fault in result.faults:
         console.print(styled("not recorded:", "yellow"), fault)
     if result.faults and result.status == "done":

@@ -12,6 +12,8 @@ from math import floor, log10
 from ringmaster.tasks.planning.durations import counted, seconds_text
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.series_bands import STYLE as BAND_STYLE
+from ringmaster.tasks.planning.series_bands import bands_tall, draw_bands, series_bands
 from ringmaster.text import printable, xml
 
 # Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
@@ -41,9 +43,10 @@ class Frame:
     """Maps devices and seconds to pixels.
 
     nodes: name and number of devices of each node, from the top down.
+    below: the pixels that are left free under the devices.
     """
 
-    def __init__(self, nodes: Iterable[tuple[str, int]], *, end_s: float) -> None:
+    def __init__(self, nodes: Iterable[tuple[str, int]], *, end_s: float, below: float = 0.0) -> None:
         self.nodes, self.end_s = tuple(nodes), end_s
         self.row = max(3.0, min(30.0, 880.0 / sum(number for _, number in self.nodes)))
         self.scale = (WIDTH - LEFT - RIGHT) / (end_s * 1.01)
@@ -52,7 +55,8 @@ class Frame:
         for name, number in self.nodes:
             self.top_of[name] = y
             y += self.row * number + gap
-        self.height = y - gap + 44
+        self.bottom = y - gap
+        self.height = self.bottom + below + 44
 
     def x(self, seconds: float) -> float:
         """The horizontal pixel of a time."""
@@ -216,12 +220,15 @@ BOUND_STYLE = (
 
 def render_svg(plan: Plan, problem: Problem) -> str:
     """Draws the plan as SVG: a row per device, a box per segment, coloured by technique, with hatched overhead."""
-    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=plan.makespan_s or 1.0)
+    bands = series_bands(problem)
+    frame = Frame(
+        [(node.id, node.num_devices) for node in problem.nodes], end_s=plan.makespan_s or 1.0, below=bands_tall(bands)
+    )
     colour_of = colours(_technique(segment, problem) for segment in plan.segments)
     number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
     # All jobs fade except the one under the pointer.
     pointed_at = "".join(f"svg:has(.j{i}:hover) .job:not(.j{i}){{opacity:.25}}" for i in range(len(number)))
-    parts = []
+    parts = [*draw_bands(bands, x=frame.x, end_s=frame.end_s, top=frame.bottom)]
     for segment in plan.segments:
         boxes = _boxes(segment, problem, frame, colour_of[_technique(segment, problem)])
         parts.append(f'<g class="job j{number.get(segment.job, 0)}">{"".join(boxes)}</g>')
@@ -234,7 +241,7 @@ def render_svg(plan: Plan, problem: Problem) -> str:
         _headline(plan),
         fills=colour_of | {"switch or start-up": "url(#switch)"},
         content=parts,
-        style=BOUND_STYLE + pointed_at,
+        style=BOUND_STYLE + pointed_at + (BAND_STYLE if bands else ""),
         defs=stripes("switch", opacity=0.6),
     )
 
@@ -257,7 +264,10 @@ def _technique(segment: Segment, problem: Problem) -> str:
 
 def _headline(plan: Plan) -> list[str]:
     parts = [f"makespan {seconds_text(plan.makespan_s)}"]
-    if plan.best_bound_s and plan.gap is not None:
+    if plan.value is not None:
+        least = "" if plan.gap is None else f", no plan is below {plan.value_bound:.4g} (gap {plan.gap:.2%})"
+        parts.append(f"{plan.objective} {plan.value:.4g}{least}")
+    elif plan.best_bound_s and plan.gap is not None:
         parts.append(f"no plan beats {seconds_text(plan.best_bound_s)} (gap {plan.gap:.2%})")
     return [*parts, f"{counted(len(plan.segments), 'segment')}, {counted(plan.num_switches, 'switch', 'switches')}"]
 

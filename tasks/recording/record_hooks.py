@@ -10,7 +10,7 @@ from typing import Any
 from ringmaster.features import listed
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.storage.journal import JobRecord
+from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.text import Notice
@@ -67,6 +67,21 @@ class RecordHook:
 
     def paragraphs(self, job: Job, record: JobRecord) -> Iterator[str]:
         """Yields paragraphs, in markdown, for the page of a finished model."""
+        yield from ()
+
+    def batch_results(self, batch: Batch, journal: Journal, *, since_s: float) -> Mapping[str, Any]:
+        """Returns further keys of the result of a batch, plain values. since_s: when it was started or resumed.
+
+        The key "value" replaces the actual value of the objective, where the feature alone can compute it.
+        """
+        return {}
+
+    def batch_metrics(self, results: Mapping[str, Any]) -> Mapping[str, float]:
+        """Returns metrics of the run of a batch, by what `batch_results` has returned."""
+        return {}
+
+    def batch_sentences(self, results: Mapping[str, Any]) -> Iterator[str]:
+        """Yields what a terminal shows of it at the end."""
         yield from ()
 
     def listeners(self, batch: Batch, *, notice: Notice) -> Iterator[RunListener]:

@@ -1,0 +1,82 @@
+"""The option `--wait` of `ringmaster whatif`: what waiting for cheaper hours gains."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ringmaster.errors import InputError, ProblemError
+from ringmaster.flows.commands.parameters import with_parameters
+from ringmaster.flows.commands.planning import read_problem
+from ringmaster.flows.commands.running import estimate
+from ringmaster.flows.interrupts import Interrupts
+from ringmaster.flows.output import announce, print_outcome
+from ringmaster.flows.settings import resolve_path
+
+if TYPE_CHECKING:
+    from ringmaster.tasks.planning import Plan, Problem
+
+DEFAULT_OBJECTIVE = "cost"
+
+
+def with_wait(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the option `--wait` to `ringmaster whatif`, and with it the objective of a problem file."""
+
+    def asked(*, wait: bool, wait_objective: str, **options: Any) -> None:
+        if not wait:
+            command(**options)
+            return
+        _show_waits(
+            options["file"],
+            objective=wait_objective,
+            limits={key: options[key] for key in ("work", "time_limit", "seed")},
+            profiles=options["profiles"],
+            as_json=options["as_json"],
+        )
+
+    option = typer.Option("--wait", help="What jobs cost and emit if they may end later and wait for cheaper hours.")
+    of = typer.Option("--wait-objective", help="With --wait and a problem file: cost, emissions or trade-off.")
+    return with_parameters(
+        command, asked, wait=(Annotated[bool, option], False), wait_objective=(Annotated[str, of], DEFAULT_OBJECTIVE)
+    )
+
+
+def _show_waits(file: Path, *, objective: str, limits: dict[str, Any], profiles: Any, as_json: bool) -> None:
+    from ringmaster.features.tariffs.waiting import WAITS, gain_lines, gains_to_json, wait_gains
+
+    if file.suffix.lower() in (".yaml", ".yml"):
+        problem, objective = _of_batch(file, objective=objective, profiles=profiles, seed=limits["seed"])
+    else:
+        problem = read_problem(file)
+    work_s = limits["work"] / (1 + len(WAITS))
+    announce(f"planning {1 + len(WAITS)} times")
+
+    def make_plan(problem: "Problem", objective: str) -> "Plan":
+        from ringmaster.tasks.planning import solve
+
+        return solve(
+            problem, objective=objective, work_s=work_s, time_limit_s=limits["time_limit"], seed=limits["seed"]
+        )
+
+    try:
+        gains = wait_gains(problem, objective=objective, make_plan=make_plan)
+    except (ProblemError, ValueError) as error:
+        raise InputError([f"{file}: {fault}" for fault in getattr(error, "faults", [error])]) from None
+    lines = list(gain_lines(gains, problem, objective=objective))
+    print_outcome(gains_to_json(gains, objective=objective), lines, as_json=as_json)
+
+
+def _of_batch(file: Path, *, objective: str, profiles: Any, seed: int) -> "tuple[Problem, str]":
+    """Returns the problem of a batch's dry run, and its objective where that depends on tariffs."""
+    from ringmaster.features.tariffs.batch import EMITTED, PAID, TRADED
+    from ringmaster.tasks.batch import load_batch
+
+    batch = load_batch(resolve_path(file))
+    result = estimate(batch, profiles=profiles, seed=seed, interrupts=Interrupts())
+    if result.problem is None:
+        raise InputError([f"{file}: no job can be trained: {result.summary()}"])
+    return result.problem, batch.objective if batch.objective in (PAID, EMITTED, TRADED) else objective
+
+
+OPTIONS = {"whatif": with_wait}

@@ -1,0 +1,106 @@
+"""What depends on the time, under a Gantt chart: for each kind of series a band with a step line per kind of node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Steps
+from ringmaster.text import xml
+
+BAND_TALL, BAND_GAP = 52.0, 14.0
+MAX_LINES = 3  # of a band; further nodes are named by their number
+LINES = ("#b3541e", "#2b6cb0", "#4a5568")
+STYLE = (
+    ".band{fill:#f8f6f2}.series{fill:none;stroke-width:1.8}.zero{stroke:#c9c3b8}"
+    ".unit{font-size:11px;text-anchor:end;fill:#52616d}.scale{font-size:10px;text-anchor:end;fill:#7b8894}"
+    ".which{font-size:10px}"
+)
+KINDS = (
+    ("price_steps", "price", "per device-hour", 3600.0),
+    ("energy_price_steps", "energy", "per kWh", 1.0),
+    ("carbon_steps", "carbon", "g CO2e per kWh", 1.0),
+)
+"""By attribute of nodes: the name, the unit, and its size in that of the problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesBand:
+    """The series of one kind. lines: of nodes with the same values, their names and the values in `unit`."""
+
+    name: str
+    unit: str
+    lines: tuple[tuple[tuple[str, ...], Steps], ...]
+
+    @property
+    def largest(self) -> float:
+        """The largest value that a line has."""
+        return max(value for _, steps in self.lines for _, value in steps)
+
+
+def series_bands(problem: Problem) -> tuple[SeriesBand, ...]:
+    """Returns the bands of a problem: of each kind of series that some node has."""
+    bands = []
+    for attribute, name, unit, size in KINDS:
+        nodes: dict[Steps, list[str]] = {}
+        for node in problem.nodes:
+            if steps := getattr(node, attribute):
+                nodes.setdefault(tuple((at_s, value * size) for at_s, value in steps), []).append(node.id)
+        if nodes:
+            lines = tuple((tuple(names), steps) for steps, names in nodes.items())
+            bands.append(SeriesBand(name=name, unit=unit, lines=lines))
+    return tuple(bands)
+
+
+def bands_tall(bands: Sequence[SeriesBand]) -> float:
+    """Returns the pixels that bands take under the devices."""
+    return len(bands) * (BAND_TALL + BAND_GAP)
+
+
+ToPixel = Callable[[float], float]
+
+
+def draw_bands(bands: Sequence[SeriesBand], *, x: ToPixel, end_s: float, top: float) -> Iterator[str]:
+    """Yields the bands as SVG, from a vertical pixel down. x: returns the horizontal pixel of a time, up to `end_s`."""
+    for number, band in enumerate(bands):
+        y = top + BAND_GAP + number * (BAND_TALL + BAND_GAP)
+        yield "".join(_band(band, x, end_s=end_s, top=y))
+
+
+def _band(band: SeriesBand, x: ToPixel, *, end_s: float, top: float) -> Iterator[str]:
+    left, right = x(0.0), x(end_s)
+    largest = band.largest or 1.0
+    bottom = top + BAND_TALL
+
+    def y(value: float) -> float:
+        return bottom - (BAND_TALL - 6.0) * value / largest
+
+    yield f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{BAND_TALL:.1f}" class="band"/>'
+    yield f'<line x1="{left:.1f}" y1="{bottom:.1f}" x2="{right:.1f}" y2="{bottom:.1f}" class="zero"/>'
+    yield f'<text x="{left - 8:.1f}" y="{top + 22:.1f}" class="unit">{xml(band.name)}</text>'
+    yield f'<text x="{left - 8:.1f}" y="{top + 36:.1f}" class="scale">{xml(band.unit)}</text>'
+    yield f'<text x="{left - 8:.1f}" y="{top + 9:.1f}" class="scale">{largest:.3g}</text>'
+    yield f'<text x="{left - 8:.1f}" y="{bottom:.1f}" class="scale">0</text>'
+    shown = band.lines[:MAX_LINES]
+    for k, (nodes, steps) in enumerate(shown):
+        path = _path([(max(0.0, at_s), value) for at_s, value in steps if at_s < end_s], x, y, right=right)
+        values = "; ".join(f"{value:.4g}" for _, value in steps[:24])
+        title = f"{band.name} {band.unit} on {', '.join(nodes[:8])}: {values}"
+        yield f'<path d="{path}" class="series" stroke="{LINES[k]}"><title>{xml(title)}</title></path>'
+        if len(band.lines) > 1:
+            text = nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
+            text_x = left + 6 + 120 * k
+            style = f'class="which" style="fill:{LINES[k]}"'
+            yield f'<text x="{text_x:.1f}" y="{top + 11:.1f}" {style}>{xml(text, limit=18)}</text>'
+    if len(band.lines) > len(shown):
+        text = f"and {len(band.lines) - len(shown)} other series"
+        yield f'<text x="{left + 6 + 120 * len(shown):.1f}" y="{top + 11:.1f}" class="which">{xml(text)}</text>'
+
+
+def _path(steps: Sequence[tuple[float, float]], x: ToPixel, y: ToPixel, *, right: float) -> str:
+    """Returns the step line of values as an SVG path."""
+    parts = [f"M{x(steps[0][0]):.1f} {y(steps[0][1]):.1f}"]
+    parts += [f"H{x(at_s):.1f}V{y(value):.1f}" for _, (at_s, value) in pairwise(steps)]
+    return "".join([*parts, f"H{right:.1f}"])
