@@ -1,7 +1,7 @@
 """Choice of the jobs of a batch that one gang trains together: by the planner, once, before any of them runs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
@@ -67,26 +67,24 @@ def choose_job_groups(
     name: name of the batch.
     jobs: the jobs that can be trained.
     records: the records of the jobs, as far as there are any.
-    goals: the step up to which each job may train now, up to which the groups are compared: those that continue from
-        there may be grouped anew. A trial of a sweep whose values are still to be chosen has goal 0, and joins no
-        group.
+    goals: the step up to which each job may train now. A trial of a sweep whose values are still to be chosen has goal
+        0, and joins no group.
     """
-    goals = goals or {}
     left = [job for job in jobs if job.name not in records or records[job.name].status not in ENDED]
     # A job trains alone since its group was divided, or since it left the group.
     alone = {name for name, record in records.items() if record.parted or record.left_group}
-    may_join = {job.name for job in left if goals.get(job.name) != 0} - alone
+    may_join = {job.name for job in left if (goals or {}).get(job.name) != 0} - alone
     groups = _candidates(profiles.groups, may_join)
     if not groups:
         return ChosenGroups()
     problem = add_terms(
         planning_problem(
-            [replace(job, num_steps=goals[job.name]) if goals.get(job.name) else job for job in left],
+            left,
             profiles.profiles,
             cluster,
             name=name,
             steps_done={name: record.step for name, record in records.items()},
-            groups={lead: [_up_to_goals(profile, goals) for profile in each] for lead, each in groups.items()},
+            groups=groups,
         )
     )
     try:
@@ -99,11 +97,6 @@ def choose_job_groups(
     }
     plan = as_executed(problem, fusion.fused_plan)[1]
     return ChosenGroups(profiles=chosen, plan=plan, fusion=(fusion, problem))
-
-
-def _up_to_goals(profile: Profile, goals: Mapping[str, int]) -> Profile:
-    members = (replace(member, num_steps=goals.get(member.job, member.num_steps)) for member in profile.members)
-    return replace(profile, members=tuple(members))
 
 
 def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:

@@ -1,7 +1,5 @@
 """Groups of jobs that may be offered to the planner, and the record of the planner's choice."""
 
-from dataclasses import replace
-
 import pytest
 
 from ringmaster.errors import ProblemError
@@ -89,15 +87,6 @@ def test_jobs_that_have_ended_or_await_their_values_are_in_no_group(journal):
     journal.write_job("c", goal=0)
     together = choose(journal, group("b", "c", "d"), goals=goals_in(journal.jobs()))
     assert [f.job for f in together.profiles["a"][0].members] == ["d"]
-
-
-def test_groups_are_compared_up_to_the_goals_of_their_jobs(journal):
-    """Alone, four jobs take 4 x 10 steps of 1 s; together 10 of 1.3 s, once the group has started in `startup_s`."""
-    starts = [replace(group("b", "c", "d"), startup_s=startup_s) for startup_s in (20.0, 30.0)]
-    for startup_s, is_chosen in ((20.0, True), (30.0, False)):
-        together = choose(journal, starts[startup_s == 30.0], goals=dict.fromkeys("abcd", 10))
-        assert bool(together.profiles) is is_chosen
-    assert [len(p.members) for p in choose(journal, starts[1]).profiles["a"]] == [3]
 
 
 def test_a_group_that_has_parted_and_a_job_that_has_left_stay_so(journal):
