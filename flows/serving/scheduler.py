@@ -239,10 +239,18 @@ class BaseScheduler:
             pending.start_again()
 
     def _regain(self, answered: Iterable[StoredRequest]) -> None:
-        """Computes again the gradients of losses that were answered and that no step has used."""
+        """Computes again the gradients of losses that were answered and that no step has used.
+
+        Raises CallFailed where they cannot be computed as they were, such as with a smaller `seq_len`.
+        """
         for request in answered:
             for piece in pieces_of(request):
-                self._link.call("compute", requests=[{"client": request.stream, **piece}])
+                (result,) = self._link.call("compute", requests=[{"client": request.stream, **piece}])
+                if "refusal" in result:
+                    raise CallFailed(
+                        f"the gradients of request {request.id}, which was answered, cannot be computed again: "
+                        f"{result['refusal']}. To fix: serve with the limits that it was answered with"
+                    )
 
     def _drop_pieces(self, client: str) -> None:
         """Drops the gradients of a client's loss that failed after some of its pieces were computed."""
@@ -268,7 +276,6 @@ class BaseScheduler:
         """Does what takes no computation, and one computation."""
         for pending in self._ready():
             if pending.request.id in self._cancelled:
-                self._cancelled.discard(pending.request.id)
                 self._finish(pending, {"error": "the request was cancelled", "category": "user"}, has_failed=True)
                 if pending.is_begun:
                     self._sample_turn([])  # which gives it up
@@ -402,7 +409,12 @@ class BaseScheduler:
             spec=request.work["spec"],
         )
         if (path := request.work.get("path")) is not None:
-            self._load(name, request)
+            try:
+                self._load(name, request)
+            except (CallFailed, ValueError, OSError):  # its place is free again
+                self._link.call("remove", client=name)
+                self._store.end_client(name)
+                raise
             return {"type": "load_weights", "path": path, "model_id": name}
         return {"type": "create_model", "model_id": name}
 
@@ -485,6 +497,7 @@ class BaseScheduler:
             with self._wakeup:
                 stream = self._streams[pending.request.stream]
                 stream.waiting.pop(pending.request.seq, None)
+                self._cancelled.discard(pending.request.id)
                 if stream.next_seq is not None:
                     stream.next_seq = max(stream.next_seq, pending.request.seq + 1)
                     stream.refused = {seq for seq in stream.refused if seq >= stream.next_seq}

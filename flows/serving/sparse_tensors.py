@@ -21,7 +21,7 @@ class SparseTensor:
         cls, values: np.ndarray, *, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, ...]
     ) -> SparseTensor:  # fmt: skip
         """Returns a checked matrix. Raises ValueError where its parts do not fit."""
-        if len(shape) != 2 or len(rows) != shape[0] + 1 or len(columns) != len(values):
+        if len(shape) != 2 or min(shape) < 0 or len(rows) != shape[0] + 1 or len(columns) != len(values):
             raise ValueError(
                 "a sparse tensor needs two dimensions, a row pointer more than rows, and each value's column"
             )

@@ -87,6 +87,8 @@ class FakeEndpoint:
     def _loss(self, request):
         if request.loss not in LOSSES:
             return Refusal(reason=f"{request.loss!r} is not a loss that is served")
+        if any(len(row.tokens) > self.limits.seq_len for row in request.rows):
+            return Refusal(reason="a row is too long")
         if any(row.tokens[0] == 555 for row in request.rows):
             return Refusal(reason="a row is refused")
         outputs, total = [], 0.0

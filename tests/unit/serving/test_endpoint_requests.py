@@ -205,7 +205,7 @@ def test_samples_have_what_was_asked_of_the_prompt(client):
     assert answer == {"data": [-1.0, 0.0] * 3, "dtype": "float32", "shape": [3, 2]}
 
 
-def test_a_checkpoint_goes_on_with_and_without_the_optimizer(client):
+def test_a_checkpoint_goes_on_with_and_without_the_optimizer(served_endpoint, client):
     model = client.model()
     client.loss(model, 1)
     client.step(model, 2)
@@ -226,6 +226,7 @@ def test_a_checkpoint_goes_on_with_and_without_the_optimizer(client):
     without = client.result(client.post("save_weights_for_sampler", sampler))["path"]
     other = {"session_id": model.partition(":")[0], "model_seq_id": 7, "path": without, "optimizer": True}
     assert "no state of the optimizer" in client.result(client.post("load_weights", other))["error"]
+    assert served_endpoint.server.store.client(f"{model.partition(':')[0]}:train:7").is_ended  # its place is free
 
 
 def test_who_ended_has_a_checkpoint_and_its_place_is_free(tmp_path):
@@ -498,6 +499,7 @@ def test_a_sample_that_has_begun_can_be_cancelled(served_endpoint, client, monke
     client.post("cancel_future", request)
     assert "cancelled" in client.result(request)["error"]
     assert eventually(lambda: served_endpoint.calls()[-1] == ["sample", []])
+    assert not served_endpoint.server._schedulers["tiny"]._cancelled
 
 
 def test_tensors_of_several_targets_and_sparse_ones_are_read(client):

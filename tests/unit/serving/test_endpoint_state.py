@@ -309,3 +309,16 @@ def test_clients_that_end_while_others_are_recorded_are_recorded_then(tmp_path):
         assert eventually(lambda: True in starts)
         is_busy.clear()
         assert eventually(lambda: False in starts)
+
+
+def test_limits_with_which_answered_gradients_are_lost_are_refused(tmp_path):
+    with running(tmp_path) as endpoint:
+        client = endpoint.client()
+        model = client.model()
+        client.result(client.loss(model, 1, tokens=range(1, 41)))
+    with pytest.raises(AssertionError, match="cannot be computed again"), running(tmp_path, seq_len=32):
+        pass
+    with running(tmp_path) as endpoint:
+        client = endpoint.client()
+        client.result(client.step(model, 2))
+        assert endpoint.server.store.client(model).step == 1

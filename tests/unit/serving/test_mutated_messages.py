@@ -78,6 +78,8 @@ def changed(content, draw):
             tensor.dense = draw.choice(ODD)
         case 4:
             tensor.sparse_csr.values = draw.choice(ODD)
+            tensor.sparse_csr.crow_indices = draw.choice([*ODD, np.zeros(4, np.int64).tobytes()])
+            tensor.shape[:] = draw.choice([[-1, 2], [3, -1], [3, 2], [2**62, 2**62], [0, 0]])
         case 5:
             datum.model_input.add().encoded_text.tokens = draw.choice(ODD)
         case 6:
