@@ -38,7 +38,7 @@ def serve(
     from ringmaster.extras import require_extra
     from ringmaster.flows.serving.compute_link import RecordingProcess
     from ringmaster.flows.serving.endpoint_file import load_endpoint_file
-    from ringmaster.flows.serving.endpoint_server import EndpointServer, served_device
+    from ringmaster.flows.serving.endpoint_server import EndpointServer, served_devices
 
     entry = load_endpoint_file(file)
     with input_errors():
@@ -48,8 +48,8 @@ def serve(
         _serve_on_pool(entry, as_json=as_json)
         return
     recording = RecordingProcess(file)
-    device = entry.serve.device or served_device()
-    server = EndpointServer(entry, home=settings.home(), device=device, record=recording.start)
+    devices = served_devices(entry.serve)
+    server = EndpointServer(entry, home=settings.home(), devices=devices, record=recording.start)
     received: list[int] = []
 
     def stop(number: int, _: Any) -> None:

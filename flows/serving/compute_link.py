@@ -45,6 +45,8 @@ class ComputeSettings:
     base: the folder or name of the base, as batch files name it.
     limits: the fields of `Limits`.
     folder: where the clients' states are.
+    cores: the processor's cores that it uses; empty for those of the server.
+    precision: of the base, "fp32" or "bf16".
     endpoint: the dotted name of what computes.
     """
 
@@ -52,6 +54,8 @@ class ComputeSettings:
     limits: Mapping[str, Any]
     folder: Path
     device: str = "cpu"
+    cores: tuple[int, ...] = ()
+    precision: str = "fp32"
     endpoint: str = ENDPOINT
 
 

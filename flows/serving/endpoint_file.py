@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -14,7 +14,7 @@ from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.batch.yaml_sections import file_error, findings, read_document
 
 WHAT = "a file of an endpoint"
-MAX_ADAPTERS, MAX_RANK, MAX_SEQ_LEN = 1024, 1024, 1_000_000
+MAX_ADAPTERS, MAX_RANK, MAX_SEQ_LEN, MAX_DEVICES = 1024, 1024, 1_000_000, 64
 OWN_KEYS = {"jobs": "run", "grid": "run", "template": "sweep", "space": "sweep", "night": "retrain"}
 """Keys of files of other kinds, and the command that takes those."""
 
@@ -27,6 +27,9 @@ class BaseEntry(Section):
     name: BaseName = Field(description="the name by which clients ask for it, such as tiny-llama")
     from_pretrained: Annotated[str, AfterValidator(pretrained)] = Field(
         description="a folder with the model, or its name on the hub, such as data/base"
+    )
+    dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="fp32, or bf16 for half the memory; adapters are stored in fp32 with both"
     )
 
 
@@ -53,6 +56,9 @@ class ServeEntry(Section):
     )
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] | None = Field(
         default=None, description="cpu, or a GPU such as cuda:0; by default a GPU where there is one"
+    )
+    devices: Annotated[Whole, Field(le=MAX_DEVICES)] = Field(
+        default=1, description="on how many devices there is a replica of each base, for its share of the clients"
     )
     port: Annotated[Whole, Field(le=65_535)] | None = Field(
         default=None, description="the port on 127.0.0.1, such as 8765; by default any, which is kept"
@@ -98,6 +104,9 @@ def _findings(entry: EndpointFile) -> Iterator[Finding]:
         if base.name in names:
             yield Finding(("serve", "bases", i, "name"), f"{base.name!r} is the name of two bases", "rename one")
         names.add(base.name)
+    if entry.serve.devices > 1 and ":" in (entry.serve.device or ""):
+        text = f"is one GPU, and devices asks for {entry.serve.devices}"
+        yield Finding(("serve", "device"), text, "cuda, or leave it out")
 
 
 def endpoint_schema() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +23,9 @@ from ringmaster.files import write_atomically
 from ringmaster.flows.output import ProcessRole
 from ringmaster.flows.services.serving import LOOPBACK, checked, in_url, names_of, server_of
 from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied, ComputeSettings
-from ringmaster.flows.serving.endpoint_file import BaseEntry, EndpointFile
+from ringmaster.flows.serving.endpoint_file import BaseEntry, EndpointFile, ServeEntry
 from ringmaster.flows.serving.endpoint_service import EndpointService
+from ringmaster.flows.serving.replicas import ComputeDevice, link_on
 from ringmaster.flows.serving.scheduler import BaseScheduler
 from ringmaster.flows.serving.server_app import EndpointApp
 from ringmaster.flows.serving.store import EndpointStore
@@ -68,11 +69,25 @@ def open_store(folder: Path) -> EndpointStore:
     return EndpointStore(folder / STORE_FILE, is_shared=(folder / POOL_FILE).exists())
 
 
-def served_device() -> str:
-    """Returns the first GPU of this machine, or else its CPU."""
+def served_devices(serve: ServeEntry) -> list[ComputeDevice]:
+    """Returns the devices of this machine that a file asks for: its GPUs, or shares of its cores where it has none.
+
+    Raises InputError where it has fewer.
+    """
     from ringmaster.tasks.cluster import gpus
 
-    return "cuda:0" if gpus() else "cpu"
+    cores = sorted(os.sched_getaffinity(0))
+    on_gpus = (serve.device or "cuda") != "cpu" and (serve.device is not None or bool(gpus()))
+    most = len(gpus()) if on_gpus else len(cores)
+    if serve.devices == 1:
+        return [ComputeDevice(name=(serve.device or "cuda:0") if on_gpus else "cpu")]
+    if serve.devices > most:
+        what = "GPUs" if on_gpus else "cores"
+        raise InputError([f"devices: {serve.devices} are asked for, and this machine has {most} {what}"])
+    if on_gpus:
+        return [ComputeDevice(name=f"cuda:{i}") for i in range(serve.devices)]
+    size = len(cores) // serve.devices
+    return [ComputeDevice(name="cpu", cores=tuple(cores[i * size : (i + 1) * size])) for i in range(serve.devices)]
 
 
 def kept_keys(folder: Path, owners: list[str]) -> dict[str, str]:
@@ -116,12 +131,13 @@ def check_base(folder: Path, base: BaseEntry) -> None:
     file = folder / BASE_FILE
     if not file.exists():
         return
-    known = json.loads(file.read_text())
+    known = {"dtype": "fp32", **json.loads(file.read_text())}
     if known != _fields(base):
         raise InputError(
             [
-                f"the base {base.name} is {base.from_pretrained}, and the clients in {folder} are of the base "
-                f"{known['name']}, {known['from_pretrained']}. To fix: serve that, or give the other base another name"
+                f"the base {base.name} is {base.from_pretrained} in {base.dtype}, and the clients in {folder} are of "
+                f"the base {known['name']}, {known['from_pretrained']} in {known['dtype']}. To fix: serve that, or "
+                "give the other base another name"
             ]
         )
 
@@ -133,7 +149,7 @@ def note_base(folder: Path, base: BaseEntry) -> None:
 
 
 def _fields(base: BaseEntry) -> dict[str, str]:
-    return {"name": base.name, "from_pretrained": base.from_pretrained}
+    return {"name": base.name, "from_pretrained": base.from_pretrained, "dtype": base.dtype}
 
 
 @contextmanager
@@ -152,7 +168,7 @@ def alone(folder: Path, name: str) -> Iterator[None]:
 class EndpointServer:
     """Serves an endpoint until it is told to end, or nobody has asked for anything for `idle_s`.
 
-    device: such as "cpu".
+    devices: on which each base has a replica.
     link_of: makes the link to the process of a base.
     record: starts to record the clients that have ended, and returns at once: whether it has started.
     host: the address on which it listens.
@@ -163,13 +179,13 @@ class EndpointServer:
         entry: EndpointFile,
         *,
         home: Path,
-        device: str,
+        devices: Sequence[ComputeDevice],
         link_of: Callable[[ComputeSettings], ComputeLink] = ComputeLink,
         record: Callable[[], bool] = lambda: True,
         host: str = LOOPBACK[0],
     ) -> None:
         self._host = host
-        self._entry, self._folder, self._device = entry, endpoint_folder(home, entry.name), device
+        self._entry, self._folder, self._devices = entry, endpoint_folder(home, entry.name), devices
         self._link_of, self._record = link_of, record
         self._end = threading.Event()
         self._schedulers: dict[str, BaseScheduler] = {}
@@ -235,13 +251,18 @@ class EndpointServer:
         limits = {"max_adapters": serve.max_adapters, "max_rank": serve.max_rank, "seq_len": serve.seq_len}
         result = {}
         for base in serve.bases:
-            settings = ComputeSettings(
-                base=base.from_pretrained,
-                limits=limits,
-                folder=base_folder(self._folder, base.name),
-                device=self._device,
-            )
-            link = self._link_of(settings)
+            settings = [
+                ComputeSettings(
+                    base=base.from_pretrained,
+                    limits=limits,
+                    folder=base_folder(self._folder, base.name),
+                    device=device.name,
+                    cores=device.cores,
+                    precision=base.dtype,
+                )
+                for device in self._devices
+            ]
+            link = link_on(settings, self._link_of)
             result[base.name] = BaseScheduler(base.name, store=service.store, link=link, on_answer=service.on_answer)
         return result
 

@@ -10,7 +10,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
@@ -21,8 +21,9 @@ from ringmaster.flows.services.serving import LOOPBACK
 from ringmaster.flows.serving.compute_link import ComputeLink, RecordingProcess
 from ringmaster.flows.serving.endpoint_file import load_endpoint_file
 from ringmaster.flows.serving.endpoint_server import LOCK_FILE, POOL_FILE, EndpointServer, endpoint_folder
+from ringmaster.flows.serving.replicas import ComputeDevice
 from ringmaster.techniques.processes.gang_events import JobReady, OutcomeStatus
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.processes.reporter import STOP, Reporter
 
 HOME = "home"
@@ -83,11 +84,10 @@ def serve(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     file = endpoint_folder(home, order.job.name) / POOL_FILE
     recording = RecordingProcess(file, own_session=False)
     _wait_for_lock(file.with_name(LOCK_FILE), reporter)
-    device = "cuda:0" if order.slots[0].kind == "gpu" else "cpu"
     server = EndpointServer(
         load_endpoint_file(file),
         home=home,
-        device=device,
+        devices=devices_of(order.slots),
         link_of=GangLink,
         record=recording.start,
         host=own_address(),
@@ -132,6 +132,14 @@ def beating(reporter: Reporter) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def devices_of(slots: Sequence[Slot]) -> list[ComputeDevice]:
+    """Returns the devices of a gang: its GPUs are those that the rank sees, in their order."""
+    return [
+        ComputeDevice(name=f"cuda:{i}") if slot.kind == "gpu" else ComputeDevice(name="cpu", cores=slot.cores)
+        for i, slot in enumerate(slots)
+    ]
 
 
 def own_address() -> str:

@@ -33,8 +33,8 @@ from ringmaster.flows.serving.endpoint_server import (
 from ringmaster.flows.serving.pool_gang import HOME
 from ringmaster.flows.serving.routes import public_url
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
@@ -65,11 +65,16 @@ def submit_endpoint(entry: EndpointFile, database: Database, *, home: Path) -> P
     """Submits an endpoint to the pool. Raises InputError, with all faults, where it cannot be served there."""
     database.read(check_release)
     folder = endpoint_folder(home.absolute(), entry.name)
-    kind = _kind(folder, NodeRegistry(database).all())
-    raise_faults(
-        [*_faults(entry, database, folder=folder)]
-        + ([] if kind else ["the pool has no trusted node with a healthy device. To fix: start a worker"])
-    )
+    nodes = [healthy(node) for node in NodeRegistry(database).all() if node.status == NodeStatus.SERVING]
+    kind = _kind(folder, nodes)
+    most = max((len(node.devices) for node in nodes if Cluster(nodes=(node,)).device_kind() == kind), default=0)
+    if kind is None:
+        lacks = ["the pool has no trusted node with a healthy device. To fix: start a worker"]
+    elif 0 < most < entry.serve.devices:
+        lacks = [f"serve: devices is {entry.serve.devices}, and no node has more than {most}. To fix: fewer devices"]
+    else:
+        lacks = []
+    raise_faults([*_faults(entry, database, folder=folder), *lacks])
     assert kind is not None
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SERVER_FILE).unlink(missing_ok=True)  # of a server that was killed
@@ -84,7 +89,7 @@ def submit_endpoint(entry: EndpointFile, database: Database, *, home: Path) -> P
         id=batch,
         name=entry.name,
         jobs=(job,),
-        profiles={job.name: (endpoint_profile(kind=kind, held_s=held_s),)},
+        profiles={job.name: (endpoint_profile(kind=kind, num_devices=entry.serve.devices, held_s=held_s),)},
         folder=str(home.absolute() / "batches" / entry.name / batch),
         cache_dir=str(home.absolute() / "cache"),
         started_s=time.time(),
@@ -100,7 +105,7 @@ def endpoint_job(name: str, *, home: Path) -> Job:
     return Job(name=name, model=model, data=DataSpec(source="command"), num_steps=1)
 
 
-def endpoint_profile(*, kind: str, held_s: float) -> Profile:
+def endpoint_profile(*, kind: str, num_devices: int, held_s: float) -> Profile:
     """Returns the option of an endpoint.
 
     kind: the kind of device, as clients get other bits on another one.
@@ -108,7 +113,7 @@ def endpoint_profile(*, kind: str, held_s: float) -> Profile:
     """
     return Profile(
         technique=TECHNIQUE,
-        num_devices=1,
+        num_devices=num_devices,
         num_ranks=1,
         step_s=held_s,
         peak_bytes=0,
@@ -132,11 +137,10 @@ def _newest_problem(database: Database) -> Mapping[str, Any] | None:
     return problem
 
 
-def _kind(folder: Path, nodes: Sequence[NodeRecord]) -> str | None:
+def _kind(folder: Path, nodes: Sequence[Node]) -> str | None:
     """Returns the kind of device: that of the endpoint's earlier clients, else the most frequent, GPUs first."""
-    serving = [healthy(node) for node in nodes if node.status == NodeStatus.SERVING]
     numbers: dict[tuple[bool, str], int] = {}
-    for node in serving:
+    for node in nodes:
         if node.devices and not (kind := Cluster(nodes=(node,)).device_kind()).endswith(UNTRUSTED):
             key = node.devices[0].kind == "gpu", kind
             numbers[key] = numbers.get(key, 0) + len(node.devices)

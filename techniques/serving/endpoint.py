@@ -51,10 +51,14 @@ from ringmaster.techniques.serving.row_blocks import PaddedLength, RowBlock, blo
 from ringmaster.techniques.serving.sampler import NO_ADAPTER, Sampler, sampling_obstacle
 from ringmaster.techniques.serving.sampling_turns import SampledCheckpoints, SamplingTurns
 from ringmaster.techniques.serving.token_losses import TARGETS, loss_obstacle
+from ringmaster.techniques.training.gradients import round_weights
 from ringmaster.text import message_of
 
 logger = logging.getLogger(__name__)
 
+BF16 = "bf16"
+STORED_PRECISIONS = {"fp32": "fp32", BF16: "bf16-params"}
+"""The precisions of a base, as `MultiAdapterBase.compute_in` names them."""
 STORING_SHARE = 0.02
 """The largest share of the time in which whole states are stored."""
 FIRST_STORING_S = 0.1
@@ -69,15 +73,21 @@ class Endpoint:
     base: a folder or the name of a model on the hub, or the model as batch files describe it.
     folder: where the clients' states and checkpoints are kept; those that it holds already are restored.
     device: such as "cpu" or "cuda:0".
+    precision: "fp32", or "bf16": the base is stored and computed in bf16, the adapters are stored in fp32.
     Raises ValueError where the base cannot be served.
     """
 
-    def __init__(self, *, base: str | ModelSpec, limits: Limits, folder: Path, device: str = "cpu") -> None:
+    def __init__(
+        self, *, base: str | ModelSpec, limits: Limits, folder: Path, device: str = "cpu", precision: str = "fp32"
+    ) -> None:
         self.limits, self._device = limits, torch.device(device)
         self._base = base if isinstance(base, ModelSpec) else ModelSpec(from_pretrained=base)
-        model: Any = build_model(self._base, data=NOTHING, seed=0).to(self._device).eval()
+        model: Any = build_model(self._base, data=NOTHING, seed=0)
+        if precision == BF16:
+            round_weights(model)  # before the device gets them: in fp32 they may not fit
+        model = model.to(self._device).eval()
         self._stem = MultiAdapterBase(model)
-        self._stem.compute_in("fp32")
+        self._stem.compute_in(STORED_PRECISIONS[precision])
         if not (self._stem.packs and self._stem.divides_head):
             raise ValueError(
                 f"serve: {type(model).__name__} cannot be served: its layers mix tokens of different samples, or its "

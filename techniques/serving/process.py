@@ -161,6 +161,9 @@ def main() -> None:
 
     def make() -> None:
         nonlocal endpoint, lock
+        if cores := settings["cores"]:
+            os.sched_setaffinity(0, cores)
+            torch.set_num_threads(len(cores))
         lock = (folder / LOCK_FILE).open("a")
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may still end its computation
         endpoint = resolve(settings["endpoint"])(
@@ -168,6 +171,7 @@ def main() -> None:
             limits=from_json(Limits, settings["limits"]),
             folder=folder,
             device=settings["device"],
+            precision=settings["precision"],
         )
 
     answers.write(json.dumps(made := _answer(make)) + "\n")

@@ -13,6 +13,7 @@ from ringmaster.flows.serving import binary_messages
 from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied
 from ringmaster.flows.serving.endpoint_file import BaseEntry, EndpointFile, ServeEntry
 from ringmaster.flows.serving.endpoint_server import EndpointServer
+from ringmaster.flows.serving.replicas import CPU
 from ringmaster.techniques.serving.process import calls_of
 from ringmaster.techniques.serving.requests import Limits
 from tests.unit.serving.fake_endpoint import FakeEndpoint
@@ -89,7 +90,7 @@ class RunningEndpoint:
             self.links.append(link_of(settings))
             return self.links[-1]
 
-        self.server = EndpointServer(entry_of(**serve), home=home, device="cpu", link_of=made)
+        self.server = EndpointServer(entry_of(**serve), home=home, devices=[CPU], link_of=made)
         self.folder = home / "endpoints" / "fake"
         self.result = []
         self._clients = []

@@ -26,7 +26,7 @@ class FakeEndpoint:
     A request whose first token is 777 is computed once there is `CLIENT.go` in the folder.
     """
 
-    def __init__(self, *, base, limits, folder, device):
+    def __init__(self, *, base, limits, folder, device, precision="fp32"):
         if base == "broken":
             raise ValueError("the base is broken")
         self.limits, self._folder = limits, Path(folder)

@@ -11,6 +11,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows.serving import binary_messages
 from ringmaster.flows.serving.endpoint_file import BaseEntry
 from ringmaster.flows.serving.endpoint_server import EndpointServer
+from ringmaster.flows.serving.replicas import CPU
 from tests.unit.serving.clients import BINARY, entry_of, eventually, loss_json, loss_message, process_link, running
 
 
@@ -361,7 +362,7 @@ def test_a_new_server_answers_what_the_last_one_was_asked(tmp_path):
 def test_one_process_serves_an_endpoint(tmp_path):
     with running(tmp_path) as endpoint:
         with pytest.raises(InputError, match="is served already"):
-            EndpointServer(entry_of(), home=tmp_path, device="cpu").run(print)
+            EndpointServer(entry_of(), home=tmp_path, devices=[CPU]).run(print)
         assert endpoint.thread.is_alive()
 
 

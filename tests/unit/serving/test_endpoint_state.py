@@ -13,6 +13,7 @@ from ringmaster.flows.serving.endpoint_file import BaseEntry
 from ringmaster.flows.serving.endpoint_server import EndpointServer
 from ringmaster.flows.serving.endpoint_service import EndpointService
 from ringmaster.flows.serving.recording import record_clients
+from ringmaster.flows.serving.replicas import CPU
 from ringmaster.flows.serving.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
 from tests.unit.serving.clients import BINARY, LinkInProcess, entry_of, eventually, loss_message, running
 from tests.unit.serving.fake_endpoint import FakeEndpoint
@@ -258,7 +259,7 @@ def test_an_endpoint_ends_while_a_base_is_being_loaded(tmp_path):
     loads = threading.Event()
     bases = [BaseEntry.model_construct(name=name, from_pretrained="base") for name in ("one", "two")]
     server = EndpointServer(
-        entry_of(bases=bases), home=tmp_path, device="cpu", link_of=lambda settings: LinkThatLoads(settings, loads)
+        entry_of(bases=bases), home=tmp_path, devices=[CPU], link_of=lambda settings: LinkThatLoads(settings, loads)
     )
     announced, results = [], []
     thread = threading.Thread(target=lambda: results.append(server.run(announced.append)))

@@ -9,12 +9,14 @@ from safetensors.numpy import save_file
 from ringmaster.errors import InputError
 from ringmaster.flows.serving.endpoint_file import load_endpoint_file
 from ringmaster.flows.serving.endpoint_server import alone
+from ringmaster.flows.serving.pool_gang import devices_of
 from ringmaster.flows.serving.pool_submission import submit_endpoint, url_of
 from ringmaster.tasks.pool.active_batches import fault_of
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.processes.order import Slot
 from tests.fake_engine import cpu_devices
 
 
@@ -108,3 +110,19 @@ def test_its_clients_stay_on_the_kind_of_device_that_they_began_on(tmp_path, dat
     endpoint = submit(tmp_path, database)
     assert Submissions(database).find(endpoint.batch).profiles["mine"][0].device_type == "NVIDIA H200"
     assert url_of(folder) is None
+
+
+@pytest.mark.usefixtures("node")
+def test_replicas_are_on_devices_of_one_node(tmp_path, database):
+    with pytest.raises(InputError, match="no node has more than 2"):
+        submit(tmp_path, database, devices=3)
+    endpoint = submit(tmp_path, database, devices=2)
+    (profile,) = Submissions(database).find(endpoint.batch).profiles["mine"]
+    assert (profile.num_devices, profile.num_nodes, profile.num_ranks) == (2, 1, 1)
+
+
+def test_a_rank_computes_on_the_devices_of_its_order():
+    cores = [Slot(kind="cpu", index=i, cores=(2 * i, 2 * i + 1)) for i in range(2)]
+    gpus = [Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (5, 7)]
+    assert [each.cores for each in devices_of(cores)] == [(0, 1), (2, 3)]
+    assert [each.name for each in devices_of(gpus)] == ["cuda:0", "cuda:1"]
