@@ -2,7 +2,8 @@
 
 usage: python -m benchmarks.planning [--seeds N] [--quick] [--others] [--no-table] [--only WORD ...]
 
-`--only whatif` measures what-if instead (`benchmarks/planning/whatif.py`), and prints its table.
+`--only whatif` measures what-if instead (`benchmarks/planning/whatif.py`), and prints its table; `--only tariffs`
+plans by the hour's prices and carbon (`benchmarks/planning/tariffs.py`).
 
 Writes benchmarks/results/planning.json and the tables between the markers in docs/benchmarks.md; --quick and --only
 print instead. The independent verifier checks every plan, which must not be longer than that of the best simple rule.
@@ -24,7 +25,7 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.page import write_section
-from benchmarks.planning import others, whatif
+from benchmarks.planning import others, tariffs, whatif
 from benchmarks.planning.families import draw
 from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, short, sweep, switches, weighted
 from ringmaster.errors import NoRoomError
@@ -219,9 +220,10 @@ def main() -> None:
     arguments = parser.parse_args()
     for preemption in ("auto", "never"):  # compile the kernels, or load them, before timing
         solve(draw("scale-12x16"), preemption=preemption)
-    if arguments.only == ["whatif"]:
-        whatif.main()
-        return
+    for module in (whatif, tariffs):
+        if arguments.only == [module.__name__.rpartition(".")[2]]:
+            module.main()
+            return
     is_whole = not (arguments.quick or arguments.only or arguments.no_table)
     rows: list[dict] = []
     for row in () if arguments.no_table else ROWS:

@@ -41,6 +41,7 @@ from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.series import J_PER_KWH, MEASURES
 
 MAX_WINDOWS = 400
+UNDONE = 100.0  # price of a job that is left undone, in values of the whole
 MAX_COLUMNS = 40_000  # of a linear program, from which the limit of windows follows
 
 
@@ -214,12 +215,16 @@ class TariffBound:
         """The time after which no valid plan ends."""
         return max(math.inf if job.deadline_s is None else job.deadline_s for job in self.problem.jobs)
 
+    def is_possible(self, start_s: float, end_s: float, *, bound_s: float) -> bool:
+        """Whether the last job may end in an interval, if none ends before `bound_s` and all keep their deadlines."""
+        return end_s >= bound_s and start_s <= self.latest_end_s
+
     def proved(self, certificate: TariffCertificate, *, bound_s: float) -> float:
         """Returns the value that no plan is below, as a certificate proves together with a bound on the last end."""
         assert certificate.points_s == self.points_s, "the bound has the windows of the certificate"
         least, start_s = math.inf, 0.0
         for end_s, index in certificate.intervals:
-            if end_s > bound_s and start_s < self.latest_end_s:
+            if self.is_possible(start_s, end_s, bound_s=bound_s):
                 prices = certificate.prices[index]
                 least = min(least, self.between(prices, max(start_s, bound_s), min(end_s, self.latest_end_s)))
             start_s = end_s
@@ -380,16 +385,18 @@ class TariffProgram:
 
     def _value_unit(self) -> float:
         """Returns a value of the size of the optimum, which makes the objective about 1."""
-        bound, total = self.bound, 0.0
+        bound = self.bound
         none = TariffPrices(slots=({},) * len(bound.points_s))
         plain = TariffBound(bound.problem, self.factors, points_s=bound.points_s)
-        total = plain.between(none, 0.0, bound.latest_end_s)
+        total = plain.between(none, self.unit_s, math.inf)
         return total if 0 < total < math.inf else 1.0
 
     def _add_class(self, c: int, job: PlanningJob, count: int, before_s: float) -> None:
         bound, lp = self.bound, self.lp
         work = lp.row(float(count), math.inf)
         job = bound.jobs[job.id]
+        if self.end is not None:  # work that such an early end leaves undone, so that there is an optimum
+            lp.column([(work, 1.0)], cost=UNDONE)
         for i in bound.windows_of(job, before_s=before_s):
             own = self._time_row(c, i, job, count)
             for k, option in enumerate(job.options):

@@ -1,6 +1,7 @@
 """Planning by prices that change over time: the bound with its certificate, and the better of two searches."""
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -65,8 +66,9 @@ class TariffProof:
 
     def _open(self) -> list[int]:
         """Returns the intervals in which the last job of a plan may end."""
-        limits = zip(self.starts, self.ends, strict=True)
-        return [i for i, (a, b) in enumerate(limits) if b > self.bound_s and a < self.bound.latest_end_s]
+        limits = enumerate(zip(self.starts, self.ends, strict=True))
+        possible = [i for i, (a, b) in limits if self.bound.is_possible(a, b, bound_s=self.bound_s)]
+        return possible or [len(self.ends) - 1]
 
     def _solve(self, last: int | None, factors: Factors) -> None:
         program = TariffProgram(self.bound, last=last, factors=factors)
@@ -74,8 +76,6 @@ class TariffProof:
         prices = program.solve()
         if prices is None:
             self.is_infeasible = last is None
-            if last is not None:
-                self.least[last] = max(self.least[last], 0.0)
             return
         self.prices.append(self._lasting(prices))
         self._evaluate(len(self.prices) - 1)
@@ -141,6 +141,7 @@ def plan_by_tariffs(problem: Problem, objective: Objective, factors: Factors, li
     The plan is not worse than one that ignores how prices change. Raises ProblemError where deadlines or budgets cannot
     be kept, with the proof where there is one.
     """
+    began_s = time.monotonic()
     bound = preemptive_bound(problem)
     has_deadlines = any(job.deadline_s is not None for job in problem.jobs)
     if (has_deadlines or math.isinf(bound.seconds)) and (proved := list(conflicts(problem))):
@@ -152,19 +153,20 @@ def plan_by_tariffs(problem: Problem, objective: Objective, factors: Factors, li
         proof.run()
     if proof.is_infeasible and problem.budgets:
         raise ProblemError(["budgets: no plan keeps all budgets and deadlines together. To fix: raise a budget"])
-    best = proof.value_bound()
+    best, proved_s = proof.value_bound(), time.monotonic()
     constant = _plan_by_constant_prices(problem, factors, limits)
     segments = _searched(problem, factors, proof, constant, limits)
     found = Plan(problem.name, segments, method="insertion by tariffs") if segments else None
     plans = [plan for plan in (found, constant) if plan is not None]
     if not plans:
-        raise ProblemError(["no plan was found that meets all deadlines, or on nodes that go away"])
+        raise ProblemError(["no plan was found that meets all deadlines on these nodes. To fix: give later deadlines"])
     plan = min(plans, key=lambda each: (*_faultiness(each, problem, objective), objective.value(each, problem)))
     if lateness_s(plan, problem) > SAME * plan.makespan_s:
         raise ProblemError([unmet(plan, problem)])
     if faults := list(objective.faults(plan, problem)):
         raise ProblemError([f"no plan was found that keeps the budgets: {fault}" for fault in faults])
-    plan = objective.valued(replace(plan, seconds={}), problem, bound, best=best)
+    seconds = {"bounds": round(proved_s - began_s, 3), "local search": round(time.monotonic() - proved_s, 3)}
+    plan = objective.valued(replace(plan, seconds=seconds), problem, bound, best=best)
     return replace(
         plan,
         lower_bound_s=min(bound.seconds, plan.makespan_s),
