@@ -41,6 +41,8 @@ def sweep_schema() -> Schema:
     policy = parts["StoppingPolicy"]["properties"]["policy"]
     keys["early_stopping"] = {"anyOf": [{"$ref": "#/$defs/StoppingPolicy"}, {"enum": policy["enum"]}]}
     keys |= {key: batch["properties"][key] for key in ("devices", *sorted(keys_of_features()))}
+    rules = sorted(parts["StopWhen"]["properties"])
+    keys["stop_when"] = {"anyOf": [{"$ref": "#/$defs/StopWhen"}, {"enum": rules}]}
     keys["data"] = {"$ref": "#/$defs/Data"}
     keys |= _ranking_keys(schema)
     parts["InlineJob"]["properties"]["job"] = {"$ref": "#/$defs/JobTemplate"}

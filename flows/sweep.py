@@ -2,7 +2,6 @@
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 from prefect import flow
@@ -24,7 +23,6 @@ from ringmaster.tasks.sweeping.results import (
     challenge,
     figures,
     leaderboard,
-    prepare_sections,
     record,
     sections,
     title_of,
@@ -61,6 +59,7 @@ def sweep(
     num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
     seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
     ranking: Annotated[sweep_form.RankingKeys, titled("Constraints and objectives")] = sweep_form.NO_RANKING,
+    stop_when: Annotated[sweep_form.StopWhen, titled("Ends early")] = sweep_form.NO_STOP_RULES,
     batch_keys: Annotated[dict[str, Any] | None, HIDDEN] = None,
     resume: Resume = False,
     caller: Annotated[Any, HIDDEN] = None,
@@ -86,6 +85,7 @@ def sweep(
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
         ranking: Bounds of metrics that the best trial must keep, and several objectives in place of one.
+        stop_when: When the sweep ends before all its trials have. Without it, the sweep only says when it should.
         batch_keys: Keys of optional features for the batch of the trials, such as {"trackers": ["tensorboard"]}.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
         caller: The `Caller` of the flow, in Python.
@@ -106,13 +106,13 @@ def sweep(
         num_parallel=num_parallel,
         seed=seed,
         ranking=ranking,
+        stop_when=stop_when,
         batch_keys=batch_keys or {},
     )
     spec = sweep_form.spec_of(form)
     caller = caller or Caller()
     sweep_form.check_name(form, ledger_of(settings.home(), notice=caller.view.notice))
-    sweep_scheduler = SweepScheduler(spec)
-    sweep_scheduler.on_first_done = partial(prepare_sections, len(spec.trials))
+    sweep_scheduler = SweepScheduler(spec, stop_rules=form.stop_rules(), notice=caller.view.notice)
     options = RunOptions(resume=resume, seed=seed)
     result = run_stages(spec.batch(), options, sweep_scheduler=sweep_scheduler, caller=caller)
     added = [row["name"] for row in result.jobs if row["name"] not in spec.trials]

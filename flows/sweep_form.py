@@ -33,6 +33,7 @@ from ringmaster.tasks.sweeping.results import name_fault
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
+from ringmaster.tasks.sweeping.stop_rules import StopRule, stop_rules
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_features import NAME_PATTERN, file_keys
 
@@ -240,6 +241,28 @@ else:
     RankingKeys = Annotated[type(NO_RANKING), BeforeValidator(lambda value: {} if value is None else value)]
 
 
+def _stop_when() -> type[BaseModel]:
+    """Returns the model of the rules by which a sweep ends before all its trials have; none of them is on."""
+    fields: dict[str, Any] = {
+        key: (rule | None, Field(default=None, title=rule.model_config.get("title"), description=rule.__doc__))
+        for key, rule in stop_rules().items()
+    }
+    base = type("StopWhen", (FormSection,), {"__doc__": "When the sweep ends early."}, title="End of the sweep")
+    return create_model("StopWhen", __base__=base, **fields)
+
+
+def _named_rule(value: Any) -> Any:
+    """Also accepts the name of a rule alone. In a form, a rule that is null is off."""
+    return {value: {}} if isinstance(value, str) else {} if value is None else value
+
+
+NO_STOP_RULES = _stop_when()()
+if TYPE_CHECKING:
+    StopWhen = Any
+else:
+    StopWhen = Annotated[type(NO_STOP_RULES), BeforeValidator(_named_rule)]
+
+
 def keys_of_features() -> set[str]:
     """Returns the keys of batch files that optional features have."""
     return {key for kind in file_keys("BATCH_KEYS") for key in kind.job_keys()}
@@ -266,6 +289,7 @@ class Sweep(FormSection):
     num_parallel: NumParallel = 4
     seed: Seed = 0
     ranking: RankingKeys = None
+    stop_when: StopWhen = NO_STOP_RULES
     batch_keys: Annotated[dict[str, Any], HIDDEN] = Field(default={})
 
     @model_validator(mode="before")
@@ -306,6 +330,10 @@ class Sweep(FormSection):
         """Returns the parameters of the flow, as plain values."""
         return self.model_dump(mode="json")
 
+    def stop_rules(self) -> list[StopRule]:
+        """Returns the rules that end the sweep."""
+        return [rule for _, rule in self.stop_when if rule is not None]
+
     def ranking_sections(self) -> dict[str, list[Any]]:
         """Returns the sections of the keys of features."""
         return {} if self.ranking is None else {key: list(each) for key, each in self.ranking}
@@ -327,6 +355,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "early_stopping": StoppingPolicy,
     "devices": DeviceChoice,
     "space": Parameter,
+    "stop_when": type(NO_STOP_RULES),
 }
 
 
@@ -353,12 +382,15 @@ def spec_of(form: Sweep) -> SweepSpec:
         deadline_s=form.deadline_s,
         seed=form.seed,
         batch_keys=form.batch_keys,
+        is_shuffled=bool(form.stop_rules()),
     )
     remedy = "give values, such as [1e-3, 1e-2], or a range by low and high"
     faults = [*(Fault(f"space.{key}", None, fault, remedy) for key, fault in lame), *spec.faults()]
     if form.base and not is_base:  # in a batch file, `base` may name one of its jobs; trials have no other jobs
         remedy = "write models:/NAME@ALIAS, models:/NAME/VERSION or a folder"
         faults.append(Fault("base", None, f"{form.base!r} is neither a registered model nor a folder", remedy))
+    findings = (finding for rule in form.stop_rules() for finding in rule.findings(spec))
+    faults += [Fault(place_text(each.place), None, each.message, each.remedy) for each in findings]
     if faults:
         raise BatchFileError(faults)
     return spec
@@ -414,8 +446,10 @@ def _what_is_right(raw: Mapping[str, Any], error: ValidationError) -> Sweep | No
 
 
 def _from_folder(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
-    """Returns the values with absolute paths in the template."""
-    template = raw.get("template")
+    """Returns the values of a file with absolute paths in the template, and with settings of each rule."""
+    template, rules = raw.get("template"), raw.get("stop_when")
+    if isinstance(rules, dict):  # `{worthless: }` names a rule without settings
+        raw = {**raw, "stop_when": {key: {} if each is None else each for key, each in rules.items()}}
     if not isinstance(template, dict):
         return dict(raw)
     key, path = ("path", template.get("path")) if "path" in template else ("folder", template.get("folder", "."))

@@ -16,7 +16,8 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from os import sched_getaffinity
 from pathlib import Path
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few configurations and draws; writes nothing")
     quick = parser.parse_args().quick
     keys = [("constant", 0)] if quick else [(kind, seed) for kind in ("constant", "cosine") for seed in (0, 1)]
-    curves = {key: _trained(*key, num=NUM_TRIALS if quick else POPULATION) for key in keys}
+    curves = {key: trained_curves(*key, num=NUM_TRIALS if quick else POPULATION) for key in keys}
     rows = measured(curves, num_draws=1 if quick else NUM_DRAWS)
     print(table(rows))
     if not quick:
@@ -55,7 +56,7 @@ def main() -> None:
         write_section("sweeps", table(rows))
 
 
-def _trained(kind: str, seed: int, *, num: int) -> list[Curve]:
+def trained_curves(kind: str, seed: int, *, num: int) -> list[Curve]:
     """Returns the learning curves of configurations that differ in rate, decay and first weights, trained side by side.
 
     Each is a network of its own: the batched products mix nothing, and AdamW updates each element by itself.
@@ -125,7 +126,20 @@ def measured(curves: Mapping[tuple[str, int], Sequence[Curve]], *, num_draws: in
 
 
 def replayed(policy: StoppingPolicy, curves: Sequence[Curve]) -> tuple[float, float]:
-    """Returns the share of the steps that a policy trains, and the regret of its winner.
+    """Returns the share of the steps that a policy trains, and the regret of its winner."""
+    *_, trials = played(policy, curves)
+    last = {n: curve[NUM_STEPS] for n, curve in enumerate(curves) if math.isfinite(curve[NUM_STEPS])}
+    won = min(last[n] for n in last if NUM_STEPS in trials[n].scores)
+    return num_trained(trials) / (len(curves) * NUM_STEPS), won / min(last.values()) - 1
+
+
+def num_trained(trials: Sequence[TrialState]) -> int:
+    """Returns how many steps were trained."""
+    return sum(max(trial.scores, default=0) for trial in trials)
+
+
+def played(policy: StoppingPolicy, curves: Sequence[Curve]) -> Iterator[list[TrialState]]:
+    """Yields the states of the trials after each time that the policy was asked.
 
     Trials continue one evaluation at a time, those that were started first first, `NUM_SLOTS` of them side by side.
     """
@@ -149,11 +163,11 @@ def replayed(policy: StoppingPolicy, curves: Sequence[Curve]) -> tuple[float, fl
         decisions = policy.judge(trials, num_slots=NUM_SLOTS)
         goals |= {int(name): goal for name, goal in decisions.goals.items()}
         stopped |= {int(name) for name in decisions.stops}
+        yield [
+            replace(trial, goal=goals[n], has_ended=trial.has_ended or n in stopped) for n, trial in enumerate(trials)
+        ]
         if not running and not decisions.goals and not decisions.stops:
-            break
-    last = {n: curve[NUM_STEPS] for n, curve in enumerate(curves) if math.isfinite(curve[NUM_STEPS])}
-    won = min(last[n] for n in last if steps[n] >= NUM_STEPS)
-    return sum(steps.values()) / (len(curves) * NUM_STEPS), won / min(last.values()) - 1
+            return
 
 
 def _score(loss: float) -> float:

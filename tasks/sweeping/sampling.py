@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from ringmaster.codec import digest
@@ -47,13 +48,17 @@ def propose(
     seed: int,
     num_trials: int,
     num_targets: int = 1,
+    is_shuffled: bool = False,
 ) -> Values:
     """Returns the values of trial `number`, which counts from 0; `earlier` are those before it, in order.
 
-    No trial is proposed twice, unless a hundred draws find no other.
+    No trial is proposed twice, unless a hundred draws find no other. is_shuffled: whether a grid is tried in random
+    order.
     """
     assert len(earlier) == number, "each trial is proposed after those before it"
     if sampler == GRID:
+        if is_shuffled:
+            number = Random(seed).sample(range(num_trials), num_trials)[number]
         return next(itertools.islice(combinations(space), number, None))
     draws = num_startup(num_trials)
     known = [each.values for each in earlier]

@@ -17,10 +17,13 @@ from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec, TrialState
+from ringmaster.tasks.sweeping.stop_rules import StopProposal, StopRule, SweepProgress
+from ringmaster.tasks.sweeping.stop_rules import stop_rules as all_stop_rules
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
-FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
+FACT = "sweep"
+"""A fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step, "proposals": by rule}."""
 TOO_LATE = "stopped early: the sweep's deadline has passed"
 
 Act = Callable[[SteeringRequest], None]
@@ -33,19 +36,29 @@ class SweepScheduler:
 
     Call `begin` once the jobs are known, then `attach`, and register `listen` as the executor's listener.
 
+    stop_rules: those that end the sweep; all others only propose to, by `notice`.
     clock: seconds that no correction of the system's clock moves.
-
-    Its owner may set `on_first_done`, which is called when the first trial has come to its end.
     """
 
     PURPOSE = "the scheduler of the sweep"
 
-    def __init__(self, spec: SweepSpec, *, clock: Callable[[], float] = boot_s) -> None:
-        self.spec, self._clock = spec, clock
+    def __init__(
+        self,
+        spec: SweepSpec,
+        *,
+        stop_rules: Sequence[StopRule] = (),
+        notice: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = boot_s,
+    ) -> None:
+        self.spec, self._notice, self._clock = spec, notice, clock
+        given = {rule.key: rule for rule in stop_rules}
+        self._ending_rules = frozenset(given)
+        self._rules = [given.get(key) or kind() for key, kind in all_stop_rules().items()]
+        self._num_judged = 0
+        self.proposals: dict[str, StopProposal] = {}
         self.values: dict[str, Values] = {}
         self.reports: dict[str, dict[int, dict[str, float]]] = {}
         self.run_id: str | None = None
-        self.on_first_done: Callable[[], None] = lambda: None
         self._goals: dict[str, int] = {}
         self._statuses: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -69,6 +82,10 @@ class SweepScheduler:
         self.reports = {
             name: {int(step): metrics for step, metrics in steps.items()}
             for name, steps in fact.get("reports", {}).items()
+        }
+        self.proposals = {
+            key: StopProposal(**{**each, "ends": key in self._ending_rules})
+            for key, each in fact.get("proposals", {}).items()
         }
         first = {name: self._first_rung(self._jobs[name]) for name in known if name in self._jobs}
         self._goals = {**first, **fact.get("goals", {})}
@@ -116,8 +133,6 @@ class SweepScheduler:
         elif isinstance(event, JobEnded):
             if event.record.status == JobStatus.DONE:
                 self._hear(event.job, event.record.step, event.record.metrics)
-                if JobStatus.DONE not in self._statuses.values():
-                    self.on_first_done()
             self._statuses[event.job] = event.record.status
         else:
             return
@@ -188,6 +203,8 @@ class SweepScheduler:
         deadline_s = self.spec.deadline_s
         if deadline_s is not None and self._clock() >= self._started_s + deadline_s:
             return SteeringRequest(stops=dict.fromkeys(self._left(), TOO_LATE))
+        if ending := self._ending():
+            return SteeringRequest(stops=dict.fromkeys(self._left(), ending))
         self._propose()
         unsettled = [name for name in self._left() if name in self.values and not self._goals.get(name)]
         likes = self._likes(unsettled)
@@ -203,6 +220,30 @@ class SweepScheduler:
             likes=likes,
             goals={**goals, **decisions.goals},
             stops={name: why for name, why in stops.items() if self._statuses.get(name) not in ENDED},
+        )
+
+    def _ending(self) -> str:
+        """Returns why the sweep ends now; empty while it goes on. Rules are asked when a trial has ended."""
+        num_ended = sum(self._statuses.get(name) in ENDED for name in self._jobs)
+        rules = [rule for rule in self._rules if rule.key not in self.proposals]
+        if rules and self._num_judged < num_ended < len(self._jobs):
+            self._num_judged, progress = num_ended, self.progress()
+            made = {rule.key: proposal for rule in rules if (proposal := rule.proposal(progress))}
+            for key, proposal in made.items():
+                self.proposals[key] = replace(proposal, ends=key in self._ending_rules)
+                self._notice(self.proposals[key].reason)
+            if made:
+                self._keep()
+        return next((f"stopped early: {each.reason}" for each in self.proposals.values() if each.ends), "")
+
+    def progress(self) -> SweepProgress:
+        """Returns what is known of the sweep."""
+        return SweepProgress(
+            spec=self.spec,
+            trials=self.trials(),
+            reports=self.reports,
+            done=frozenset(name for name in self._jobs if self._statuses.get(name) == JobStatus.DONE),
+            device_s=sum(each.seconds * each.spec.num_devices for each in self._journal.segments()),
         )
 
     def _left(self) -> list[str]:
@@ -273,7 +314,10 @@ class SweepScheduler:
                 self._keep()
 
     def _keep(self) -> None:
-        self._journal.put(FACT, {"values": self.values, "goals": self._goals, "reports": self.reports})
+        fact: dict[str, Any] = {"values": self.values, "goals": self._goals, "reports": self.reports}
+        if self.proposals:
+            fact["proposals"] = {key: vars(each) for key, each in self.proposals.items()}
+        self._journal.put(FACT, fact)
 
 
 NO_VALUES = frozenset({"name", "warm_start", "evaluation"})

@@ -290,6 +290,7 @@ class SweepSpec:
     num_parallel: the number of trials that may lack results when TPE proposes the next one.
     deadline_s: the seconds from the sweep's start after which no trial continues.
     batch_keys: keys of optional features for the batch of the trials.
+    is_shuffled: whether a grid is tried in random order, so that the trials so far tell of the others.
     """
 
     name: str
@@ -305,6 +306,7 @@ class SweepSpec:
     deadline_s: float | None = None
     seed: int = 0
     batch_keys: Mapping[str, Any] = field(default_factory=dict)
+    is_shuffled: bool = False
 
     @property
     def objective(self) -> str:
@@ -355,6 +357,7 @@ class SweepSpec:
             seed=self.seed,
             num_trials=len(self.trials),
             num_targets=len(self.ranking.objectives),
+            is_shuffled=self.is_shuffled,
         )
 
     def proposed_trial(self, values: Values, metrics: Mapping[str, float] | None) -> ProposedTrial:

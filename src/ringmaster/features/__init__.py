@@ -20,8 +20,9 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.recording.record_hooks`)
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
-    sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), and its sections of their
-                results (`ringmaster.tasks.sweeping.results`)
+    sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), its rules that end them
+                (`ringmaster.tasks.sweeping.stop_rules`), and its sections of their results
+                (`ringmaster.tasks.sweeping.results`)
 
 Techniques, data sources and objectives of features are defined in any of their modules. `TECHNIQUES`, `DATA_SOURCES`
 and `OBJECTIVES` below list them by name; those of installed distributions have entry points.
@@ -62,6 +63,7 @@ BUILTIN = (
     "ringmaster.features.objectives",
     "ringmaster.features.tariffs",
     "ringmaster.features.importance",
+    "ringmaster.features.expected_gain",
     "ringmaster.features.page",
     "ringmaster.features.deployment",
     "ringmaster.features.trackers",

@@ -84,11 +84,20 @@ class Swept:
     """A process that schedules a sweep in a folder. A second one on the same folder resumes it."""
 
     def __init__(
-        self, folder, asked, *, runner=None, dies_after=None, clock=lambda: 0.0, cannot_train=lambda job: False
+        self,
+        folder,
+        asked,
+        *,
+        runner=None,
+        dies_after=None,
+        clock=lambda: 0.0,
+        cannot_train=lambda job: False,
+        stop_rules=(),
     ):
         self.jobs = asked.batch().jobs
         self.faults = {job.name: "no technique can train it here" for job in self.jobs if cannot_train(job)}
-        self.sweep_scheduler = SweepScheduler(asked, clock=clock)
+        self.notices = []
+        self.sweep_scheduler = SweepScheduler(asked, stop_rules=stop_rules, notice=self.notices.append, clock=clock)
         self.bench = Bench(folder, self.jobs, runner=runner or Gangs(), steering=self.sweep_scheduler)
         if dies_after is not None:
             self.bench.executor._inbox = DyingInbox(self.bench.runner, dies_after)

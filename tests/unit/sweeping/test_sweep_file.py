@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.flows.sweep_form import Parameter, load_sweep
+from ringmaster.flows.sweep_form import NO_STOP_RULES, Parameter, Sweep, load_sweep
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, findings, num_combinations
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sweep.yaml"
@@ -133,6 +133,34 @@ def test_a_field_of_the_form_that_files_do_not_have_is_an_unknown_key(tmp_path, 
 )
 def test_a_wrong_goal_is_a_fault_with_its_line(tmp_path, more, fault):
     assert told(tmp_path, "{clip_grad_norm: [1, 2]}", more=f"num_trials: 2\n{more}\n") == [fault]
+
+
+@pytest.mark.parametrize("text", ["worthless", "{worthless: }", "{worthless: {gain: 0.001}}"])
+def test_a_rule_that_ends_the_sweep_by_its_name_or_with_settings(tmp_path, text):
+    file = tmp_path / "sweep.yaml"
+    space = "{optimizer.lr: [0.1, 0.2]}"
+    file.write_text(f"template: {{job: {JOB % ''}}}\nspace: {space}\nstop_when: {text}\nnum_trials: 2\n")
+    form = load_sweep(file)
+    (rule,) = form.stop_rules()
+    assert (rule.key, rule.gain) == ("worthless", 0.001)
+    assert Sweep(**form.parameters()).stop_rules() == [rule]
+    off = form.model_copy(update={"stop_when": NO_STOP_RULES})
+    assert Sweep(**off.parameters()).stop_rules() == [], "what a form leaves empty"
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ("stop_when: never", "stop_when.never: is an unknown key"),
+        ("stop_when: {worthless: {gain: 2}}", "stop_when.worthless.gain: input should be less than 1, got 2"),
+        (
+            "stop_when: worthless\nobjective: [loss, accuracy]",
+            "stop_when: worthless goes with one objective, and the sweep has several",
+        ),
+    ],
+)
+def test_a_wrong_rule_is_a_fault_with_its_line(tmp_path, more, fault):
+    assert told(tmp_path, "{optimizer.lr: [0.1, 0.2]}", more=f"num_trials: 2\n{more}") == [f"4: {fault}"]
 
 
 @pytest.mark.parametrize("wrong", ["{}", "{low: 1, high: 2, values: [1]}", "{values: [1, 2], when: 3}"])
