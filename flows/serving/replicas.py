@@ -83,6 +83,8 @@ class ReplicaLink(ComputeLink):
             answers = self._divided(name, lambda own: {key: [*own.values()]}, numbered)
             return [answers[i] for i in numbered]
         if name == "sample":
+            if not values["requests"]:  # samples that go on no more are given up
+                self._all([partial(link.call, name, **values) for link in self._links])
             answers = self._divided(name, lambda own: {**values, "requests": own}, values["requests"])
             return {id: answers[id] for id in values["requests"]}
         if name == "clients" or (name == "forget_gradients" and values["client"] is None):

@@ -163,3 +163,9 @@ def test_clients_of_a_base_keep_its_dtype(tmp_path):
 
 def _raise(error):
     raise error
+
+
+def test_samples_that_are_given_up_are_dropped_by_all_replicas(replicas, tmp_path):
+    assert replicas.call("sample", requests={}, num_tokens=1, begun=[]) == {}
+    calls = [file.read_text().splitlines()[-1] for file in sorted(tmp_path.rglob("calls.jsonl"))]
+    assert calls == ['["sample", []]'] * 2
