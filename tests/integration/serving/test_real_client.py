@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.serving.conftest import served
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]  # the first one also waits for the client's installation
 
 HERE = Path(__file__).parent
 COOKBOOK_MODEL = "Qwen/Qwen3-8B"
