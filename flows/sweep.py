@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from prefect import flow
@@ -23,6 +24,7 @@ from ringmaster.tasks.sweeping.results import (
     challenge,
     figures,
     leaderboard,
+    prepare_sections,
     record,
     sections,
     title_of,
@@ -113,6 +115,7 @@ def sweep(
     caller = caller or Caller()
     sweep_form.check_name(form, ledger_of(settings.home(), notice=caller.view.notice))
     sweep_scheduler = SweepScheduler(spec, stop_rules=form.stop_rules(), notice=caller.view.notice)
+    sweep_scheduler.on_first_done = partial(prepare_sections, len(spec.trials))
     options = RunOptions(resume=resume, seed=seed)
     result = run_stages(spec.batch(), options, sweep_scheduler=sweep_scheduler, caller=caller)
     added = [row["name"] for row in result.jobs if row["name"] not in spec.trials]

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -132,18 +133,25 @@ class RecordRoutes:
             raise MessageError(f"there is no checkpoint {checkpoint.uri}", status=404)
         return checkpoint
 
-    async def _delete(self, request: Request, owner: str) -> Response:
-        self._check_recorded(self._own(request, owner))
+    async def _change(self, request: Request, owner: str, change: Callable[[Checkpoint], None]) -> Response:
+        """Changes the checkpoint that a request names between computations: one of its name may be in the making."""
         scheduler = self._service.schedulers.get(self._own(request, owner).base)
 
-        def remove(_: Any) -> None:
-            self._store.remove_checkpoint(self._own(request, owner))
+        def act(_: Any) -> None:
+            change(self._own(request, owner))
 
-        try:  # between computations, as a checkpoint of its name may be in the making
-            await asyncio.to_thread(remove if scheduler is None else lambda _: scheduler.call(remove), None)
+        try:
+            await asyncio.to_thread(act if scheduler is None else lambda _: scheduler.call(act), None)
         except (CallFailed, ComputeProcessDied) as error:
             raise MessageError(str(error), status=409) from error
         return Response(status_code=204)
+
+    async def _delete(self, request: Request, owner: str) -> Response:
+        def remove(checkpoint: Checkpoint) -> None:
+            self._check_recorded(checkpoint)
+            self._store.remove_checkpoint(checkpoint)
+
+        return await self._change(request, owner, remove)
 
     def _check_recorded(self, checkpoint: Checkpoint) -> None:
         """Raises MessageError for the last checkpoint of a client that the lineage does not have yet."""
@@ -152,24 +160,24 @@ class RecordRoutes:
             raise MessageError(f"{checkpoint.uri} is being recorded. To fix: try again in a minute", status=409)
 
     async def _publish(self, request: Request, owner: str) -> Response:
-        return self._set_public(request, owner, is_public=True)
+        return await self._change(request, owner, partial(self._set_public, is_public=True))
 
     async def _unpublish(self, request: Request, owner: str) -> Response:
-        return self._set_public(request, owner, is_public=False)
+        return await self._change(request, owner, partial(self._set_public, is_public=False))
 
-    def _set_public(self, request: Request, owner: str, *, is_public: bool) -> Response:
-        checkpoint = self._own(request, owner)
+    def _set_public(self, checkpoint: Checkpoint, *, is_public: bool) -> None:
         if checkpoint.is_public == is_public:
             raise MessageError(f"{checkpoint.uri} is {'public' if is_public else 'private'} already", status=409)
         self._store.set_public(checkpoint.uri, is_public=is_public)
-        return Response(status_code=204)
 
     async def _set_ttl(self, request: Request, owner: str) -> Response:
         ttl_s = (await message_of(request, messages.TtlRequest)).ttl_seconds
-        checkpoint = self._own(request, owner)
-        self._check_recorded(checkpoint)
-        self._store.set_expiry(checkpoint.uri, None if ttl_s is None else time.time() + ttl_s)
-        return Response(status_code=204)
+
+        def expire(checkpoint: Checkpoint) -> None:
+            self._check_recorded(checkpoint)
+            self._store.set_expiry(checkpoint.uri, None if ttl_s is None else time.time() + ttl_s)
+
+        return await self._change(request, owner, expire)
 
     async def _urls(self, request: Request, owner: str) -> Response:
         checkpoint = checkpoint_of(self._service, request, owner)

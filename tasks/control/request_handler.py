@@ -15,7 +15,7 @@ from ringmaster.features import modules
 from ringmaster.tasks.background_worker import keep_calling
 from ringmaster.tasks.control.batch_terms import PRIORITIES, TERMS, ActiveBatch
 from ringmaster.tasks.control.job_changes import change_faults, setting_faults, step_jump, with_steps
-from ringmaster.tasks.control.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus
+from ringmaster.tasks.control.requests import ANSWER_EVERY_S, Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.database import Database
@@ -92,7 +92,7 @@ class RequestHandler:
             lambda: self.answer(open_requests()),
             until,
             call=self.executor.call,
-            every_s=LOOK_EVERY_S,
+            every_s=ANSWER_EVERY_S,
             is_due=lambda: bool(open_requests()),
         )
 

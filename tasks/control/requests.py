@@ -21,6 +21,7 @@ SETTINGS = ("steps", "weight", "deadline", "priority")
 of its batch; its priority, which multiplies the weight.
 """
 LOOK_EVERY_S = 0.05  # a person waits for the answer
+ANSWER_EVERY_S = 0.2  # twenty looks a second cost a hundredth of a core, for which gangs on CPUs compete
 LAST_RENEWAL_S = 2.0
 
 

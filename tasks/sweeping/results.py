@@ -1,11 +1,13 @@
 """Results of a sweep: its leaderboard, the recording of it and of figures in MLflow, and the challenger.
 
 The module `sweep` of a feature lists functions that return a further section of the results, or None, in `SECTIONS`.
+In `PREPARATIONS` it lists functions that import what these need, which get the number of trials.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,6 +17,7 @@ from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.families import CHALLENGER_OF, NOBODY
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import CHALLENGER, ModelRecord
+from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.figures import SweepFigures
 from ringmaster.tasks.sweeping.ranking import Ranking, Reports, Standing, last
@@ -47,6 +50,12 @@ def sections(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]])
     """Returns the sections that features add to the results of a sweep. rows: its leaderboard."""
     made = (section_of(sweep_scheduler, rows) for section_of in listed("sweep", "SECTIONS"))
     return [section for section in made if section is not None]
+
+
+def prepare_sections(num_trials: int) -> None:
+    """Lets features prepare their sections, each on a thread, while the last of so many trials train."""
+    for prepare in listed("sweep", "PREPARATIONS"):
+        in_a_thread("results of the sweep", partial(prepare, num_trials))
 
 
 def why_no_winner(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> str:

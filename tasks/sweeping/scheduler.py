@@ -38,6 +38,8 @@ class SweepScheduler:
 
     stop_rules: those that end the sweep; all others only propose to, by `notice`.
     clock: seconds that no correction of the system's clock moves.
+
+    Its owner may set `on_first_done`, which is called when the first trial has come to its end.
     """
 
     PURPOSE = "the scheduler of the sweep"
@@ -59,6 +61,7 @@ class SweepScheduler:
         self.values: dict[str, Values] = {}
         self.reports: dict[str, dict[int, dict[str, float]]] = {}
         self.run_id: str | None = None
+        self.on_first_done: Callable[[], None] = lambda: None
         self._goals: dict[str, int] = {}
         self._statuses: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -133,6 +136,8 @@ class SweepScheduler:
         elif isinstance(event, JobEnded):
             if event.record.status == JobStatus.DONE:
                 self._hear(event.job, event.record.step, event.record.metrics)
+                if JobStatus.DONE not in self._statuses.values():
+                    self.on_first_done()
             self._statuses[event.job] = event.record.status
         else:
             return

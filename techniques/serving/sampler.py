@@ -98,7 +98,7 @@ class OpenSample:
         """Samples the next token of each sequence that goes on, from logits [sequences, vocabulary]."""
         live = self.live
         draws = torch.cat([torch.rand(1, generator=each.generator, dtype=torch.float64) for each in live])
-        tokens = choose(logits, self.request, draws.to(logits.device))
+        tokens = choose(logits, self.request, draws.unsqueeze(-1).to(logits.device)).squeeze(-1)
         logprobs = logprobs_of(logits, tokens)
         topk = _most_probable(logits, self.request.topk_sample_logprobs)
         for i, (each, token, logprob) in enumerate(zip(live, tokens.tolist(), logprobs.tolist(), strict=True)):
@@ -322,21 +322,21 @@ def _alternatives(logits: Tensor, request: SampleRequest, *, seed: int) -> tuple
     """Draws tokens in each place, with replacement, from the distribution at the request's temperature."""
     settings = replace(request, top_k=-1, top_p=1.0)
     generator = torch.Generator().manual_seed(prompt_seed(seed, "alternatives", 0))
-    draws = torch.rand(request.prompt_alt_tokens, len(logits), generator=generator, dtype=torch.float64)
-    tokens = torch.stack([choose(logits, settings, each.to(logits.device)) for each in draws], dim=-1)
+    draws = torch.rand(len(logits), request.prompt_alt_tokens, generator=generator, dtype=torch.float64)
+    tokens = choose(logits, settings, draws.to(logits.device))
     logprobs = logits.log_softmax(-1).gather(-1, tokens)
     return tuple(tuple(zip(*each, strict=True)) for each in zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
 def choose(logits: Tensor, request: SampleRequest, draws: Tensor) -> Tensor:
-    """Returns tokens [rows] from logits [rows, vocabulary]: those at which the cumulated probability passes a draw.
+    """Returns tokens [rows, n] from logits [rows, vocabulary]: those at which the cumulated probability passes a draw.
 
     The most probable `top_k` tokens are kept, and of these the fewest whose probabilities add up to `top_p`.
 
-    draws: [rows], each of at least 0 and less than 1.
+    draws: [rows, n], each of at least 0 and less than 1.
     """
     if request.temperature == 0.0:
-        return logits.argmax(-1)
+        return logits.argmax(-1, keepdim=True).expand(draws.shape)
     least_temperature = torch.finfo(logits.dtype).tiny  # below it, the quotients would not be numbers
     scaled = (logits - logits.amax(-1, keepdim=True)) / max(request.temperature, least_temperature)
     if 0 < request.top_k < logits.shape[-1]:
@@ -348,6 +348,6 @@ def choose(logits: Tensor, request: SampleRequest, draws: Tensor) -> Tensor:
         is_left_out = falling.cumsum(-1) - falling >= request.top_p
         probabilities = probabilities.masked_fill(is_left_out.gather(-1, order.argsort(-1)), 0.0)
     cumulated = probabilities.cumsum(-1)
-    passed = draws.unsqueeze(-1) * cumulated[:, -1:] * (1.0 - 1e-12)  # never the sum itself, where no token is
-    tokens = torch.searchsorted(cumulated, passed, right=True).squeeze(-1)
+    passed = draws * cumulated[:, -1:] * (1.0 - 1e-12)  # never the sum itself, where no token is
+    tokens = torch.searchsorted(cumulated, passed, right=True)
     return tokens.clamp(max=logits.shape[-1] - 1)  # where logits are not numbers

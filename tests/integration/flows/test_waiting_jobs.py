@@ -34,7 +34,15 @@ def paused_plan(problem: Problem) -> Plan:
 @pytest.mark.parametrize("is_exact", [False, True], ids=["fp32", "exact"])
 def test_a_job_that_pauses_by_its_plan_has_the_bits_of_an_undisturbed_one(bench, tmp_path, is_exact):
     job = bench.job(optimizer=ADAMW, num_steps=8, exact=is_exact)
-    profile = Profile(technique="single", num_devices=1, num_ranks=1, step_s=0.1, peak_bytes=1, save_s=0.1)
+    profile = Profile(
+        technique="single",
+        config={"micro_batch": job.global_batch_size, "recompute": "none"},
+        num_devices=1,
+        num_ranks=1,
+        step_s=0.1,
+        peak_bytes=1,
+        save_s=0.1,
+    )
     journal, events = open_journal(tmp_path), []
     begin_jobs(journal, [job], faults={})
     table = JobTable(journal)

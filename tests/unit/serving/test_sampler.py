@@ -157,7 +157,7 @@ def test_tokens_are_drawn_by_their_probabilities(settings, expected):
     num = 1000
     logits = torch.tensor([0.1, 0.2, 0.4, 0.3]).log().expand(num, -1)
     draws = torch.arange(num, dtype=torch.float64) / num
-    tokens = choose(logits, SampleRequest(prompt=(0,), **settings), draws)
+    tokens = choose(logits, SampleRequest(prompt=(0,), **settings), draws.unsqueeze(-1)).squeeze(-1)
     shares = {token: (tokens == token).double().mean().item() for token in sorted(set(tokens.tolist()))}
     assert shares == pytest.approx(expected, abs=2 / num)
 

@@ -126,3 +126,12 @@ def test_after_the_deadline_nothing_goes_on(tmp_path):
     stopped = swept.names(JobStatus.STOPPED)
     assert stopped
     assert all("deadline" in swept.bench.journal.jobs()[name].message for name in stopped)
+
+
+def test_the_first_trial_that_comes_to_its_end_is_told_once(tmp_path):
+    ended = []
+    swept = Swept(tmp_path, spec(policy="cut"))
+    swept.sweep_scheduler.on_first_done = lambda: ended.append(swept.names(JobStatus.DONE))
+    swept.run()
+    assert len(swept.names(JobStatus.DONE)) > 1
+    assert len(ended) == 1

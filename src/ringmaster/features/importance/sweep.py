@@ -87,14 +87,15 @@ def parameter_importance(
     is_enough = len(space) > 1 and num >= max(MIN_TRIALS, 2 * len(space))
     if not is_enough or len({trial.targets for trial in trials}) == 1:
         return None
-    from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
-
+    evaluators = import_evaluators()
     study = study_of(space, trials)
     best_share = max(BEST_SHARE, MIN_BEST / num)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it also warns of a parameter that few trials have
-        ped_anova = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=best_share))
-        fanova = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=seed))
+        ped_anova = evaluators.get_param_importances(
+            study, evaluator=evaluators.PedAnovaImportanceEvaluator(target_quantile=best_share)
+        )
+        fanova = evaluators.get_param_importances(study, evaluator=evaluators.FanovaImportanceEvaluator(seed=seed))
     return ParameterImportance(
         metric=metric,
         step=step,
@@ -103,6 +104,19 @@ def parameter_importance(
         ped_anova=ped_anova,
         fanova={key: fanova[key] for key in ped_anova if key in fanova},
     )
+
+
+def import_evaluators() -> Any:
+    """Returns Optuna's module of importance, which imports scikit-learn and pandas for seconds."""
+    import optuna.importance
+
+    return optuna.importance
+
+
+def prepare(num_trials: int) -> None:
+    """Imports what the section needs, if it is installed and there are trials enough, while the last ones train."""
+    if num_trials >= MIN_TRIALS and not missing_packages("sweep"):
+        import_evaluators()
 
 
 def importance_section(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> ResultSection:
@@ -132,3 +146,4 @@ def importance_section(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[s
 
 
 SECTIONS = (importance_section,)
+PREPARATIONS = (prepare,)
