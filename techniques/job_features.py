@@ -254,8 +254,8 @@ class JobFeature(FileKeys):
         """Returns the feature with what the preflight has chosen."""
         return self
 
-    def final_message(self, result: Mapping[str, Any]) -> str:
-        """Returns a sentence on the result of a job that has ended; empty for none."""
+    def final_message(self, result: Any) -> str:
+        """Returns a sentence on the result (a `JobResult`) of a job that has ended; empty for none."""
         return ""
 
     @classmethod

@@ -288,9 +288,9 @@ def _job_row(
             "config": dict(segment.spec.config),
             "num_devices": segment.spec.num_devices,
             "devices": list(segment.spec.devices),
-            "first_step": (segment.outcome or {}).get("first_step", segment.spec.first_step),
-            "last_step": (segment.outcome or {}).get("step"),
-            "status": (segment.outcome or {}).get("status", "lost"),
+            "first_step": segment.spec.first_step if segment.result.first_step is None else segment.result.first_step,
+            "last_step": segment.result.step,
+            "status": segment.result.status or "lost",
             "seconds": segment.seconds,
             "device_s": _device_s(segment),
         }

@@ -387,7 +387,6 @@ def _plan(row: Any) -> dict[str, Any]:
 
 
 def _segment(record: SegmentRecord) -> dict[str, Any]:
-    outcome = record.outcome or {}
     return {
         "id": record.id,
         "job": record.job,
@@ -396,8 +395,8 @@ def _segment(record: SegmentRecord) -> dict[str, Any]:
         },
         "started": _time(record.started_s),
         "ended": _time(record.ended_s),
-        "status": outcome.get("status"),
-        "message": outcome.get("message"),
+        "status": record.result.status or None,
+        "message": record.result.message or None,
     }
 
 

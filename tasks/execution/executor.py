@@ -515,7 +515,7 @@ class Executor:
 
     def _act_on_event(self, running: RunningSegment, job: str, event: Event) -> None:
         if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
-            self._outcome_policy.end_member(running, job, event.outcome)
+            self._outcome_policy.end_member(running, job, event.job_result)
             return
         if job == running.segment.job:
             running.handle_event(event)

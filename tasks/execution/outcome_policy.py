@@ -11,14 +11,13 @@ The outcome of a gang that trains a group is that of its lead job; each member h
 cannot continue as it is (three crashes, no memory under any option), the group parts before any job fails.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.gang_events import ENDED_EARLY, MEMBERS, NUM_ROWS, Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import JobResult, Outcome, OutcomeStatus
 from ringmaster.text import printable_lines
 
 MAX_ATTEMPTS = 3  # of a segment that crashes without progress
@@ -67,35 +66,34 @@ class OutcomePolicy:
         is_early = status in (OutcomeStatus.PREEMPTED, OutcomeStatus.LOST, OutcomeStatus.CRASHED)
         if is_early and self._trains_no_further(job):
             is_in_order = status == OutcomeStatus.PREEMPTED
-            decision = self._keep_status(
-                job, outcome.result["step"] if is_in_order else self._job_table.records[job].step
-            )
+            record = self._job_table.records[job]
+            decision = self._keep_status(job, outcome.job_result.steps_done if is_in_order else record.step)
         else:
             decision = act(running, outcome)
-        for name, its in dict(outcome.result.get(MEMBERS, {})).items():
-            self.end_member(running, self._job_table.name_of(name, like=job), its)
+        for name, result in (outcome.job_result.members or {}).items():
+            self.end_member(running, self._job_table.name_of(name, like=job), result)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)
         self.split_group_if_needed(job)
         return decision
 
-    def end_member(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
+    def end_member(self, running: RunningSegment, member: str, result: JobResult) -> None:
         """Acts on a member's end in a gang. A repeated report changes nothing."""
         running.lose(member)
         record = self._job_table.records[member]
         if record.status in ENDED:
-            self._job_table.write(member, step=max(record.step, outcome.get("step", 0)))
-        elif outcome["status"] == OutcomeStatus.INVALID:
-            self.fail(member, printable_lines(outcome["message"]))
-        elif outcome["status"] == OutcomeStatus.DONE and self._job_table.is_whole(member, outcome["step"]):
-            self._finish(member, outcome)
+            self._job_table.write(member, step=max(record.step, result.step or 0))
+        elif result.status == OutcomeStatus.INVALID:
+            self.fail(member, printable_lines(result.message))
+        elif result.status == OutcomeStatus.DONE and self._job_table.is_whole(member, result.steps_done):
+            self._finish(member, result)
         elif record.status == JobStatus.PAUSED:
-            self._job_table.write(member, step=outcome["step"])
-        elif outcome["status"] == OutcomeStatus.DONE and outcome["step"] >= self._job_table.totals[member]:
-            self._job_table.rest(member, outcome["step"])
+            self._job_table.write(member, step=result.steps_done)
+        elif result.status == OutcomeStatus.DONE and result.steps_done >= self._job_table.totals[member]:
+            self._job_table.rest(member, result.steps_done)
         else:
-            self._goes_on(member, outcome["step"])
+            self._goes_on(member, result.steps_done)
 
     def _goes_on(self, member: str, step: int) -> None:
         self._job_table.write(member, status=JobStatus.WAITING, step=step)
@@ -165,9 +163,10 @@ class OutcomePolicy:
         self._notify(JobEnded(record=record))
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
-        job, step = running.segment.job, outcome.result["step"]
+        job, result = running.segment.job, outcome.job_result
+        step = result.steps_done
         self._job_table.attempts.pop(job, None)
-        is_end = self._job_table.is_whole(job, step) or bool(outcome.result.get(ENDED_EARLY))
+        is_end = self._job_table.is_whole(job, step) or bool(result.ended_early)
         if self._trains_no_further(job) and not (is_end and self._job_table.records[job].status == JobStatus.PAUSED):
             return self._keep_status(job, step)
         if not is_end and step >= self._job_table.totals[job]:
@@ -183,28 +182,28 @@ class OutcomePolicy:
             return "continues with its next segment"
         # An earlier segment may have found a checkpoint of the last step: drop the segments planned after it.
         self._plan_progress.drop(job)
-        self._finish(job, outcome.result)
+        self._finish(job, result)
         return "the job is done"
 
-    def _finish(self, job: str, result: Mapping[str, Any]) -> None:
+    def _finish(self, job: str, result: JobResult) -> None:
         """Ends a job that has reached its last step and has written its model."""
-        entry, step = self._job_table.entries[job], result["step"]
+        entry = self._job_table.entries[job]
         record = self._job_table.write(
             job,
             status=JobStatus.DONE,
-            step=step,
+            step=result.steps_done,
             message="; ".join(filter(None, (feature.final_message(result) for feature in entry.job.features))),
-            metrics=result["metrics"],
-            num_rows=result.get(NUM_ROWS),
-            compared=tuple(result.get("compared") or ()),
-            ended_early=result.get(ENDED_EARLY),
+            metrics=result.final_metrics,
+            num_rows=result.num_rows,
+            compared=result.compared or (),
+            ended_early=result.ended_early,
             model_dir=str(entry.paths.model_dir(entry.job_in_batch.name)),
         )
         self._job_table.groups.leave(job)
         self._notify(JobEnded(record=record))
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
-        self._job_table.write(running.segment.job, status=JobStatus.WAITING, step=outcome.result["step"])
+        self._job_table.write(running.segment.job, status=JobStatus.WAITING, step=outcome.job_result.steps_done)
         self._plan_progress.put_back(running)
         return "stopped at a checkpoint"
 

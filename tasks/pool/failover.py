@@ -243,7 +243,7 @@ def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
 def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
     result: dict[str, frozenset[OptionKey]] = defaultdict(frozenset)
     for segment in segments:
-        if segment.outcome is not None and segment.outcome["status"] == OutcomeStatus.OUT_OF_MEMORY:
+        if segment.result.status == OutcomeStatus.OUT_OF_MEMORY:
             result[segment.job] |= {option_key_of(segment)}
     return result
 

@@ -394,8 +394,8 @@ class MlflowWriter:
                 "config": str(record.spec.config),
                 "devices": ", ".join(record.spec.devices),
                 "seconds": record.seconds,
-                "status": (record.outcome or {}).get("status", "running"),
-                "message": (record.outcome or {}).get("message", ""),
+                "status": record.result.status or "running",
+                "message": record.result.message,
             }
             for record in self._journal.segments(job)
         ]

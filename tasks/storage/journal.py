@@ -25,7 +25,7 @@ from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url,
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.processes.gang_events import MEMBERS
+from ringmaster.techniques.processes.gang_events import MEMBERS, JobResult
 
 CLOCK = "clock"
 """The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
@@ -227,7 +227,7 @@ class SegmentRecord:
     """A segment that was started.
 
     num_jobs: the number of jobs that its gang trained, which share the cost of its devices.
-    outcome: None while it runs.
+    outcome: the JSON form of its `result`; None while it runs.
     """
 
     id: int
@@ -242,6 +242,11 @@ class SegmentRecord:
     def seconds(self) -> float:
         """How long it has run; 0 while it runs."""
         return 0.0 if self.ended_s is None else max(0.0, self.ended_s - self.started_s)
+
+    @property
+    def result(self) -> JobResult:
+        """What its gang reported of its job at its end; empty while it runs."""
+        return from_json(JobResult, self.outcome or {})
 
     @property
     def members(self) -> dict[str, int]:

@@ -327,16 +327,15 @@ class TimelineReader:
 
 
 def _span(record: SegmentRecord, zero_s: float) -> TimelineSpan:
-    outcome = record.outcome or {}
     return TimelineSpan(
         job=record.job,
         technique=record.spec.technique,
         devices=tuple(device_of(name) for name in record.spec.devices),
         start_s=record.started_s - zero_s,
         end_s=(record.ended_s or record.started_s) - zero_s,
-        status=outcome.get("status", NOW_RUNNING),
+        status=record.result.status or NOW_RUNNING,
         number=record.id,
-        message=outcome.get("message", ""),
+        message=record.result.message,
         members=tuple(record.members),
     )
 

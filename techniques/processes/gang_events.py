@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from ringmaster.codec import SINCE_LATER, from_json, stored_as, to_json
+from ringmaster.codec import SINCE_LATER, from_json, stored_as, stored_flat, to_json
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.text import printable_lines, storable_values
@@ -27,6 +27,45 @@ MEMBERS = "fellows"  # the stored name, kept for earlier releases
 """Key of a gang's result, and of a segment in the journal: what belongs to the other jobs that the gang trains."""
 NUM_ROWS = "num_evaluated_rows"
 """The key of a result, and of jobs' records, with the number of held-out rows that the metrics were computed of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """What a gang reports of one of its jobs at its end, as a result has it in its JSON form.
+
+    status, message: how the job ended in the gang. step: so many steps are done and checkpointed.
+    first_step: the step from which the gang trained the job.
+    metrics, num_rows: of the last evaluation, and the number of its rows.
+    compared: the metrics of the model and of the models that it was made of, on the same rows.
+    ended_early: of a job that may end before its last step, whether it has reached what it trains for.
+    members: the results of the other jobs of the gang, by name.
+    others: what features add, and seconds that were measured.
+    """
+
+    status: str = ""
+    message: str = ""
+    first_step: int | None = None
+    step: int | None = None
+    metrics: Mapping[str, Any] | None = None
+    num_rows: int | None = stored_as(NUM_ROWS, default=None)
+    compared: tuple[Mapping[str, Any], ...] | None = None
+    ended_early: bool | None = stored_as(ENDED_EARLY, default=None)
+    members: "Mapping[str, JobResult] | None" = stored_as(MEMBERS, default=None)  # noqa: RUF009 - it makes a field
+    others: Mapping[str, Any] = stored_flat({})
+
+    @property
+    def steps_done(self) -> int:
+        """The steps that are done. Raises ValueError where the gang has not reported them."""
+        if self.step is None:
+            raise ValueError("the result has no step")
+        return self.step
+
+    @property
+    def final_metrics(self) -> Mapping[str, Any]:
+        """The metrics of a job that is done. Raises ValueError where the gang has not reported any."""
+        if self.metrics is None:
+            raise ValueError("the result has no metrics")
+        return self.metrics
 
 
 class OutcomeStatus(StrEnum):
@@ -354,10 +393,15 @@ class KernelsRefused(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class JobOfGroupEnded(JobEvent):
-    """One job of a group has ended, and the gang continues. outcome: in the form of a `RankResult.result`."""
+    """One job of a group has ended, and the gang continues. outcome: the JSON form of its `JobResult`."""
 
     NAME = "ended"
     outcome: Mapping[str, Any]
+
+    @property
+    def job_result(self) -> JobResult:
+        """The result of the job."""
+        return from_json(JobResult, self.outcome)
 
 
 # -- of a node -------------------------------------------------------------------------------------------------------
@@ -381,7 +425,7 @@ class Outcome(Event):
     """How a gang, or a node's share of it, ended; the last event of a share.
 
     message: explanation for a person.
-    result: the last result of rank 0 (step, metrics, profile, ...).
+    result: the last result of rank 0, in the JSON form of a `JobResult`.
     was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
         succeed.
     is_of_code: whether the job's code raised an error, which repeats itself where nothing else changes.
@@ -393,6 +437,11 @@ class Outcome(Event):
     result: Mapping[str, Any] = field(default_factory=dict)
     was_killed: bool = False
     is_of_code: bool = field(default=False, metadata=SINCE_LATER)
+
+    @property
+    def job_result(self) -> JobResult:
+        """The result of the job of the gang's order."""
+        return from_json(JobResult, self.result)
 
 
 # -- of scoring and evaluation on request ----------------------------------------------------------------------------

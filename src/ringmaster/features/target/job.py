@@ -25,7 +25,7 @@ from ringmaster.techniques.job_features import (
 )
 from ringmaster.techniques.job_specs import LEARNING_RATE_RULES, EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.processes.gang_events import ENDED_EARLY
+from ringmaster.techniques.processes.gang_events import JobResult
 
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
 """The optimizers with which the noise scale of the gradient can be measured."""
@@ -66,9 +66,9 @@ class Target(JobFeature):
         bound = f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
         return f"{self.metric} {bound}"
 
-    def final_message(self, result: Mapping[str, Any]) -> str:
+    def final_message(self, result: JobResult) -> str:
         """Checks whether the job has reached the target."""
-        return f"{'reached' if result.get(ENDED_EARLY) else 'did not reach'} {self}, after step {result['step']}"
+        return f"{'reached' if result.ended_early else 'did not reach'} {self}, after step {result.step}"
 
     @classmethod
     def findings(cls, job: Raw) -> Iterator[Finding]:

@@ -251,7 +251,7 @@ class SegmentReferee(ExecutorHook):
 
         def wait() -> Outcome:
             made = outcome.result()
-            last_step = made.result.get("step", 0)
+            last_step = made.job_result.step or 0
             if made.status not in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED) or last_step <= first_step:
                 return made
             value = commitment_of(root, node=node, first_step=first_step, last_step=last_step)
