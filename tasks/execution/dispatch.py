@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.tasks.planning import Plan, PlanningJob, Problem, Segment
 from ringmaster.tasks.planning.objectives import objective_by_name
 
@@ -52,7 +53,7 @@ class PlannedSegment:
     end_s: float
     reason: str = ""
     is_trial: bool = False
-    not_before_s: float = -math.inf
+    not_before_s: float = field(default=-math.inf, metadata=SINCE_LATER)  # databases refuse an infinite number
 
     def by_clock(self, ahead_s: float) -> PlannedSegment:
         """Returns the segment by another clock, which is so many seconds ahead."""
