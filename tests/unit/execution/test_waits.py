@@ -1,8 +1,10 @@
 """Segments that wait for their time although their devices are free: jobs that begin later, and jobs that pause."""
 
+import json
 import math
 from dataclasses import replace
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.dispatch import (
     PlannedSegment,
     PlanSimulator,
@@ -215,3 +217,8 @@ def test_a_job_that_is_added_while_others_wait_runs_at_once(tmp_path):
     begun = {each.segment.job: each for each in made.told(SegmentStarted) if each.first_step == 0}
     assert set(begun) == {"a", "c"}
     assert gangs.now_s == 105.0
+
+
+def test_the_stored_form_has_no_infinite_number_which_databases_refuse():
+    stored = json.dumps(to_json(planned()), allow_nan=False)
+    assert from_json(PlannedSegment, json.loads(stored)) == planned()

@@ -12,12 +12,13 @@ import io
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.files import text_of
 
 HOURS, HOUR_S, DAY_S = 24, 3600.0, 86_400.0
@@ -40,7 +41,7 @@ class Series:
 
     values: tuple[float, ...]
     times_s: tuple[float, ...] = ()
-    ends_s: float = math.inf
+    ends_s: float = field(default=math.inf, metadata=SINCE_LATER)  # databases refuse an infinite number
     zone: str = ""
 
     @classmethod

@@ -1,5 +1,6 @@
 """Values over time: hours of days of any length, files, and all that can be wrong with their lines."""
 
+import json
 import math
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series, read_series
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -149,3 +151,9 @@ def test_the_steps_and_the_integral_agree_with_the_value_at_each_moment(minute, 
             assert series.value_at(from_s + moment_s) == value
     total = sum(value * (end_s - start_s) for (start_s, value), end_s in zip(steps, bounds[1:], strict=True))
     assert math.isclose(series.integral(from_s, to_s), total, abs_tol=1e-3)
+
+
+@pytest.mark.parametrize("series", [Series.constant(2.0), OF_HOURS], ids=["constant", "hours"])
+def test_the_stored_form_has_no_infinite_number_which_databases_refuse(series):
+    stored = json.dumps(to_json(series), allow_nan=False)
+    assert from_json(Series, json.loads(stored)) == series
