@@ -1,6 +1,8 @@
 """An endpoint is submitted to a pool as one job under one option, which keeps its devices."""
 
 import json
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +12,17 @@ from ringmaster.errors import InputError
 from ringmaster.flows.serving.endpoint_file import load_endpoint_file
 from ringmaster.flows.serving.endpoint_server import alone
 from ringmaster.flows.serving.pool_gang import devices_of
-from ringmaster.flows.serving.pool_submission import submit_endpoint, url_of
+from ringmaster.flows.serving.pool_submission import submit_endpoint, url_of, wait_until_served
+from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.pool.active_batches import fault_of
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.processes.order import Slot
 from tests.fake_engine import cpu_devices
+
+POOL = PoolAddress(database="", prefect_api="", mlflow_uri="", metrics_url="http://10.0.0.1:9464/metrics")
 
 
 @pytest.fixture
@@ -126,3 +131,25 @@ def test_a_rank_computes_on_the_devices_of_its_order():
     gpus = [Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (5, 7)]
     assert [each.cores for each in devices_of(cores)] == [(0, 1), (2, 3)]
     assert [each.name for each in devices_of(gpus)] == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.usefixtures("node")
+def test_it_is_served_once_its_rank_runs_and_its_server_answers(tmp_path, database):
+    endpoint, notices = submit(tmp_path, database), []
+    journal = Journal(database, batch=endpoint.batch)
+    journal.write_job("mine", status=JobStatus.RUNNING)
+    write = threading.Timer(0.1, (endpoint.folder / "server.json").write_text, ['{"url": "http://10.0.0.7:1"}'])
+    write.start()
+    served = wait_until_served(endpoint, database, pool=POOL, notice=notices.append)
+    assert served.url == "http://10.0.0.1:9464/endpoints/mine"
+    assert served.keys == json.loads((endpoint.folder / "keys.json").read_text())
+    elsewhere = replace(POOL, metrics_url="")
+    assert wait_until_served(endpoint, database, pool=elsewhere, notice=notices.append).url == "http://10.0.0.7:1"
+
+
+@pytest.mark.usefixtures("node")
+def test_one_that_fails_before_it_answers_says_why(tmp_path, database):
+    endpoint = submit(tmp_path, database)
+    Journal(database, batch=endpoint.batch).write_job("mine", status=JobStatus.FAILED, message="the base is broken")
+    with pytest.raises(InputError, match="mine is failed: the base is broken"):
+        wait_until_served(endpoint, database, pool=POOL, notice=print)
