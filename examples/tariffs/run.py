@@ -1,4 +1,4 @@
-"""Trains two jobs when that is cheap: `python examples/tariffs/run.py`, two minutes on CPU slots.
+"""Trains two jobs when that is cheap: `python examples/tariffs/run.py`, two to four minutes on CPU slots.
 
 Its hours take ten seconds each, and are written into a CSV file when it starts: dear ones first, then cheap ones.
 """
@@ -34,7 +34,8 @@ def main() -> None:
         batch = Batch.of(
             name="cheap-hours",
             jobs=jobs,
-            objective="cost",
+            objective="trade-off",
+            trade_off={"money": 1.0, "hour": 0.01},  # of windows of equal price, the next one
             folder=Path(folder),
             deadlines_s={job.name: 600.0 for job in jobs},
             price="prices.csv",
