@@ -125,6 +125,7 @@ def sweep(
         values=sweep_scheduler.trial_values(),
         reports=sweep_scheduler.reports,
         jobs=result.jobs,
+        parts=sweep_scheduler.parts(),
     )
     won = best(rows)
     folder = next((row["model_dir"] for row in result.jobs if won and row["name"] == won["job"]), None)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import Random
 from typing import Annotated, Any
 
 from ringmaster.codec import SINCE_LATER, stored_flat
@@ -21,6 +22,7 @@ from ringmaster.techniques.job_features import (
 
 PADDINGS = ("longest", "max_length")
 SAMPLINGS = ("random", "length-grouped")
+MIN_PART_ROWS = 32  # of held-out rows: of fewer, the variance of a mean is not known
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""
@@ -521,6 +523,33 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationPart:
+    """The part of the held-out rows that the evaluation after a step, before a job's last one, computes.
+
+    step: so many steps are done.
+    begin, end: of the part in the random order of all rows, as shares of them, 0 <= begin < end <= 1.
+    seed: of that order, which is the same in all jobs that are compared.
+    """
+
+    step: int
+    begin: float = 0.0
+    end: float = 1.0
+    seed: int = 0
+
+    def rows(self, num_rows: int) -> list[int]:
+        """Returns the numbers of its rows, in the order. num_rows: of a whole evaluation."""
+        order = Random(self.seed).sample(range(num_rows), num_rows)
+        return order[self.place(self.begin, num_rows) : self.place(self.end, num_rows)]
+
+    @staticmethod
+    def place(share: float, num_rows: int) -> int:
+        """Returns how many of `num_rows` rows come before a share of them; no part ends before `MIN_PART_ROWS`."""
+        if share <= 0.0:
+            return 0
+        return min(num_rows, max(MIN_PART_ROWS, math.ceil(share * num_rows)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
     """Evaluation on held-out data: at the end, every `every_steps` steps where that is set, and after `at_steps`.
 
@@ -530,6 +559,7 @@ class EvaluationSpec:
         max_rows: the most rows of one evaluation, the first ones held out. No setting of training changes it, so that
             jobs with different batch sizes are compared on the same rows.
         max_new_tokens: the most tokens that a model writes to a row, for metrics of what it writes.
+        parts: the parts of the rows that evaluations on the way compute; of two of a step, the last one counts.
     """
 
     every_steps: Annotated[Whole | None, Description("the steps between two evaluations, such as 30")] = None
@@ -553,6 +583,11 @@ class EvaluationSpec:
     max_rows: Annotated[Whole, Description("the most held-out rows of one evaluation, such as 1024")] = field(
         default=1024, metadata=SINCE_LATER
     )
+    parts: tuple[EvaluationPart, ...] = field(default=(), metadata=SINCE_LATER)
+
+    def part_at(self, step: int) -> EvaluationPart | None:
+        """Returns the part that an evaluation after a step computes; None for all rows."""
+        return next((part for part in reversed(self.parts) if part.step == step), None)
 
     def is_due(self, place: float, *, before: float) -> bool:
         """Returns whether an evaluation is due after the step from `before` to `place`, apart from that at the end.

@@ -143,6 +143,11 @@ class Metric(ABC):
     undefined_where: ClassVar[str] = ""
     default_for: ClassVar[Mapping[str, int]] = {}
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether the metric is a mean: the total of its first sum by that of its second one."""
+        return len(self.sums) == 2 and type(self).value is Metric.value and not isinstance(self, GatheredMetric)
+
     @abstractmethod
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
         """Returns each row's contribution to each of `sums`, whatever other rows the batch has.

@@ -16,12 +16,13 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from os import sched_getaffinity
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from benchmarks.page import write_section
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
@@ -57,7 +58,16 @@ def main() -> None:
 
 
 def trained_curves(kind: str, seed: int, *, num: int) -> list[Curve]:
-    """Returns the learning curves of configurations that differ in rate, decay and first weights, trained side by side.
+    """Returns the learning curves of configurations that differ in rate, decay and first weights."""
+    steps = range(NUM_STEPS // 100, NUM_STEPS + 1, NUM_STEPS // 100)
+    losses = trained_losses(kind, seed, num=num, num_held_out=397, steps=steps)
+    return [{step: float(each[number].mean()) for step, each in losses.items()} for number in range(num)]
+
+
+def trained_losses(kind: str, seed: int, *, num: int, num_held_out: int, steps: Collection[int]) -> dict[int, Any]:
+    """Returns the loss of each held-out row after `steps`, [configurations, rows] by step.
+
+    The configurations differ in rate, decay and first weights, and are trained side by side.
 
     Each is a network of its own: the batched products mix nothing, and AdamW updates each element by itself.
     """
@@ -82,12 +92,12 @@ def trained_curves(kind: str, seed: int, *, num: int) -> list[Curve]:
         logits = hidden @ weights[2] + weights[3]
         return functional.cross_entropy(logits.flatten(0, 1), labels[at].repeat(num), reduction="none").view(num, -1)
 
-    curves: list[dict[int, float]] = [{} for _ in range(num)]
+    result, num_training = {}, len(rows) - num_held_out
     for step in range(1, NUM_STEPS + 1):
         factor = (1 + math.cos(math.pi * (step - 1) / NUM_STEPS)) / 2 if kind == "cosine" else 1.0
         for weight in weights:
             weight.requires_grad_()
-        loss = losses(torch.randint(1400, (BATCH,), generator=order)).mean(1).sum()
+        loss = losses(torch.randint(num_training, (BATCH,), generator=order)).mean(1).sum()
         gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
@@ -96,10 +106,9 @@ def trained_curves(kind: str, seed: int, *, num: int) -> list[Curve]:
                 square.lerp_(gradient**2, 0.001)
                 update = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
                 weights[i] = weight - factor * rates * (update + decays * weight)
-            if step % (NUM_STEPS // 100) == 0:
-                for curve, value in zip(curves, losses(torch.arange(1400, len(rows))).mean(1).tolist(), strict=True):
-                    curve[step] = value
-    return list(curves)
+            if step in steps:
+                result[step] = losses(torch.arange(num_training, len(rows))).numpy()
+    return result
 
 
 def measured(curves: Mapping[tuple[str, int], Sequence[Curve]], *, num_draws: int) -> list[dict]:

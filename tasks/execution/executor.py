@@ -325,8 +325,10 @@ class Executor:
                 self._replanner.forget(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():
             self.job_table.allow(name, goal)
+        for name, part in steering.parts.items():
+            self.job_table.evaluate_part(name, part)
         stops = {n: why for n, why in steering.stops.items() if self.job_table.records[n].status not in ENDED}
-        leads = {self.job_table.groups.lead_of(name) or name for name in (*steering.goals, *stops)}
+        leads = {self.job_table.groups.lead_of(name) or name for name in (*steering.goals, *steering.parts, *stops)}
         for name, why in stops.items():
             self._outcome_policy.stop_early(name, why)
         self._detach(stops)
@@ -334,7 +336,7 @@ class Executor:
         for lead in leads:
             self._outcome_policy.split_group_if_needed(lead)
         self._outcome_policy.regroup(num_groups=self._plan_manager.num_usable_devices)
-        if steering.goals or not planned.isdisjoint(stops):
+        if steering.goals or steering.parts or not planned.isdisjoint(stops):
             self._plan_manager.request_plan(steering.in_words())
 
     def replan_soon(self, *, why: str) -> None:

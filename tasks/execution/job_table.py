@@ -21,6 +21,7 @@ from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import Variant
+from ringmaster.techniques.job_specs import EvaluationPart
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
@@ -48,6 +49,7 @@ class JobTable(JobRows):
         super().__init__(journal)
         self.after: dict[str, tuple[str, ...]] = {}  # the jobs that each job depends on
         self.attempts: dict[str, int] = {}  # crashes without progress
+        self._later_parts: dict[str, EvaluationPart] = {}  # of jobs whose gangs are still about to end
         self._before_pinned: dict[str, list[Profile]] = {}  # the options of jobs that keep their layout
         self._before_rules: dict[str, list[Profile]] = {}  # the options of jobs of which rules permit a part
         self.groups = GroupTable(self)
@@ -203,13 +205,30 @@ class JobTable(JobRows):
             self.write(name, goal=goal)
             self.renew(name)
 
+    def evaluate_part(self, name: str, part: EvaluationPart) -> None:
+        """Lets a job that rests at its goal be evaluated there on a further part of the rows, unless it was already.
+
+        A job that has ended, or has trained on, is not evaluated. One whose gang has reported, and has not ended, is
+        evaluated by the next gang.
+        """
+        job, record = self.entries[name].job_in_batch, self.records[name]
+        if record.status in ENDED or record.step > part.step or part in job.evaluation.parts:
+            return
+        if record.status == JobStatus.RUNNING:
+            self._later_parts[name] = part
+            return
+        evaluation = replace(job.evaluation, parts=(*job.evaluation.parts, part))
+        self.redefine(name, replace(job, evaluation=evaluation))
+
     def rest(self, name: str, step: int) -> None:
         """Records that a job has reached its goal and was evaluated there."""
         self.write(name, status=JobStatus.WAITING, step=step, rested=step)
+        if part := self._later_parts.pop(name, None):
+            self.evaluate_part(name, part)
 
     def evaluated(self, name: str, event: EvaluationReported) -> None:
-        """Stores the metrics of a job that has a goal."""
-        if self.records[name].goal is not None:
+        """Stores the metrics of a job that has a goal, unless they are of a part of the rows."""
+        if self.records[name].goal is not None and event.part is None:
             found = Evaluation(step=event.step, metrics=dict(event.metrics), num_rows=event.num_rows)
             self.write(name, evaluated=found)
 

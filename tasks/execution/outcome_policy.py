@@ -91,9 +91,14 @@ class OutcomePolicy:
         elif record.status == JobStatus.PAUSED:
             self._job_table.write(member, step=result.steps_done)
         elif result.status == OutcomeStatus.DONE and result.steps_done >= self._job_table.totals[member]:
-            self._job_table.rest(member, result.steps_done)
+            self._rest(member, result.steps_done)
         else:
             self._goes_on(member, result.steps_done)
+
+    def _rest(self, job: str, step: int) -> None:
+        self._job_table.rest(job, step)
+        if not self._job_table.rests(job):
+            self._request_plan(f"{job} evaluated on more rows")
 
     def _goes_on(self, member: str, step: int) -> None:
         self._job_table.write(member, status=JobStatus.WAITING, step=step)
@@ -171,7 +176,7 @@ class OutcomePolicy:
             return self._keep_status(job, step)
         if not is_end and step >= self._job_table.totals[job]:
             self._plan_progress.drop(job)
-            self._job_table.rest(job, step)
+            self._rest(job, step)
             return "the job rests"
         if not is_end:
             self._job_table.write(job, status=JobStatus.WAITING, step=step)

@@ -16,6 +16,7 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase
+from ringmaster.techniques.job_specs import EvaluationPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class SteeringRequest:
     stops: the reasons of jobs that are stopped early.
     phases: the phases of jobs that get another batch size or precision from their goal on.
     choices: by job, why it gets another one, or does not.
+    parts: of the held-out rows, on which jobs that rest are evaluated at their goals in addition.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -36,9 +38,10 @@ class SteeringRequest:
     stops: Mapping[str, str] = field(default_factory=dict)
     phases: Mapping[str, tuple[TrainingPhase, ...]] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, EvaluationPart] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.goals or self.stops)
+        return bool(self.jobs or self.goals or self.stops or self.parts)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as plain values."""
@@ -48,6 +51,7 @@ class SteeringRequest:
     def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
         """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
         kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
+        kinds["parts"] = Mapping
         parts = {key: data.get(key, {}) for key in kinds}
         for key, part in parts.items():
             if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
@@ -56,9 +60,10 @@ class SteeringRequest:
         phases = {
             name: tuple(from_json(TrainingPhase, row) for row in each) for name, each in parts.pop("phases").items()
         }
+        of_rows = {name: from_json(EvaluationPart, each) for name, each in parts.pop("parts").items()}
         if missing := set(jobs) - set(parts["likes"]):
             raise ValueError(f"its fields {', '.join(sorted(missing))} are missing")
-        return cls(jobs=jobs, phases=phases, **parts)
+        return cls(jobs=jobs, phases=phases, parts=of_rows, **parts)
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""
@@ -67,6 +72,8 @@ class SteeringRequest:
             parts.append(f"{_names(goals)} may train on")
         if self.stops:
             parts.append(f"{_names(self.stops)} stopped early")
+        if self.parts:
+            parts.append(f"{_names(self.parts)} evaluated on more rows")
         return "; ".join(parts)
 
 

@@ -11,19 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 from ringmaster.clock import boot_s
-from ringmaster.codec import to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, as_part, merged
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec, TrialState
 from ringmaster.tasks.sweeping.stop_rules import StopProposal, StopRule, SweepProgress
 from ringmaster.tasks.sweeping.stop_rules import stop_rules as all_stop_rules
 from ringmaster.techniques import Job
-from ringmaster.techniques.processes.gang_events import EvaluationReported
+from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.processes.gang_events import EvaluationReported, PartialEvaluation
 
 FACT = "sweep"
 """A fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step, "proposals": by rule}."""
+ROWS = "sweep rows "  # with the name of a trial, a fact: the held-out rows that it has computed, by step
 TOO_LATE = "stopped early: the sweep's deadline has passed"
 
 Act = Callable[[SteeringRequest], None]
@@ -60,6 +64,7 @@ class SweepScheduler:
         self.proposals: dict[str, StopProposal] = {}
         self.values: dict[str, Values] = {}
         self.reports: dict[str, dict[int, dict[str, float]]] = {}
+        self.rows: dict[str, dict[int, EvaluatedRows]] = {}  # by trial and step, of evaluations part by part
         self.run_id: str | None = None
         self.on_first_done: Callable[[], None] = lambda: None
         self._goals: dict[str, int] = {}
@@ -92,6 +97,8 @@ class SweepScheduler:
         }
         first = {name: self._first_rung(self._jobs[name]) for name in known if name in self._jobs}
         self._goals = {**first, **fact.get("goals", {})}
+        self._parts = {name: from_json(EvaluationPart, part) for name, part in fact.get("parts", {}).items()}
+        self._restore_rows()
         self._statuses = {name: record.status for name, record in journal.jobs().items()}
         for name in set(self.spec.trials) - set(self._jobs):
             self._statuses[name] = JobStatus.FAILED
@@ -117,6 +124,7 @@ class SweepScheduler:
             jobs={name: self._job(name, like=like) for name, like in late.items()},
             likes=late,
             goals={name: goal for name, goal in self._goals.items() if name in left},
+            parts={name: part for name, part in self._parts.items() if name in left},
         )
 
     def attach(self, act: Act, *, later: Later, elapsed_s: float) -> None:
@@ -132,7 +140,7 @@ class SweepScheduler:
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
         if isinstance(event, GangReport) and isinstance(event.event, EvaluationReported):
-            self._hear(event.job, event.event.step, event.event.metrics)
+            self._hear(event.job, event.event.step, event.event.metrics, part=event.event.part)
         elif isinstance(event, JobEnded):
             if event.record.status == JobStatus.DONE:
                 self._hear(event.job, event.record.step, event.record.metrics)
@@ -186,6 +194,7 @@ class SweepScheduler:
             steering = self._steering()
             if steering:
                 self._goals |= steering.goals
+                self._parts |= steering.parts
                 self._keep()
                 self._act(steering)
 
@@ -200,6 +209,7 @@ class SweepScheduler:
                 goal=self._goals.get(name, 0),
                 scores=scores[name],
                 has_ended=self._statuses.get(name) in ENDED,
+                rows=self.rows.get(name, {}),
             )
             for name in names
         ]
@@ -225,6 +235,7 @@ class SweepScheduler:
             likes=likes,
             goals={**goals, **decisions.goals},
             stops={name: why for name, why in stops.items() if self._statuses.get(name) not in ENDED},
+            parts={name: part for name, part in decisions.parts.items() if not self._awaits_part(name, part.step)},
         )
 
     def _ending(self) -> str:
@@ -250,6 +261,13 @@ class SweepScheduler:
             done=frozenset(name for name in self._jobs if self._statuses.get(name) == JobStatus.DONE),
             device_s=sum(each.seconds * each.spec.num_devices for each in self._journal.segments()),
         )
+
+    def _awaits_part(self, name: str, step: int) -> bool:
+        """Whether a trial has not reported the part of the rows that was requested last at a step."""
+        part, rows = self._parts.get(name), self.rows.get(name, {}).get(step)
+        if part is None or rows is None or part.step != step:
+            return False
+        return len(rows.values) < part.place(part.end, rows.whole)
 
     def _left(self) -> list[str]:
         return [name for name in self._jobs if self._statuses.get(name) not in ENDED]
@@ -311,18 +329,56 @@ class SweepScheduler:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def _hear(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+    def _hear(
+        self, name: str, step: int, metrics: Mapping[str, float], *, part: PartialEvaluation | None = None
+    ) -> None:
         with self._lock:
             reports = self.reports.setdefault(name, {})
-            if step not in reports:  # a report repeated after a crash is equal
+            if part is not None:
+                self._take_part(name, step, part)
+            elif step not in reports:  # a report repeated after a crash is equal
                 reports[step] = dict(metrics)
                 self._keep()
 
-    def _keep(self) -> None:
+    def _take_part(self, name: str, step: int, part: PartialEvaluation) -> None:
+        """Adds a part of a trial's rows after a step, unless it is there; other metrics of a part are left out."""
+        objective, sign = self.spec.objective, self._sign
+        known = self.rows.setdefault(name, {})
+        rows = merged(known.get(step), part, sign=sign)
+        if rows is None:  # a report repeated after a crash is equal
+            return
+        known[step] = rows
+        self.reports[name][step] = {objective: sign * rows.mean}
+        self._keep({f"{ROWS}{name}": {at: to_json(as_part(each, sign=sign)) for at, each in known.items()}})
+
+    def _restore_rows(self) -> None:
+        self.rows = {}
+        for name in self._jobs if self.spec.stopping.is_partial else ():
+            for at, each in self._journal.get(f"{ROWS}{name}", {}).items():
+                rows = merged(None, from_json(PartialEvaluation, each), sign=self._sign)
+                assert rows is not None, "it begins with the first row"
+                self.rows.setdefault(name, {})[int(at)] = rows
+
+    def parts(self) -> dict[str, PartialEvaluation]:
+        """Returns the rows of the last evaluation of each trial whose last one did not compute all rows."""
+        lasts = {name: self.rows.get(name, {}).get(max(steps, default=0)) for name, steps in self.reports.items()}
+        return {
+            name: as_part(rows, sign=self._sign)
+            for name, rows in lasts.items()
+            if rows is not None and not rows.is_whole
+        }
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if metric_named(self.spec.objective).higher_is_better else -1.0
+
+    def _keep(self, further: Mapping[str, Any] | None = None) -> None:
         fact: dict[str, Any] = {"values": self.values, "goals": self._goals, "reports": self.reports}
         if self.proposals:
             fact["proposals"] = {key: vars(each) for key, each in self.proposals.items()}
-        self._journal.put(FACT, fact)
+        if self._parts:
+            fact["parts"] = to_json(self._parts)
+        self._journal.put_all({FACT: fact, **(further or {})})
 
 
 NO_VALUES = frozenset({"name", "warm_start", "evaluation"})

@@ -23,9 +23,11 @@ from ringmaster.tasks.batch.document import place_text
 from ringmaster.tasks.batch.grid import in_rows, key_findings, with_values
 from ringmaster.tasks.sweeping import space as spaces
 from ringmaster.tasks.sweeping.ranking import Ranking
+from ringmaster.tasks.sweeping.rung_comparison import FIRST_PART, EvaluatedRows, RungComparison
 from ringmaster.tasks.sweeping.sampling import GRID, TPE, ProposedTrial, num_startup, propose
 from ringmaster.tasks.sweeping.space import MAX_TRIALS, Parameter, Values
 from ringmaster.techniques import Job
+from ringmaster.techniques.job_specs import EvaluationPart
 
 NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
 CUTS = ((0.04, 2 / 5), (0.10, 1 / 2))
@@ -36,6 +38,7 @@ kept to the end.
 """
 NUM_AVERAGED = 3  # evaluations up to a rung, whose mean `cut` compares
 EARLIEST_CUT = 10  # steps: before that, a learning curve has no information
+ORDER_SEED = 0  # of the rows of trials that are evaluated part by part
 FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
 
 
@@ -47,6 +50,7 @@ class TrialState:
     goal: the step up to which it may train; 0 while its values are not settled.
     scores: by step, higher is better; minus infinity for a value that is not finite.
     has_ended: whether it is done, failed or stopped.
+    rows: the held-out rows by step, where they are computed part by part.
     """
 
     name: str
@@ -54,6 +58,7 @@ class TrialState:
     goal: int = 0
     scores: Mapping[int, float] = field(default_factory=dict)
     has_ended: bool = False
+    rows: Mapping[int, EvaluatedRows] = field(default_factory=dict)
 
     @property
     def is_under_way(self) -> bool:
@@ -71,10 +76,11 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingDecisions:
-    """New goals by trial, and the trials to stop with the reasons."""
+    """New goals by trial, the trials to stop with the reasons, and further parts of the rows to evaluate."""
 
     goals: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, EvaluationPart] = field(default_factory=dict)
 
 
 EARLIEST = 10
@@ -111,6 +117,15 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         title="Reduction factor",
         description="With asha and halving, one in this many trials continues from each rung.",
     )
+    evaluation_error: float | None = Field(
+        default=None,
+        gt=0,
+        le=0.5,
+        title="Error of partial evaluations",
+        description="Trials are evaluated at rungs on a part of the held-out rows, and on more only until it is "
+        "certain which of them continue. The number, such as 0.01, is the probability that any choice of the sweep "
+        "differs from that by all rows. By default all rows are evaluated.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -138,13 +153,33 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         if total is None:  # once its steps are known
             return job
         if self.has_rungs:
-            num_before = NUM_AVERAGED if self.policy == CUT else 1
+            num_before = self._num_averaged
             at = {r - k * max(1, total // 100) for r in self.rungs(total)[:-1] for k in range(num_before)}
             steps = sorted({*evaluation.at_steps, *(step for step in at if step > 0)})
-            return replace(job, evaluation=replace(evaluation, at_steps=tuple(steps)))
+            parts = self._first_parts(total) if self.is_partial else ()
+            kept = tuple(part for part in evaluation.parts if part not in parts)
+            return replace(job, evaluation=replace(evaluation, at_steps=tuple(steps), parts=(*parts, *kept)))
         if self.policy == MEDIAN and evaluation.every_steps is None:
             return replace(job, evaluation=replace(evaluation, every_steps=self.first_step(total)))
         return job
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether trials are evaluated at rungs on parts of the rows."""
+        return self.evaluation_error is not None and self.has_rungs
+
+    @property
+    def first_part(self) -> float:
+        """The share of the rows that a trial is evaluated on when it comes to a rung."""
+        return FIRST_PART if self.is_partial else 1.0
+
+    @property
+    def _num_averaged(self) -> int:
+        """The evaluations up to a rung whose mean is compared; those before it cannot be made on more rows later."""
+        return NUM_AVERAGED if self.policy == CUT and not self.is_partial else 1
+
+    def _first_parts(self, total: int) -> tuple[EvaluationPart, ...]:
+        return tuple(EvaluationPart(step=rung, end=self.first_part, seed=ORDER_SEED) for rung in self.rungs(total)[:-1])
 
     def rungs(self, total: int) -> list[int]:
         """Returns the rungs of a trial of `total` steps: r, r eta, r eta^2, ..., and the last step.
@@ -177,9 +212,19 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
             return max(1, math.ceil(round(num * self._cuts(total)[rung], 6)))
         return max(1, num // self.reduction_factor)
 
-    def score(self, trial: TrialState, rung: int) -> float:
-        """Returns the score by which a trial is compared at a rung that it has reached."""
-        return trial.mean(rung, NUM_AVERAGED) if self.policy == CUT else trial.scores[rung]
+    def comparison(self, trials: Sequence[TrialState], rung: int) -> RungComparison:
+        """Returns the comparison of the trials that have reached a rung. trials: all of the sweep.
+
+        The error of the sweep is divided by the number of its rungs and of pairs of trials (Bonferroni).
+        """
+        there = [trial for trial in trials if rung in trial.scores]
+        num_orders = max(1, math.comb(len(trials), 2) * (len(self.rungs(trials[0].total)) - 1))
+        return RungComparison(
+            scores={trial.name: trial.mean(rung, self._num_averaged) for trial in there},
+            rows={trial.name: trial.rows[rung] for trial in there if rung in trial.rows},
+            may_go_on=frozenset(trial.name for trial in there if trial.goal == rung and not trial.has_ended),
+            error=(self.evaluation_error or 0.0) / num_orders,
+        )
 
     def judge(self, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool = True) -> StoppingDecisions:
         """Returns the decisions that follow from the trials' states.
@@ -228,29 +273,38 @@ def _by_rungs(
     choice. Once no trial is to come, the choice is final, and all of the best continue together: the plan then sees all
     that is left. Before that, ASHA promotes the best n // eta of the n trials at the rung, the cuts those that no later
     arrival can displace, and halving none. A trial that can no longer be among the best is stopped.
+
+    Where rows are evaluated part by part, a trial whose place is not certain rests until further rows are there.
     """
     if not trials:
         return StoppingDecisions()
-    goals, stops, total = {}, {}, trials[0].total
+    goals, stops, parts, total = dict[str, int](), dict[str, str](), dict[str, EvaluationPart](), trials[0].total
     num_under_way = sum(trial.is_under_way for trial in trials)
     for rung, following in reversed(list(itertools.pairwise(stopping.rungs(total)))):
-        scores = {trial.name: stopping.score(trial, rung) for trial in trials if rung in trial.scores}
+        comparison = stopping.comparison(trials, rung)
+        scores = comparison.estimates
         there = sorted((t for t in trials if t.name in scores), key=lambda t: -scores[t.name])
         num_to_come = sum(not t.has_ended and rung not in t.scores for t in trials)
         most = stopping.num_kept(len(there) + num_to_come, rung=rung, total=total)
         is_final = num_to_come == 0
         early = {ASHA: len(there) // stopping.reduction_factor, CUT: most - num_to_come}
         now = most if is_final else early.get(stopping.policy, 0)
+        order = [trial.name for trial in there]
+        is_open = comparison.open_parts(order, num_kept=most).keys()
+        further = comparison.open_parts(order, num_kept=now) if now > 0 else {}
+        if is_final or num_under_way <= num_slots:
+            wanted = {n: comparison.part_up_to(n, share, step=rung, seed=ORDER_SEED) for n, share in further.items()}
+            parts |= {name: part for name, part in wanted.items() if part is not None}
         for place, trial in enumerate(there):
             if trial.has_ended or trial.goal != rung:
                 continue
             is_beaten = place >= most and (is_absolute or is_final)
-            if is_beaten or math.isinf(scores[trial.name]):
+            if math.isinf(scores[trial.name]) or (is_beaten and trial.name not in is_open):
                 stops[trial.name] = _why(scores[trial.name], rung, place=place, num=len(there))
-            elif place < now and (is_final or num_under_way <= num_slots):
+            elif place < now and trial.name not in further and (is_final or num_under_way <= num_slots):
                 goals[trial.name] = following
                 num_under_way += 1
-    return StoppingDecisions(goals=goals, stops=stops)
+    return StoppingDecisions(goals=goals, stops=stops, parts=parts)
 
 
 def _why(score: float, step: int, *, place: int, num: int) -> str:
@@ -387,11 +441,28 @@ class SweepSpec:
         result = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
         result += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
         result += self.ranking.findings()
+        result += self._findings_of_parts()
         result += key_findings(self.template, (parameter.key for parameter in self.space), at=("space",))
         result += [*self._uncovered_shapes(), *self._doubled_keys()]
         placed = {finding.place: finding for finding in reversed(result)}
         faults = [Fault(place_text(f.place), None, f.message, f.remedy) for f in reversed(placed.values())]
         return list({(f.place, f.message): f for f in [*self._faults_of_jobs(), *faults]}.values())
+
+    def _findings_of_parts(self) -> Iterator[Finding]:
+        """Yields why trials cannot be compared on parts of the rows, where the file wants that."""
+        if not self.stopping.is_partial:
+            return
+        changed = [p.key for p in self.space if p.key.partition(".")[0] in ("data", "loss", "evaluation")]
+        reasons = {
+            f"{self.objective} is not a mean over rows": not self.ranking.compares_means,
+            "tpe proposes trials by whole evaluations": self.sampler == TPE,
+            f"{', '.join(changed)} may change the rows": bool(changed),
+        }
+        for why in (why for why, applies in reasons.items() if applies):
+            problem = f"cannot be kept: {why}"
+            yield Finding(
+                ("early_stopping", "evaluation_error"), problem, "leave it out, so that rungs evaluate all rows"
+            )
 
     def _uncovered_shapes(self) -> Iterator[Finding]:
         if self.sampler != TPE or self.num_trials is None:

@@ -27,6 +27,11 @@ class MeanLoss(Metric):
         """Returns the loss and the number of averaged elements of each row."""
         return None if outputs.losses is None else dict(zip(self.sums, outputs.losses, strict=True))
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the mean itself."""
+        return type(self) is MeanLoss
+
     def value(self, sums: Mapping[str, Values]) -> Values:
         """Returns the mean; NaN where nothing was counted, whatever a user's loss has summed."""
         counts = sums["loss_counts"]

@@ -349,11 +349,63 @@ class Steps(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowValues:
+    """What held-out rows contribute to a metric that is a mean: the sum of `values` by that of `counts`."""
+
+    values: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where they are not of the same rows."""
+        if len(self.values) != len(self.counts):
+            raise ValueError(f"{len(self.values)} values of rows have {len(self.counts)} counts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialEvaluation:
+    """The part of the held-out rows that an evaluation has computed.
+
+    begin: of its first row in their random order. whole: the number of rows of a whole evaluation.
+    rows: the values of its rows, in order, of the job's first metric.
+    """
+
+    begin: int
+    whole: int
+    rows: RowValues
+
+    @property
+    def mean(self) -> float:
+        """The metric of these rows; NaN where they count nothing."""
+        count = sum(self.rows.counts)
+        return sum(self.rows.values) / count if count else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the metric of all rows.
+
+        It is that of a ratio of means of rows drawn without replacement (Cochran, Sampling Techniques, 1977, 6.4).
+        """
+        num, mean = len(self.rows.values), self.mean
+        if num < 2 or not math.isfinite(mean):
+            return -math.inf, math.inf
+        residuals = [v - mean * c for v, c in zip(self.rows.values, self.rows.counts, strict=True)]
+        variance = sum(each * each for each in residuals) / (num - 1) * (1.0 - num / self.whole) / num
+        radius = 1.96 * math.sqrt(variance) * num / sum(self.rows.counts)
+        return mean - radius, mean + radius
+
+    def in_words(self) -> str:
+        """Returns what it is a part of, with the interval."""
+        low, high = self.interval
+        return f"a part of {self.whole:,}, {low:.4g} to {high:.4g} with 95 %"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationReported(JobEvent):
     """The job was evaluated after a step.
 
     wall_s: the time of the report in seconds since the epoch.
     num_rows: the number of held-out rows; None where it is unknown.
+    part: of an evaluation of a part of them, whose metrics are of its rows alone; None for a whole one.
     """
 
     NAME = "metrics"
@@ -361,6 +413,7 @@ class EvaluationReported(JobEvent):
     metrics: Mapping[str, float]
     wall_s: float | None = field(default=None, metadata=SINCE_LATER)
     num_rows: int | None = field(default=None, metadata=SINCE_LATER)
+    part: PartialEvaluation | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

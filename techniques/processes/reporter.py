@@ -82,8 +82,9 @@ def _log_line(event: gang_events.Event) -> str | None:
     match event:
         case gang_events.JobReady(step=step):
             return f"{_of(event.job)}continues from step {step}" if step else f"{_of(event.job)}begins"
-        case gang_events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows):
-            return f"{_of(event.job)}evaluated at step {step}: {metrics_text(metrics, num_rows=num_rows)}"
+        case gang_events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows, part=part):
+            text = metrics_text(metrics, num_rows=num_rows) + (f", {part.in_words()}" if part is not None else "")
+            return f"{_of(event.job)}evaluated at step {step}: {text}"
         case gang_events.CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"
         case gang_events.CheckpointFailed(message=message) | gang_events.KernelsRefused(message=message):

@@ -120,6 +120,11 @@ class BoundLoss:
         """Whether the loss of these rows can be computed: not where it compares with weights that are not there."""
         return True
 
+    @property
+    def separates_rows(self) -> bool:
+        """Whether `by_row` gives each row's contribution, so that a part of the rows has the values that all have."""
+        return self.compute in (next_token_loss, classification_loss)
+
     def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Returns each row's contribution to (sum, count), [rows] and [rows]; None where rows cannot be separated.
 
@@ -227,6 +232,11 @@ class FunctionLoss(BoundLoss):
         inputs = self._inputs(output, batch, totals=self.totals(batch) if self.known is None else self.known)
         sums, counts = self.function.row_sums(inputs)
         return sums.sum(), counts.sum()
+
+    @property
+    def separates_rows(self) -> bool:
+        """Whether a row's loss depends on neither the other rows nor on numbers of the global batch."""
+        return not self.function.mixes_rows and not self.function.total_names
 
     def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Returns the loss of each row as if it were alone, ([rows], [rows]); None where a row has no loss alone."""

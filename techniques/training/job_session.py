@@ -16,6 +16,7 @@ from ringmaster.techniques.processes.gang_events import (
     JobEvent,
     JobReady,
     OutcomeStatus,
+    PartialEvaluation,
     Steps,
 )
 from ringmaster.techniques.processes.ranks import RankContext
@@ -30,10 +31,11 @@ REPORT_EVERY_S = 0.2
 class SessionState(CheckpointedState, TrainingState, Protocol):
     """What a session brings to its last step: a trainer, a member of a group, or something else that a feature makes.
 
-    callbacks: as of `JobTrainingState`.
+    callbacks, partial_evaluation: as of `JobTrainingState`.
     """
 
     callbacks: tuple[TrainerCallback, ...]
+    partial_evaluation: PartialEvaluation | None
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps."""
@@ -153,8 +155,11 @@ class JobSession:
             self._metrics, self._result["evaluate_s"] = metrics, seconds
             return
         self.progress.flush()
-        step, num_rows = self.state.next_step, self.state.num_evaluated_rows()
-        self._sender.send(EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows))
+        step, part = self.state.next_step, self.state.partial_evaluation
+        num_rows = self.state.num_evaluated_rows() if part is None else len(part.rows.values)
+        self._sender.send(
+            EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows, part=part)
+        )
         if any(callback.ends_job(metrics) for callback in self.state.callbacks):
             self._metrics, self._result["evaluate_s"] = metrics, 0.0
 

@@ -18,11 +18,14 @@ from ringmaster.techniques.checkpoints.state import read_whole
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect, FirstCheckpoint
-from ringmaster.techniques.processes.gang_events import CheckpointFailed, JobEvent
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, JobEvent, PartialEvaluation, RowValues
+from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import Technique
 from ringmaster.techniques.training.batch_loader import BatchLoader
+from ringmaster.techniques.training.bound_loss import BoundLoss
 from ringmaster.techniques.training.callbacks import callbacks_of
 
 Root = str | Path
@@ -60,6 +63,7 @@ class JobTrainingState:
     passed_over: newer checkpoints that were skipped as damaged.
     technique: of a job that is trained alone; None otherwise.
     callbacks: those of the job's features.
+    partial_evaluation: what the last evaluation has computed of a part of the rows; None if it computed all of them.
     """
 
     def __init__(self, order: GangOrder, ranks: RankContext, *, technique: Technique | None = None) -> None:
@@ -71,6 +75,7 @@ class JobTrainingState:
         self._sampler = sampler_of(self.job, self._training)
         self._loader = BatchLoader(self._training, pins=ranks.device.type == "cuda")
         self.next_step = 0
+        self.partial_evaluation: PartialEvaluation | None = None
         self.passed_over: tuple[str, ...] = ()
         self.callbacks = callbacks_of(self)
 
@@ -78,6 +83,28 @@ class JobTrainingState:
         """Returns the number of held-out rows of one evaluation, of at most `max_batches` global batches."""
         num_rows = min(len(self._held_out), self.job.max_evaluated_rows)
         return num_rows if max_batches is None else min(num_rows, max_batches * self.job.global_batch_size)
+
+    def next_part(self, loss: BoundLoss) -> EvaluationPart | None:
+        """Returns the part of the rows that the next evaluation computes; None for all, as those of finished models."""
+        part = self.job.evaluation.part_at(self.next_step)
+        if part is None or self.order.purpose != TRAIN or self.next_step >= self.job.total_steps:
+            return None
+        is_mean = metric_named(self.job.evaluation.metrics[0]).is_mean
+        gives_rows = (
+            self.technique is None or type(self.technique).part is Technique.part
+        )  # and not some tokens of each
+        return part if is_mean and gives_rows and loss.separates_rows else None
+
+    def part_rows(self, part: EvaluationPart | None) -> Sequence[int] | None:
+        """Returns the numbers of a part's rows, in its order; None for all rows."""
+        return None if part is None else part.rows(self.num_evaluated_rows())
+
+    def keep_part(self, part: EvaluationPart | None, rows: RowValues | None) -> None:
+        """Keeps the values of rows of an evaluation in `partial_evaluation`."""
+        self.partial_evaluation = None
+        if part is not None and rows is not None:
+            whole = self.num_evaluated_rows()
+            self.partial_evaluation = PartialEvaluation(begin=part.place(part.begin, whole), whole=whole, rows=rows)
 
     def num_evaluated_batches(self) -> int:
         """Returns the number of global batches of one evaluation."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import GatheredMetric, Metric, ModelMetric, Outputs, metrics_named
+from ringmaster.techniques.processes.gang_events import RowValues
 from ringmaster.techniques.training.bound_loss import Batch, BoundLoss
 
 if TYPE_CHECKING:
@@ -85,19 +86,29 @@ class MetricTotals:
     loss: the job's loss.
     data: the prepared data, for metrics that read its tokenizer or the names of its classes.
     exact: whether sums must not depend on which ranks add them.
+    part: the rows of a part of an evaluation, in its order, whose values of the first metric, a mean, `row_values`
+        then has; the loss separates rows. None for all rows.
     """
 
     def __init__(
-        self, names: Sequence[str], *, loss: BoundLoss, data: PreparedData | None = None, exact: bool = False
+        self,
+        names: Sequence[str],
+        *,
+        loss: BoundLoss,
+        data: PreparedData | None = None,
+        exact: bool = False,
+        part: Sequence[int] | None = None,
     ) -> None:
-        self._exact = exact
+        self._exact, self._part = exact, part
+        self.row_values: RowValues | None = None
         named = metrics_named(names)
         self.of_models = [metric for metric in named if isinstance(metric, ModelMetric)]
         self._metrics = [metric for metric in named if metric not in self.of_models]
         self._names, self._loss, self._data = [metric.name for metric in named], loss, data
         self._measured = [torch.zeros(0, dtype=torch.float64)] * (2 * len(self.of_models))  # rows, values
         gathered = [metric for metric in self._metrics if isinstance(metric, GatheredMetric)]
-        self._gathered = frozenset(name for metric in gathered for name in metric.sums)
+        kept = self._metrics[:1] if part is not None else []
+        self._gathered = frozenset(name for metric in [*gathered, *kept] for name in metric.sums)
         self._parts: dict[str, list[Tensor]] = {name: [] for metric in self._metrics for name in metric.sums}
         self._rows: list[int] = []
 
@@ -130,7 +141,8 @@ class MetricTotals:
         """
         losses = None
         if is_known := self._loss.is_known(batch):
-            total, count = self._loss(output, batch)
+            by_row = None if self._part is None else self._loss.by_row(output, batch)
+            total, count = by_row or self._loss(output, batch)
             losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
         outputs = outputs_of(self._loss, output, batch, losses=losses, data=self._data, written=written)
         sums = sums_of(self._metrics, outputs)
@@ -179,6 +191,8 @@ class MetricTotals:
             name: _rows(each, rows_of_ranks) if name in self._gathered else _total(each)
             for name, each in zip(self._parts, rest, strict=False)
         }
+        if self._part is not None:
+            self._keep_rows(totals)
         of_models = rest[len(self._parts) :]
         for metric, rows, values in zip(self.of_models, of_models[::2], of_models[1::2], strict=True):
             totals[metric.sums[0]] = _rows(values, rows)
@@ -188,6 +202,15 @@ class MetricTotals:
                 metric.name: float(metric.value({name: totals[name] for name in metric.sums})) for metric in measured
             }
         return {name: values_by_name[name] for name in self._names if name in values_by_name}
+
+    def _keep_rows(self, totals: dict[str, Values]) -> None:
+        """Takes the values of rows from the totals, in the order of the part, and leaves their sums in `totals`."""
+        assert self._part is not None
+        sums = self._metrics[0].sums
+        places = np.argsort(np.argsort(np.asarray(self._part)))  # the values are in the order of the rows' numbers
+        values, counts = (np.asarray(totals[name], dtype=np.float64)[places] for name in sums)
+        self.row_values = RowValues(values=tuple(values.tolist()), counts=tuple(counts.tolist()))
+        totals |= {name: totals[name].sum() for name in sums}
 
 
 def rounded(values: Tensor) -> Tensor:

@@ -346,12 +346,14 @@ class Trainer(JobTrainingState):
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
         self._loader.settle()
-        num_evaluated = self.num_evaluated_rows(max_batches=max_batches)
-        chunks, work = list(self._held_out_chunks(num_evaluated)), _TrainerWork(self)
+        num_evaluated, part = self.num_evaluated_rows(max_batches=max_batches), self.next_part(self._loss)
+        of_part = self.part_rows(part)
+        evaluated = range(num_evaluated) if of_part is None else of_part
+        chunks, work = list(self._held_out_chunks(evaluated)), _TrainerWork(self)
         self.rule.before_evaluation()
-        loss = self._loss.given(self._totals(self._held_out, chunks, rows=range(num_evaluated), work=work))
+        loss = self._loss.given(self._totals(self._held_out, chunks, rows=evaluated, work=work))
         names = self.job.evaluation.metrics
-        metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.is_exact)
+        metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.is_exact, part=of_part)
         self.model.eval()
         model = self._technique.unwrap(self.model)
         for rows, counted, width in chunks:
@@ -369,23 +371,27 @@ class Trainer(JobTrainingState):
             with self.autocast(), beating(model, self.beat):
                 metrics.measure_model(model, self.prepared, num_rows, ranks=self.own_share, batch_size=self.micro_batch)
         self.model.train()
-        return metrics.result(self.ranks.gather(metrics.parts()))
+        result = metrics.result(self.ranks.gather(metrics.parts()))
+        self.keep_part(part, metrics.row_values)
+        return result
 
-    def _held_out_chunks(self, num_rows: int) -> Iterator[Chunk]:
-        """Yields the rank's rows of each forward pass, whether they count, and the width of the global batch.
+    def _held_out_chunks(self, evaluated: Sequence[int]) -> Iterator[Chunk]:
+        """Yields, of the rows that are evaluated, the rank's rows of each forward pass.
+
+        With them it yields whether they count, and the width of the global batch.
 
         Every rank runs the same number of forward passes; a rank without rows left runs one row that does not count.
         """
         size = self.job.global_batch_size
-        for first in range(0, num_rows, size):
-            rows = range(first, min(first + size, num_rows))
+        for begin in range(0, len(evaluated), size):
+            rows = evaluated[begin : begin + size]
             # Whole micro-batches, so that the same rows are computed together by any number of ranks.
             share = -(-len(rows) // (self.own_share[1] * self.micro_batch)) * self.micro_batch
             width = self.batches.width(self._held_out, rows)
             own_rows = list(rows[self.own_share[0] * share : (self.own_share[0] + 1) * share])
             for start in range(0, share, self.micro_batch):
                 chunk = own_rows[start : start + self.micro_batch]
-                yield chunk or [first], bool(chunk), width
+                yield chunk or [rows[0]], bool(chunk), width
 
     def save(self, root: Root) -> float:
         """Checkpoints the state after `next_step` steps; returns the seconds that it took."""

@@ -133,7 +133,10 @@ class FusedGroup:
         """
         left = {m.name: (m, m.held_out(max_batches=max_batches)) for m in (members or self.members)}
         metrics = {
-            m.name: MetricTotals(m.job.evaluation.metrics, loss=m.loss, data=m.prepared) for m, _ in left.values()
+            m.name: MetricTotals(
+                m.job.evaluation.metrics, loss=m.loss, data=m.prepared, part=m.part_rows(m.next_part(m.loss))
+            )
+            for m, _ in left.values()
         }
         self.stem.model.eval()
         while left:
@@ -147,9 +150,12 @@ class FusedGroup:
             beat()
         self.stem.model.train()
         ranks = self._ranks
-        return {
+        results = {
             name: each.result(None if ranks is None else ranks.gather(each.parts())) for name, each in metrics.items()
         }
+        for m in members or self.members:
+            m.keep_part(m.next_part(m.loss), metrics[m.name].row_values)
+        return results
 
 
 def _token_counts(batches: Sequence[Batch]) -> list[float]:

@@ -138,9 +138,10 @@ class GroupMember(JobTrainingState):
         the first rank counts them: the others get no numbers. max_batches: at most so many, and those of the job.
         """
         self._loader.settle()
-        size, num_rows = self.job.global_batch_size, self.num_evaluated_rows(max_batches=max_batches)
-        for first in range(0, num_rows, size):
-            rows = range(first, min(first + size, num_rows))
+        size, of_part = self.job.global_batch_size, self.part_rows(self.next_part(self.loss))
+        evaluated = range(self.num_evaluated_rows(max_batches=max_batches)) if of_part is None else of_part
+        for first in range(0, len(evaluated), size):
+            rows = evaluated[first : first + size]
             is_divided = len(rows) % self.ranks.num_ranks == 0
             own_rows = self._share(rows) if is_divided else list(rows)
             batch = fetch(self._held_out, own_rows, width=batch_width(self.job, self._held_out, rows))

@@ -133,7 +133,7 @@ class CurveReader:
                     at_s = event.wall_s or started_s
                     trained_s = self._times[name].at(at_s) if name in self._times else 0.0
                     for metric, value in event.metrics.items():
-                        key = name, f"eval/{metric}"
+                        key = name, f"eval/{metric}" if event.part is None else f"eval-part/{metric}"
                         self._take(key, [event.step], [value], at_s=[at_s], trained_s=[trained_s], changed=changed)
         return changed
 

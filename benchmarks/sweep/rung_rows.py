@@ -1,0 +1,153 @@
+"""Benchmark of evaluations that stop when decided: the held-out rows that a sweep computes at its rungs.
+
+    python -m benchmarks.sweep.rung_rows             # a few minutes
+    python -m benchmarks.sweep.rung_rows --quick     # few configurations and draws; writes nothing
+
+The population of `benchmarks.sweep.early_stopping` is trained with 1,024 held-out rows, the most of an evaluation by
+default, and the loss of each row is recorded at the rungs. Draws of thirty configurations are replayed under `halving`
+by its own code (`StoppingPolicy.judge`), with all rows and with `evaluation_error: 0.01`. Starts are the gangs that
+evaluate further rows of a trial that rests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from benchmarks.page import write_section
+from benchmarks.sweep.early_stopping import NUM_STEPS, NUM_TRIALS, POPULATION, trained_losses
+from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows
+from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
+from ringmaster.techniques.job_specs import EvaluationPart
+
+NUM_ROWS, NUM_DRAWS, ERROR = 1024, 25, 0.01
+GOALS = {"rows": 0.35, "same winner": 0.98}
+POLICIES = {
+    "halving, four": {"reduction_factor": 4, "min_steps": 30},
+    "halving, two": {"reduction_factor": 2, "min_steps": 30},
+}
+
+Losses = Mapping[int, Any]  # of each configuration and row, [configurations, rows], by step
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedSweep:
+    """What a replayed sweep has kept and computed."""
+
+    winner: int
+    kept: frozenset[int]
+    num_rows: int
+    num_visits: int
+    num_starts: int
+
+
+def main() -> None:
+    """Trains the curves, replays the draws, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few configurations and draws; writes nothing")
+    quick = parser.parse_args().quick
+    keys = [("constant", 0)] if quick else [(kind, seed) for kind in ("constant", "cosine") for seed in (0, 1)]
+    steps = {
+        step for options in POLICIES.values() for step in StoppingPolicy(policy="halving", **options).rungs(NUM_STEPS)
+    }
+    populations = [
+        trained_losses(*key, num=NUM_TRIALS if quick else POPULATION, num_held_out=NUM_ROWS, steps=steps)
+        for key in keys
+    ]
+    text = table([row_of(name, populations, num_draws=2 if quick else NUM_DRAWS) for name in POLICIES])
+    print(text)
+    if not quick:
+        write_section("rung-rows", text)
+
+
+def row_of(name: str, populations: Sequence[Losses], *, num_draws: int) -> dict[str, Any]:
+    """Returns the figures of a policy over the draws of all populations."""
+    options, pairs = POLICIES[name], list[tuple[ReplayedSweep, ReplayedSweep]]()
+    for losses in populations:
+        for number in range(num_draws):
+            drawn = Random(number).sample(range(len(losses[NUM_STEPS])), NUM_TRIALS)
+            whole = replayed(StoppingPolicy(policy="halving", **options), losses, drawn, seed=number)
+            partial = StoppingPolicy(policy="halving", evaluation_error=ERROR, **options)
+            pairs.append((whole, replayed(partial, losses, drawn, seed=number)))
+    return {
+        "policy": name,
+        "sweeps": len(pairs),
+        "rows": statistics.fmean(part.num_rows / whole.num_rows for whole, part in pairs),
+        "same winner": sum(part.winner == whole.winner for whole, part in pairs),
+        "same choices": sum(part.kept == whole.kept for whole, part in pairs),
+        "starts": statistics.fmean(part.num_starts / part.num_visits for _, part in pairs),
+    }
+
+
+def replayed(policy: StoppingPolicy, losses: Losses, drawn: Sequence[int], *, seed: int) -> ReplayedSweep:
+    """Returns what a policy keeps and computes of the configurations `drawn`. seed: of the order of the rows."""
+    order = Random(seed).sample(range(NUM_ROWS), NUM_ROWS)
+    rungs = policy.rungs(NUM_STEPS)
+    goals = dict.fromkeys(drawn, rungs[0])
+    rows: dict[int, dict[int, EvaluatedRows]] = {n: {} for n in drawn}
+    stopped, num_starts = set[int](), 0
+
+    def evaluate(number: int, step: int, end: float) -> None:
+        values = -losses[step][number][order][: EvaluationPart.place(end, NUM_ROWS)].astype(np.float64)
+        rows[number][step] = EvaluatedRows(values=values, counts=np.ones(len(values)), whole=NUM_ROWS)
+
+    while True:
+        for number, goal in goals.items():
+            if number not in stopped and goal < NUM_STEPS and goal not in rows[number]:
+                evaluate(number, goal, policy.first_part)
+        trials = [
+            TrialState(
+                name=str(n),
+                total=NUM_STEPS,
+                goal=goals[n],
+                scores={step: own.mean for step, own in rows[n].items()},
+                has_ended=n in stopped or goals[n] == NUM_STEPS,
+                rows=rows[n] if policy.is_partial else {},
+            )
+            for n in drawn
+        ]
+        decisions = policy.judge(trials, num_slots=2)
+        goals |= {int(name): goal for name, goal in decisions.goals.items()}
+        stopped |= {int(name) for name in decisions.stops}
+        for name, part in decisions.parts.items():
+            evaluate(int(name), part.step, part.end)
+            num_starts += 1
+        if not decisions.goals and not decisions.stops and not decisions.parts:
+            break
+    kept = frozenset(n for n in drawn if goals[n] == NUM_STEPS)
+    return ReplayedSweep(
+        winner=min(kept, key=lambda n: float(np.nan_to_num(losses[NUM_STEPS][n].mean(), nan=np.inf))),
+        kept=kept,
+        num_rows=sum(len(own.values) for each in rows.values() for own in each.values()),
+        num_visits=sum(len(each) for each in rows.values()),
+        num_starts=num_starts,
+    )
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the figures as a table in Markdown, with what was measured."""
+    lines = [
+        f"| {row['policy']} | {row['rows']:.0%} | {row['same winner']} of {row['sweeps']} | "
+        f"{row['same choices']} of {row['sweeps']} | {row['starts']:.0%} |"
+        for row in rows
+    ]
+    return f"""{date.today().isoformat()}; draws of {NUM_TRIALS} configurations of a small network on digits,
+{NUM_ROWS:,} held-out rows, under constant and cosine rates and two training seeds; goals: at most
+{GOALS["rows"]:.0%} of the rows, and the same winner in {GOALS["same winner"]:.0%}. Starts: of gangs that evaluate
+further rows, for each trial at a rung.
+
+| one of | rows computed | same winner | same choices | starts |
+|---|---:|---:|---:|---:|
+{chr(10).join(lines)}
+"""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Comparison of trials at a rung whose held-out rows are computed part by part, until their places are certain.
+
+All trials compute the same rows in one random order. Two of them are compared by the differences of what their rows
+contribute to the metric, row by row, which vary less than the contributions themselves.
+
+With n of N rows, drawn without replacement, differences of mean d and standard deviation s, and the error a, the order
+of two trials is certain where
+
+    |d| > s / sqrt(t) * sqrt((n - 1) (g - 1) / (1 - g / c))
+    t = n N / (N - n),  c = 1 + t k,  g = (sqrt(c) / a)^(2/n)
+
+and where n = N. This is the confidence sequence of Wang and Ramdas, "Anytime-valid t-tests and confidence sequences
+for Gaussian means with unknown variance" (arXiv:2310.03722, 2023), with a normal prior of variance k on the effect
+size. It holds at all n at once, so that it may be looked at after each part. t is the number of rows that, drawn with
+replacement, have the variance of n rows drawn without (Serfling, 1974). It is exact for normal differences, and holds
+asymptotically for others (Waudby-Smith et al., "Time-uniform central limit theory and asymptotic confidence
+sequences", arXiv:2103.06476, 2021): the differences are assumed to have a finite variance that `MIN_PART_ROWS` rows
+show. Differences of an accuracy, which are bounded, satisfy that unless nearly all are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.processes.gang_events import PartialEvaluation, RowValues
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Values = npt.NDArray[np.float64]
+
+FIRST_PART = 1 / 8
+"""The share of the rows that each trial computes at a rung."""
+SHARES = (*(k / 16 for k in range(3, 13)), 1.0)
+"""The shares up to which further rows are computed: each further part is a start of a gang, so that they are few, and
+what would need more than three quarters computes all."""
+FORECAST = 0.8  # of the mean difference: the one that a further part is expected to show at least
+EFFECT_VARIANCE = 0.2  # k: shortest for effects of about a third of a standard deviation, as at the cuts of our curves
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedRows:
+    """The first rows of the order, of a trial at a step.
+
+    values, counts: what each contributes to the metric's sums, [rows]; higher values are better.
+    whole: the number of rows of a whole evaluation.
+    """
+
+    values: Values
+    counts: Values
+    whole: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are there."""
+        return len(self.values) >= self.whole
+
+    @property
+    def mean(self) -> float:
+        """The metric, of these rows alone."""
+        total = float(self.counts.sum())
+        return float(self.values.sum()) / total if total else math.nan
+
+
+@lru_cache(maxsize=4096)
+def relative_radius(num_rows: int, whole: int, *, error: float) -> float:
+    """Returns the radius of the confidence sequence, divided by the standard deviation; see the module's docstring.
+
+    It is infinite where `num_rows` are too few for any statement, and 0 where they are all.
+    """
+    if num_rows >= whole:
+        return 0.0
+    if num_rows < 2:
+        return math.inf
+    rows = num_rows * whole / (whole - num_rows)
+    ratio = 1.0 + rows * EFFECT_VARIANCE
+    exponent = (0.5 * math.log(ratio) - math.log(error)) * 2.0 / num_rows
+    if exponent >= math.log(ratio):
+        return math.inf
+    bound = math.exp(exponent)
+    return math.sqrt((num_rows - 1) * (bound - 1.0) / (1.0 - bound / ratio) / rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungComparison:
+    """The trials that have come to a rung.
+
+    scores: of each, higher is better; of a trial with a part of the rows, of that part.
+    rows: of those that report them; a trial without was evaluated on all rows.
+    may_go_on: the trials that can be evaluated further: they rest at the rung.
+    error: the probability that the order of a given two trials is called certain, and is not that of all rows.
+    """
+
+    scores: Mapping[str, float]
+    rows: Mapping[str, EvaluatedRows]
+    may_go_on: frozenset[str]
+    error: float
+
+    @cached_property
+    def estimates(self) -> Mapping[str, float]:
+        """The scores of all rows, estimated by the differences from the trial with most rows."""
+        if not self.rows:
+            return self.scores
+        pivot = max(self.rows.values(), key=lambda each: len(each.values))
+        result = dict(self.scores)
+        for name, own in self.rows.items():
+            num = len(own.values)
+            is_alike = num <= len(pivot.values) and np.array_equal(own.counts, pivot.counts[:num])
+            if math.isfinite(self.scores[name]) and is_alike and own.counts.sum() > 0:
+                result[name] = pivot.mean + float((own.values - pivot.values[:num]).sum() / own.counts.sum())
+        return result
+
+    def open_parts(self, order: Sequence[str], *, num_kept: int) -> dict[str, float]:
+        """Returns the shares of the rows up to which trials are to be evaluated, so that it is certain who is kept.
+
+        order: the trials by their estimates, of which the first `num_kept` are kept. The result has every trial whose
+        place is not certain, as far as further rows can make it so.
+        """
+        result: dict[str, float] = {}
+        if not self.rows:
+            return {}
+        finite = [name for name in order if math.isfinite(self.scores[name])]
+        for better in finite[:num_kept]:
+            for worse in finite[num_kept:]:
+                share = self._open_share(better, worse)
+                if share is None or not any(self._can_reach(name, share) for name in (better, worse)):
+                    continue
+                for name in (better, worse):
+                    result[name] = max(result.get(name, 0.0), share)
+        return result
+
+    def part_up_to(self, name: str, share: float, *, step: int, seed: int) -> EvaluationPart | None:
+        """Returns the part that a trial lacks up to a share of the rows; None where it lacks none, or cannot go on."""
+        if not self._can_reach(name, share):
+            return None
+        own = self.rows[name]
+        return EvaluationPart(step=step, begin=len(own.values) / own.whole, end=share, seed=seed)
+
+    def _can_reach(self, name: str, share: float) -> bool:
+        own = self.rows.get(name)
+        return own is not None and name in self.may_go_on and len(own.values) < EvaluationPart.place(share, own.whole)
+
+    def _open_share(self, better: str, worse: str) -> float | None:
+        """Returns the share of the rows after which the order of two trials may be certain; None where it is."""
+        one, other = self.rows.get(better), self.rows.get(worse)
+        if one is None or other is None:
+            return None if (one is None or one.is_whole) and (other is None or other.is_whole) else 1.0
+        num = min(len(one.values), len(other.values))
+        if not np.array_equal(one.counts[:num], other.counts[:num]) or one.whole != other.whole:
+            return None if one.is_whole and other.is_whole else 1.0
+        if num >= one.whole:
+            return None
+        differences = one.values[:num] - other.values[:num]
+        mean, deviation = float(differences.mean()), _deviation(differences)
+        if mean > deviation * relative_radius(num, one.whole, error=self.error) and deviation > 0:
+            return None
+        for share in SHARES:
+            following = EvaluationPart.place(share, one.whole)
+            radius = deviation * relative_radius(following, one.whole, error=self.error)
+            if following > num and radius < FORECAST * abs(mean):
+                return share
+        return 1.0
+
+
+def _deviation(values: Values) -> float:
+    """Returns the standard deviation of rows, an unbiased estimate of the variance."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def merged(rows: EvaluatedRows | None, part: PartialEvaluation, *, sign: float) -> EvaluatedRows | None:
+    """Returns the rows of a trial with a further part; None where the part does not follow them.
+
+    sign: -1 for a metric of which lower values are better.
+    """
+    values, counts = sign * np.asarray(part.rows.values), np.asarray(part.rows.counts)
+    if part.begin == 0 and rows is None:
+        return EvaluatedRows(values=values, counts=counts, whole=part.whole)
+    if rows is None or part.begin != len(rows.values) or part.whole != rows.whole:
+        return None
+    return EvaluatedRows(
+        values=np.concatenate([rows.values, values]), counts=np.concatenate([rows.counts, counts]), whole=rows.whole
+    )
+
+
+def as_part(rows: EvaluatedRows, *, sign: float) -> PartialEvaluation:
+    """Returns the rows of a trial as one part, with the values of the metric."""
+    values = RowValues(values=tuple((sign * rows.values).tolist()), counts=tuple(rows.counts.tolist()))
+    return PartialEvaluation(begin=0, whole=rows.whole, rows=values)

@@ -1,0 +1,193 @@
+"""Trials whose held-out rows are computed part by part: the confidence sequence, the choice, and whole sweeps."""
+
+import math
+from contextlib import suppress
+from random import Random
+
+import numpy as np
+import pytest
+
+from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, RungComparison, relative_radius
+from ringmaster.tasks.sweeping.spec import StoppingPolicy
+from ringmaster.techniques.job_specs import MIN_PART_ROWS, EvaluationPart
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome, PartialEvaluation, RowValues
+from tests.matrix import matrix
+from tests.unit.sweeping.sweeps import Gangs, Killed, Swept, loss, spec
+
+ERROR, NUM_DRAWS, WHOLE = 0.1, 400, 256
+DRAWS = {
+    "normal": lambda draw, shape: draw.normal(size=shape),
+    "skewed": lambda draw, shape: draw.exponential(size=shape) - draw.exponential(size=shape) * 0.2,
+    "correct or not": lambda draw, shape: draw.choice([-1.0, 0.0, 0.0, 1.0], size=shape),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_the_sequence_misses_the_mean_of_all_rows_at_any_part_at_most_as_often_as_given(kind):
+    rows = DRAWS[kind](np.random.default_rng(0), (NUM_DRAWS, WHOLE))
+    rows -= rows.mean(1, keepdims=True)  # the order of the two trials by all rows is a tie
+    nums = np.arange(1, WHOLE + 1)
+    means = rows.cumsum(1) / nums
+    variances = ((rows**2).cumsum(1) - nums * means**2)[:, 1:] / nums[:-1]
+    radii = np.sqrt(np.maximum(variances, 0.0)) * [relative_radius(n, WHOLE, error=ERROR) for n in range(2, WHOLE + 1)]
+    misses = (np.abs(means[:, 1:]) > radii + 1e-9)[:, MIN_PART_ROWS:].any(1).mean()
+    assert misses <= ERROR * (1.5 if kind == "skewed" else 1.0)  # the sequence is asymptotic but for normal rows
+    narrower = (np.abs(means[:, 1:]) > radii * 0.4 + 1e-9)[:, MIN_PART_ROWS:].any(1).mean()
+    assert narrower > ERROR, "a radius of any length would pass"
+
+
+def test_the_radius_shrinks_to_nothing_with_all_rows():
+    radii = [relative_radius(num, WHOLE, error=1e-6) for num in range(MIN_PART_ROWS, WHOLE + 1)]
+    assert radii == sorted(radii, reverse=True) and radii[-1] == 0.0
+    assert relative_radius(2, WHOLE, error=1e-6) == math.inf
+
+
+def test_parts_are_the_rows_of_one_order_each_once():
+    whole = EvaluationPart(step=1, seed=3).rows(100)
+    parts = [
+        EvaluationPart(step=1, begin=a, end=b, seed=3).rows(100) for a, b in ((0.0, 0.125), (0.125, 0.5), (0.5, 1))
+    ]
+    assert [row for part in parts for row in part] == whole
+    assert sorted(whole) == list(range(100)) and whole != sorted(whole)
+    assert len(parts[0]) == MIN_PART_ROWS
+    assert EvaluationPart(step=1, seed=4).rows(100) != whole
+
+
+def rows_of(mean, *, num, noise=0.1, whole=1000):
+    values = (
+        np.random.default_rng(7).normal(size=whole)
+        + mean
+        + noise * np.random.default_rng(abs(hash(mean)) % 99).normal(size=whole)
+    )
+    return EvaluatedRows(values=values[:num], counts=np.ones(num), whole=whole)
+
+
+def compared(rows, *, may_go_on=None):
+    scores = {name: each.mean for name, each in rows.items()}
+    return RungComparison(
+        scores=scores, rows=rows, may_go_on=frozenset(rows if may_go_on is None else may_go_on), error=1e-4
+    )
+
+
+def test_only_trials_beside_the_cut_need_more_rows():
+    rows = {
+        "a": rows_of(9.0, num=125),
+        "b": rows_of(5.0, num=125),
+        "c": rows_of(4.99, num=125),
+        "d": rows_of(1.0, num=125),
+    }
+    comparison = compared(rows)
+    assert comparison.open_parts(list("abcd"), num_kept=2).keys() == {"b", "c"}
+    assert comparison.open_parts(list("abcd"), num_kept=1) == {}
+    part = comparison.part_up_to("b", 1.0, step=4, seed=0)
+    assert (part.begin, part.end, part.step) == (0.125, 1.0, 4)
+
+
+def test_trials_that_cannot_be_evaluated_further_are_taken_in_the_order_of_their_estimates():
+    rows = {"b": rows_of(5.0, num=125), "c": rows_of(4.99, num=125)}
+    assert compared(rows, may_go_on=()).open_parts(["b", "c"], num_kept=1) == {}
+
+
+def test_estimates_use_the_rows_that_others_have():
+    shared = np.random.default_rng(0).normal(size=1000)
+    rows = {
+        "whole": EvaluatedRows(values=shared, counts=np.ones(1000), whole=1000),
+        "part": EvaluatedRows(values=shared[:50] - 0.01, counts=np.ones(50), whole=1000),
+    }
+    found = compared(rows)
+    assert found.scores["part"] != pytest.approx(shared.mean() - 0.01, abs=0.01)
+    assert found.estimates["part"] == pytest.approx(shared.mean() - 0.01)
+
+
+NUM_ROWS = 400
+
+
+class PartGangs(Gangs):
+    """Gangs that compute the rows of parts: each has the job's loss and what is the same for all jobs and drawn.
+
+    They end some time after they have reported, so that the scheduler decides before.
+    """
+
+    num_rows = 0
+
+    def end_one(self):
+        call, future = self.running.pop(self.draw.randrange(len(self.running)))
+        job, last = call.order.job, call.order.last_step
+        first = self.steps.get(job.name, 0)
+        due = [step for step in range(first + 1, last + 1) if job.is_evaluated(step)]
+        due = due or ([first] if first == last and first and first < job.num_steps else [])
+        reported = self.__dict__.setdefault("reported", set())
+        if due and id(future) not in reported:
+            reported.add(id(future))
+            self.kept = [*self.__dict__.get("kept", ()), future]  # so that no other has its id
+            for step in due:
+                call.on_event(self.evaluation(job, step))
+            self.running.append((call, future))
+            return
+        self.steps[job.name] = last
+        whole = {"metrics": self.measure(job, last)} if last == job.num_steps else {}
+        future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **whole}))
+
+    def evaluation(self, job, step):
+        asked = job.evaluation.part_at(step)
+        if asked is None:
+            self.num_rows += NUM_ROWS
+            return EvaluationReported(step=step, metrics=self.measure(job, step))
+        draw = Random(f"{job.name} {step}")
+        noise = [draw.gauss(0, 0.1) for _ in range(NUM_ROWS)]
+        shared = [Random(row).gauss(0, 1.0) for row in range(NUM_ROWS)]
+        every = [
+            loss(job, step) + a - sum(shared) / NUM_ROWS + b - sum(noise) / NUM_ROWS
+            for a, b in zip(shared, noise, strict=True)
+        ]
+        values = tuple(every[row] for row in asked.rows(NUM_ROWS))
+        self.num_rows += len(values)
+        rows = RowValues(values=values, counts=(1.0,) * len(values))
+        part = PartialEvaluation(begin=asked.place(asked.begin, NUM_ROWS), whole=NUM_ROWS, rows=rows)
+        return EvaluationReported(step=step, metrics={"loss": part.mean}, num_rows=len(values), part=part)
+
+
+def partial(policy="halving"):
+    return spec(stopping=StoppingPolicy(policy=policy, min_steps=4, reduction_factor=4, evaluation_error=0.01))
+
+
+@pytest.mark.parametrize("policy", ["halving", "cut"])
+def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp_path, policy):
+    whole = Swept(
+        tmp_path / "whole",
+        spec(stopping=StoppingPolicy(policy=policy, min_steps=4, reduction_factor=4)),
+        runner=PartGangs(),
+    ).run()
+    parts = Swept(tmp_path / "parts", partial(policy), runner=PartGangs()).run()
+    assert parts.statuses == whole.statuses
+    assert parts.bench.runner.num_rows < 0.6 * whole.bench.runner.num_rows
+    for name in parts.names(JobStatus.DONE):
+        job = next(job for job in parts.jobs if job.name == name)
+        assert parts.bench.journal.jobs()[name].metrics == {"loss": loss(job, 64)}, "final metrics are of all rows"
+    stopped = parts.names(JobStatus.STOPPED)
+    assert all(parts.bench.journal.jobs()[name].metrics == {} for name in stopped), "a part is no model's metric"
+    assert parts.sweep_scheduler.parts().keys() <= set(stopped) and parts.sweep_scheduler.parts()
+
+
+@pytest.mark.parametrize("dies_after", matrix(range(4, 60, 4), quick=[16, 28]))
+def test_after_a_kill_between_parts_the_sweep_decides_the_same(tmp_path, dies_after):
+    whole = Swept(tmp_path / "whole", partial(), runner=PartGangs()).run()
+    runner = PartGangs()
+    with suppress(Killed):
+        Swept(tmp_path / "killed", partial(), runner=runner, dies_after=dies_after).run()
+    again = Swept(tmp_path / "killed", partial(), runner=PartGangs(steps=runner.steps)).run()
+    assert again.statuses == whole.statuses
+    assert again.sweep_scheduler.reports == whole.sweep_scheduler.reports
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"objective": "perplexity"}, "perplexity is not a mean over rows"),
+        ({"sampler": "tpe"}, "tpe proposes trials by whole evaluations"),
+    ],
+)
+def test_what_cannot_be_compared_on_parts_is_refused(changes, why):
+    asked = spec(stopping=StoppingPolicy(policy="halving", min_steps=4, evaluation_error=0.01), **changes)
+    assert [f.message for f in asked.faults() if "evaluation_error" in f.place] == [f"cannot be kept: {why}"]
