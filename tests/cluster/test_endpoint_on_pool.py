@@ -126,7 +126,7 @@ def served(pool, parents, address, file, *, name):
 def node_of(pool, batch):
     """Returns the node that serves an endpoint now, once its rank runs."""
     (segment,) = [each for each in pool.segments(batch) if each.outcome is None]
-    return segment.what["devices"][0].partition(":")[0]
+    return segment.spec.devices[0].partition(":")[0]
 
 
 def rank_of(pool, node):
@@ -166,4 +166,4 @@ def test_an_idle_endpoint_leaves_its_device_and_a_model_in_the_lineage(pool, par
     Loop(client, rank=2).train(1)
     pool.wait(batch)
     registered = MlflowClient(tracking_uri=pool.environment["MLFLOW_TRACKING_URI"]).get_registered_model("brief.rank2")
-    assert [each.version for each in registered.latest_versions] == ["1"]
+    assert [int(each.version) for each in registered.latest_versions] == [1]
