@@ -355,6 +355,7 @@ class PlanSimulator:
     ran: the last segment of each job that has run and does not run now.
     out: the devices that have failed, and when they are back.
     now_s: the simulated time.
+    problem_begins_s: time 0 of the problem, from which its deadlines and releases count, by the simulated clock.
     """
 
     def __init__(
@@ -369,8 +370,10 @@ class PlanSimulator:
         ran: Mapping[str, PlannedSegment] | None = None,
         out: Mapping[DeviceId, float] | None = None,
         now_s: float = 0.0,
+        problem_begins_s: float = 0.0,
     ) -> None:
         self.problem, self.planned, self.now_s = problem, list(planned), now_s
+        self._problem_begins_s = problem_begins_s
         self.steps = dict.fromkeys(num_steps, 0) | dict(steps or {})
         self.ran, self.out = dict(ran or {}), dict(out or {})
         self.running: dict[str, OngoingSegment] = {}
@@ -390,7 +393,7 @@ class PlanSimulator:
         self._devices |= {device for segment in (*self._busy, *self.planned) for device in segment.devices}
         self._after = {job.id: (*job.after, *_gate(job)) for job in problem.jobs}
         self._limits = UserLimits.of(problem)
-        self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job)]
+        self._gates = [(problem_begins_s + job.release_s, gate) for job in problem.jobs for gate in _gate(job)]
         # What other jobs wait for and is not a job of the problem has been done before.
         self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
         self._may_start = True  # whether anything has changed since `_start_what_can`
@@ -416,7 +419,8 @@ class PlanSimulator:
     def late_s(self) -> float:
         """The summed delay beyond their deadlines of the jobs that have ended."""
         due = {job: self._jobs[job].deadline_s for job in self.ended_s}
-        return sum(max(0.0, self.ended_s[job] - due_s) for job, due_s in due.items() if due_s is not None)
+        ended_s = {job: end_s - self._problem_begins_s for job, end_s in self.ended_s.items()}
+        return sum(max(0.0, ended_s[job] - due_s) for job, due_s in due.items() if due_s is not None)
 
     @property
     def held_s(self) -> dict[str, float]:

@@ -441,6 +441,7 @@ class Replanner:
             running=stretches,
             ran={job: PlannedSegment(job=job, option=-1, last_step=0, devices=(), start_s=0, end_s=0) for job in stand},
             now_s=now_s,
+            problem_begins_s=now_s,
         )
 
     def _begin(self, state: RemainingWork, *, why: str, is_needed: bool) -> PendingPlan | None:

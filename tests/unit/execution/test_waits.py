@@ -222,3 +222,33 @@ def test_a_job_that_is_added_while_others_wait_runs_at_once(tmp_path):
 def test_the_stored_form_has_no_infinite_number_which_databases_refuse():
     stored = json.dumps(to_json(planned()), allow_nan=False)
     assert from_json(PlannedSegment, json.loads(stored)) == planned()
+
+
+def test_a_plan_that_waits_within_its_deadline_is_followed_however_long_the_batch_has_run(tmp_path):
+    """Deadlines of a problem count from when it was made; the replanner's clock from the begin of the batch."""
+    gangs = FakeEngine(step_s={("a", SINGLE, 1): 1.0}, epoch_s=EPOCH_S)
+    gangs.report_s = 1.0
+
+    def add_terms(given):
+        steps = ((0.0, DEAR), (max(1e-3, 200.0 - gangs.now_s), CHEAP))
+        nodes = tuple(replace(node, price_steps=steps) for node in given.nodes)
+        return replace(
+            given, nodes=nodes, jobs=tuple(replace(row, deadline_s=270.0 - gangs.now_s) for row in given.jobs)
+        )
+
+    def make_plan(given):
+        ((row,), cheap_s) = given.jobs, given.nodes[0].price_steps[-1][0]
+        begins_s = cheap_s if gangs.now_s > 45.0 else 0.0
+        return plan(segment(row.id, begins_s, begins_s + row.options[0].runtime_s))
+
+    made = Bench(
+        tmp_path,
+        [job("a", num_steps=100)],
+        profiles={"a": [profile()]},
+        runner=gangs,
+        make_plan=make_plan,
+        policy=replace(CALM, every=0.1, objective="cost"),
+        add_terms=add_terms,
+    )
+    assert made.run()
+    assert len(starts(made)) == 2 and 240.0 < gangs.now_s < 270.0  # its second half is done when that is cheap

@@ -42,7 +42,7 @@ class TariffsInFiles(BatchFileHook):
         """Returns the tariffs, with the values of their files."""
         raw = batch.model_dump(exclude_none=True)
         keys = (*SERIES_KEYS, "power_w", "at_most", "trade_off", "tariffs")
-        if not any(raw.get(key) for key in keys):
+        if not any(raw.get(key) not in (None, {}) for key in keys):  # a price of 0 is one
             return {}
         reader, limits, worth = SeriesReader(raw, folder=folder), raw.get("at_most", {}), raw.get("trade_off", {})
         kilograms = limits.get("carbon_kg")

@@ -1,11 +1,13 @@
 """The option `--wait` of `ringmaster whatif`: what waiting for cheaper hours gains."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.commands.planning import read_problem
@@ -15,9 +17,12 @@ from ringmaster.flows.output import announce, print_outcome
 from ringmaster.flows.settings import resolve_path
 
 if TYPE_CHECKING:
+    from ringmaster.tasks.batch import Batch
     from ringmaster.tasks.planning import Plan, Problem
 
 DEFAULT_OBJECTIVE = "cost"
+QUESTIONS = ("add_devices", "add_node", "add_quota", "without", "deadline", "explain", "plan", "at_once")
+"""The other options of the command that ask for something, or say how its answers are made."""
 
 
 def with_wait(command: Callable[..., None]) -> Callable[..., None]:
@@ -27,6 +32,9 @@ def with_wait(command: Callable[..., None]) -> Callable[..., None]:
         if not wait:
             command(**options)
             return
+        others = [f"--{key.replace('_', '-')}" for key in QUESTIONS if options.get(key)]
+        if others:
+            raise InputError([f"--wait answers nothing of {', '.join(others)}. To fix: ask for one after the other"])
         _show_waits(
             options["file"],
             objective=wait_objective,
@@ -72,11 +80,22 @@ def _of_batch(file: Path, *, objective: str, profiles: Any, seed: int) -> "tuple
     from ringmaster.features.tariffs.batch import EMITTED, PAID, TRADED
     from ringmaster.tasks.batch import load_batch
 
-    batch = load_batch(resolve_path(file))
+    batch = without_bounds(load_batch(resolve_path(file)))
     result = estimate(batch, profiles=profiles, seed=seed, interrupts=Interrupts())
     if result.problem is None:
         raise InputError([f"{file}: no job can be trained: {result.summary()}"])
     return result.problem, batch.objective if batch.objective in (PAID, EMITTED, TRADED) else objective
+
+
+def without_bounds(batch: "Batch") -> "Batch":
+    """Returns a batch that may spend and emit whatever its jobs take: a bound that no plan keeps is no answer."""
+    from ringmaster.features.tariffs.terms import Tariffs
+
+    if Tariffs.key not in batch.planning:
+        return batch
+    bounded = from_json(Tariffs, batch.planning[Tariffs.key])
+    free = replace(bounded, max_money=None, max_emissions_g=None)
+    return replace(batch, planning={**batch.planning, Tariffs.key: to_json(free)})
 
 
 OPTIONS = {"whatif": with_wait}

@@ -22,8 +22,9 @@ from ringmaster.codec import SINCE_LATER
 from ringmaster.files import text_of
 
 HOURS, HOUR_S, DAY_S = 24, 3600.0, 86_400.0
+CLOCK_CHANGE_S = 1800.0  # clocks are put forward and back by multiples of it: on Lord Howe Island by one
 COLUMNS = ["time", "value"]
-MAX_ROWS = 100_000  # of a file: a year of five minutes
+MAX_ROWS = 110_000  # of a file: a year of five minutes
 
 Steps = tuple[tuple[float, float], ...]
 """(seconds from a moment, the value from then on), ascending; the first is at 0, and the last value lasts for ever."""
@@ -83,7 +84,7 @@ class Series:
         yield from (at_s for at_s in self.times_s[bisect_right(self.times_s, from_s) :] if at_s < to_s)
         if self.ends_s - self.times_s[0] < DAY_S:
             return
-        every_s = self.ends_s - self.times_s[-1]
+        every_s = _common_s(self.ends_s - self.times_s[-1], CLOCK_CHANGE_S)
         at_s = self.ends_s + max(0, math.floor((from_s - self.ends_s) / every_s)) * every_s
         while at_s < to_s:
             if at_s > from_s:
@@ -97,6 +98,11 @@ class Series:
         while (then_s := (local - timedelta(days=days)).timestamp()) >= self.ends_s:
             days += 1
         return then_s
+
+
+def _common_s(a_s: float, b_s: float) -> float:
+    """Returns the longest interval of which both are multiples, in whole microseconds."""
+    return math.gcd(round(a_s * 1e6), round(b_s * 1e6)) / 1e6
 
 
 def _local(at_s: float, zone: str) -> datetime:
@@ -147,13 +153,12 @@ def read_series(path: Path, *, zone: str, allows_negative: bool) -> ReadSeries:
     Raises OSError and ValueError where the file cannot be read as text.
     """
     rows, faults = [], []
-    reader = csv.reader(io.StringIO(text_of(path)))
-    header = [name.strip() for name in next(reader, [])]
+    numbered = _numbered_cells(text_of(path))
+    header = [name.strip() for name in next(numbered, (1, []))[1]]
     if header != COLUMNS:
         return ReadSeries(series=None, faults=(f"line 1: the columns are {header}, and must be time,value",))
     before_s = -math.inf
-    for cells in reader:
-        line = reader.line_num
+    for line, cells in numbered:
         if not any(cell.strip() for cell in cells):
             continue
         if len(cells) != len(COLUMNS):
@@ -163,7 +168,7 @@ def read_series(path: Path, *, zone: str, allows_negative: bool) -> ReadSeries:
             at_s = _time_of(cells[0].strip(), zone=zone, after_s=before_s)
             rows.append(_Row(line=line, at_s=at_s, value=_value_of(cells[1].strip(), allows_negative=allows_negative)))
             before_s = at_s
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:  # times in the first or last year that there is
             faults.append(f"line {line}: {error}")
     if len(rows) > MAX_ROWS:
         faults.append(f"line {rows[MAX_ROWS].line}: is row {MAX_ROWS + 1}, and {MAX_ROWS} are the most")
@@ -180,6 +185,19 @@ def read_series(path: Path, *, zone: str, allows_negative: bool) -> ReadSeries:
         zone=zone,
     )
     return ReadSeries(series=series, faults=())
+
+
+def _numbered_cells(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields lines of CSV with their numbers, whatever ends them. Spreadsheets begin UTF-8 with a byte order mark.
+
+    Raises ValueError where a text is no CSV.
+    """
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None))
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from None
 
 
 def _order_faults(rows: Sequence[_Row], *, has_faults: bool) -> Iterator[str]:

@@ -10,6 +10,7 @@ from ringmaster.errors import ProblemError
 from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series, Steps
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
+from ringmaster.tasks.planning.problems.series import MAX_STEPS
 from ringmaster.tasks.planning.term_features import DeviceUse, PastUse, TermsFeature
 
 J_PER_KWH = 3.6e6
@@ -169,8 +170,15 @@ class Tariffs(TermsFeature):
 
 
 def _steps(series: Series | None, *, now_s: float, horizon_s: float, unit: float = 1.0) -> Steps:
-    steps = () if series is None else series.steps(now_s, horizon_s=horizon_s)
-    return tuple((at_s, value / unit) for at_s, value in steps)
+    """Returns the values until the horizon, and then the highest one of the day after it.
+
+    The last step of a problem lasts for ever: a low one would be a reason to wait for it.
+    """
+    steps = () if series is None else series.steps(now_s, horizon_s=horizon_s + DAY_S)
+    known = [step for step in steps if step[0] < horizon_s][: MAX_STEPS - 1]
+    if later := steps[len(known) :]:
+        known.append((later[0][0], max(value for _, value in (known[-1], *later))))
+    return tuple((at_s, value / unit) for at_s, value in known)
 
 
 def _mean(series: Series, use: DeviceUse) -> float:

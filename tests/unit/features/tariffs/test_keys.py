@@ -3,11 +3,15 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import typer
 import yaml
+from typer.testing import CliRunner
 
 from ringmaster.errors import BatchFileError, ProblemError
-from ringmaster.features.tariffs.series import HOUR_S, Series
+from ringmaster.features.tariffs.commands import with_wait, without_bounds
+from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series
 from ringmaster.features.tariffs.terms import Spending, Tariff, Tariffs
+from ringmaster.flows.commands.planning import whatif
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.tasks.control.batch_terms import ActiveBatch, combined_terms
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
@@ -187,3 +191,32 @@ def test_negative_prices_count_as_0_where_the_batch_says_so(tmp_path):
     write_hours(tmp_path, -5.0, 7.2)
     batch = load(tmp_path, price="prices.csv", negative_prices="as-zero")
     assert tariffs_of(batch).every.price.values == (0.0, 7.2)
+
+
+def test_devices_that_cost_nothing_have_a_price(tmp_path):
+    (node,) = load(tmp_path, objective="cost", price=0).terms.on(problem()).nodes
+    assert (node.price, node.price_steps) == (0.0, ((0.0, 0.0),))
+
+
+def test_no_plan_waits_for_the_last_step_of_a_series_that_would_last_for_ever():
+    cheap_at_night = Series(values=(1.0,) * 6 + (5.0,) * 18, zone="UTC")
+    now_s = datetime(2026, 11, 10, 16, tzinfo=UTC).timestamp()  # what counts ends 34 hours later, at night
+
+    def steps(series, runtime_s):
+        tariffs = Tariffs(every=Tariff(price=series))
+        (node,) = tariffs.on(problem(runtime_s=runtime_s), now_s=now_s, past=lambda: ()).nodes
+        return [(at_s / HOUR_S, pytest.approx(value * HOUR_S)) for at_s, value in node.price_steps]
+
+    assert steps(cheap_at_night, 10 * HOUR_S) == [(0, 5.0), (8, 1.0), (14, 5.0), (32, 1.0), (38, 5.0)]
+    longest = steps(Series(values=tuple(HOURS), zone="UTC"), 420 * DAY_S)
+    assert len(longest) == 10_000 and longest[-1][1] == 23.0  # as many steps as a problem may have
+
+
+def test_what_waiting_gains_is_planned_without_bounds_and_alone(tmp_path):
+    batch = load(tmp_path, objective="cost", price=1.0, at_most={"money": 1e-9})
+    assert without_bounds(batch).terms.on(problem()).budgets == {} != batch.terms.on(problem()).budgets
+    assert without_bounds(load(tmp_path)) == load(tmp_path)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(with_wait(whatif))
+    done = CliRunner().invoke(app, [str(tmp_path / "batch.yaml"), "--wait", "--add-devices", "2", "--explain"])
+    assert "--wait answers nothing of --add-devices, --explain" in str(done.exception)

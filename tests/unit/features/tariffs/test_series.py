@@ -157,3 +157,33 @@ def test_the_steps_and_the_integral_agree_with_the_value_at_each_moment(minute, 
 def test_the_stored_form_has_no_infinite_number_which_databases_refuse(series):
     stored = json.dumps(to_json(series), allow_nan=False)
     assert from_json(Series, json.loads(stored)) == series
+
+
+@pytest.mark.parametrize("every_h", [1, 4, 7])
+def test_the_repeated_last_day_changes_when_its_values_do_though_clocks_are_put_back(every_h):
+    begins_s, every_s = at("2026-10-23T00:00"), every_h * HOUR_S
+    number = 2 * math.ceil(24 / every_h)
+    series = Series(
+        values=tuple(map(float, range(number))),
+        times_s=tuple(begins_s + k * every_s for k in range(number)),
+        ends_s=begins_s + number * every_s,
+        zone="Europe/Berlin",
+    )
+    steps = series.steps(begins_s, horizon_s=9 * DAY_S)
+    for quarter in range(9 * 96):
+        value = next(value for at_s, value in reversed(steps) if at_s <= quarter * 900.0)
+        assert value == series.value_at(begins_s + quarter * 900.0)
+
+
+@pytest.mark.parametrize("text", ["\ufefftime,value\n{}\n{}\n", "time,value\r{}\r{}\r", "time,value\r\n{}\r\n{}\r\n"])
+def test_files_of_spreadsheets_are_read(tmp_path, text):
+    (tmp_path / "values.csv").write_bytes(text.format("2026-01-31T14:00Z,1", "2026-01-31T15:00Z,2").encode())
+    read_file = read_series(tmp_path / "values.csv", zone="", allows_negative=False)
+    assert read_file.series is not None and read_file.series.values == (1.0, 2.0)
+
+
+def test_what_is_no_csv_or_before_all_time_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="line 2: field larger"):
+        read(tmp_path, "9" * 200_000 + ",1")
+    faults = read(tmp_path, "0001-01-01T00:00,1", zone="Europe/Berlin").faults
+    assert faults[0].startswith("line 2: ")
