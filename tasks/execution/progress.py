@@ -38,6 +38,8 @@ MAX_STEPS = 100  # the newest steps, over which a speed is measured
 # command may take longer than a step on a busy machine.
 NOTICE_S, NOTICE_STEPS = 1.0, 2.5
 
+LOOK_S = 30.0  # between two looks at the wall clock while segments wait for their time
+
 
 @dataclass
 class RunningSegment:
@@ -283,9 +285,13 @@ class PlanProgress:
         )
 
     def seconds_to_wait(self) -> float:
-        """Returns the seconds until a planned segment has waited long enough; infinite where none waits."""
+        """Returns the seconds until a planned segment may have waited long enough; infinite where none waits.
+
+        At most `LOOK_S`: the wall clock may be set, and goes on while the machine sleeps; timeouts do not.
+        """
         now_s = self.wall_clock()
-        return next_wait_s(self.planned, now_s=now_s) - now_s
+        left_s = next_wait_s(self.planned, now_s=now_s) - now_s
+        return min(left_s, LOOK_S) if left_s < math.inf else math.inf
 
     def begun(self, segments: Sequence[PlannedSegment]) -> None:
         """Removes planned segments that have been started."""

@@ -383,11 +383,21 @@ class PlanningTerms:
 
 
 def plan_giving_up_bounds(problem: Problem, make_plan: Callable[[Problem], Plan]) -> tuple[Plan, tuple[str, ...]]:
-    """Returns a plan, and the jobs whose deadlines were dropped, where budgets are given up before any deadline."""
+    """Returns a plan, and the jobs whose deadlines were dropped, where budgets are given up before any deadline.
+
+    Where even then there is no plan, nodes are planned as if they did not go away: jobs stop at checkpoints there.
+    """
     try:
         return make_plan(problem), ()
     except ProblemError:
-        return plan_giving_up_deadlines(replace(problem, budgets={}), make_plan)
+        free = replace(problem, budgets={})
+    try:
+        return plan_giving_up_deadlines(free, make_plan)
+    except ProblemError:
+        if all(node.available_until_s is None for node in problem.nodes):
+            raise
+    staying = tuple(replace(node, available_until_s=None) for node in problem.nodes)
+    return plan_giving_up_deadlines(replace(free, nodes=staying), make_plan)
 
 
 def plan_giving_up_deadlines(problem: Problem, make_plan: Callable[[Problem], Plan]) -> tuple[Plan, tuple[str, ...]]:

@@ -395,8 +395,11 @@ def plan_before_ends(
 
 
 def _ending(problem: Problem, ends_s: Mapping[str, float]) -> Problem:
+    known_s = {node.id: node.available_until_s for node in problem.nodes if node.available_until_s is not None}
     nodes = tuple(
-        replace(node, available_until_s=max(ends_s[node.id], 0.0)) if node.id in ends_s else node
+        replace(node, available_until_s=min(max(ends_s[node.id], 0.0), known_s.get(node.id, math.inf)))
+        if node.id in ends_s
+        else node
         for node in problem.nodes
     )
     return replace(problem, nodes=nodes)

@@ -4,6 +4,8 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
+
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.dispatch import (
     PlannedSegment,
@@ -16,6 +18,7 @@ from ringmaster.tasks.execution.dispatch import (
     waits_of,
 )
 from ringmaster.tasks.execution.execution_events import SegmentStarted
+from ringmaster.tasks.execution.progress import LOOK_S, PlanProgress
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.techniques import registry
 from tests.fake_engine import FakeEngine
@@ -252,3 +255,10 @@ def test_a_plan_that_waits_within_its_deadline_is_followed_however_long_the_batc
     )
     assert made.run()
     assert len(starts(made)) == 2 and 240.0 < gangs.now_s < 270.0  # its second half is done when that is cheap
+
+
+@pytest.mark.parametrize(("at_s", "look_s"), [(8 * 3600.0, LOOK_S), (7.0, 7.0), (-math.inf, math.inf)])
+def test_the_wall_clock_is_looked_at_while_a_segment_waits_as_it_may_be_set(at_s, look_s):
+    progress = PlanProgress(totals={"a": 10}, after={}, wall_clock=lambda: EPOCH_S)
+    progress.planned = [planned(at_s=EPOCH_S + at_s)]
+    assert progress.seconds_to_wait() == look_s

@@ -27,7 +27,7 @@ from ringmaster.tasks.planning import (
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.fusion import checked_plan, choose_groups
-from ringmaster.tasks.planning.objectives import OBJECTIVES, PlanningTerms, objective_by_name
+from ringmaster.tasks.planning.objectives import OBJECTIVES, PlanningTerms, objective_by_name, plan_giving_up_bounds
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.planning.shared_speeds import plan_by_speeds
 from tests.drawing import draws
@@ -357,3 +357,24 @@ def test_many_jobs_end_sooner_on_average_than_by_any_other_rule():
     ends = objective.coefficients(problem).ends
     value = objective.value(plan_by_speeds(problem, ends), problem)
     assert value < 0.9 * min(objective.value(rule(problem), problem) for rule in BASELINES)
+
+
+def test_a_batch_that_runs_goes_on_where_its_node_was_to_go_away():
+    """Budgets are given up first, then deadlines, then the ends of nodes; what is needed least is tried first."""
+    nodes = (PlanningNode("spot", 1, available_until_s=0.0),)
+    given = Problem("p", nodes, (PlanningJob("a", (Option("single", 1, 4.0),)),), budgets={"cost": 1.0})
+    tried = []
+
+    def make_plan(problem):
+        tried.append((bool(problem.budgets), problem.nodes[0].available_until_s))
+        return solve(problem, work_s=0.05)
+
+    plan, late = plan_giving_up_bounds(given, make_plan)
+    assert (plan.makespan_s, late) == (4.0, ())
+    assert tried == [(True, 0.0), (False, 0.0), (False, None)]
+    with pytest.raises(ProblemError):
+        plan_giving_up_bounds(replace(given, nodes=(PlanningNode("spot", 1),)), _no_plan)
+
+
+def _no_plan(problem):
+    raise ProblemError(["nothing fits"])

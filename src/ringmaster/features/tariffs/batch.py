@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from ringmaster.codec import to_json
-from ringmaster.features.tariffs.series import HOUR_S, HOURS, Series, is_zone, read_series
+from ringmaster.features.tariffs.series import HOUR_S, HOURS, MAX_VALUE, Series, counted, is_zone, read_series
 from ringmaster.features.tariffs.terms import G_PER_KG, Tariff, Tariffs
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
@@ -94,16 +94,18 @@ class SeriesReader:
                 (isinstance(value, (list, tuple)) and len(numbers) != HOURS, place, f"has {len(numbers)} values", hours)
             ),
             *(
-                Finding((*place, k) if len(numbers) > 1 else place, f"is {each}", "give a finite number of at least 0")
+                Finding(
+                    (*place, k) if len(numbers) > 1 else place, f"is {each}", f"give a number from 0 to {MAX_VALUE:g}"
+                )
                 for k, each in enumerate(numbers)
-                if not math.isfinite(each) or (each < 0 and not allows_negative)
+                if not math.isfinite(each) or each > MAX_VALUE or (each < 0 and not allows_negative)
             ),
         ]
         if len(numbers) == HOURS and not self._zone:
             faults.append(Finding(place, "has the hours of a day in no zone", "give time_zone, such as Europe/Berlin"))
         if faults:
             return None, faults
-        values = tuple(max(0.0, float(each)) for each in numbers)
+        values = tuple(counted(float(each)) for each in numbers)
         return Series(values=values, zone=self._zone if len(values) > 1 else ""), []
 
     def moment(self, text: str) -> float:

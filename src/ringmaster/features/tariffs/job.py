@@ -7,6 +7,7 @@ from typing import Annotated
 from ringmaster.techniques.job_features import Choices, Description, FileKeys, Limits, Positive
 
 SERIES = "a number, a CSV file with the columns time,value, or a list of 24, the hours of the day"
+MAX_LIMIT = 1e9  # sums over the batches of a pool are within a planner's limits
 NEGATIVE = ("refuse", "as-zero")
 
 Values = float | str | tuple[float, ...]
@@ -30,17 +31,23 @@ class NodeTariff:
 class SpendingLimits:
     """The most that a batch may spend and emit."""
 
-    money: Annotated[float | None, Limits(ge=0), Description("in the currency of the prices, such as 20")] = None
-    carbon_kg: Annotated[float | None, Limits(ge=0), Description("kilograms of CO2e, such as 1.5")] = None
+    money: Annotated[
+        float | None, Limits(ge=0, le=MAX_LIMIT), Description("in the currency of the prices, such as 20")
+    ] = None
+    carbon_kg: Annotated[float | None, Limits(ge=0, le=MAX_LIMIT), Description("kilograms of CO2e, such as 1.5")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TradeOff:
     """What `objective: trade-off` adds up; what is left out counts nothing."""
 
-    hour: Annotated[float, Limits(ge=0), Description("the worth of an hour by which the last job ends later")] = 0.0
-    money: Annotated[float, Limits(ge=0), Description("the worth of a unit of money, such as 1")] = 0.0
-    carbon_kg: Annotated[float, Limits(ge=0), Description("the worth of a kilogram of CO2e, such as 0.1")] = 0.0
+    hour: Annotated[
+        float, Limits(ge=0, le=MAX_LIMIT), Description("the worth of an hour by which the last job ends later")
+    ] = 0.0
+    money: Annotated[float, Limits(ge=0, le=MAX_LIMIT), Description("the worth of a unit of money, such as 1")] = 0.0
+    carbon_kg: Annotated[
+        float, Limits(ge=0, le=MAX_LIMIT), Description("the worth of a kilogram of CO2e, such as 0.1")
+    ] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

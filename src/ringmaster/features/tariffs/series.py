@@ -24,6 +24,7 @@ from ringmaster.files import text_of
 HOURS, HOUR_S, DAY_S = 24, 3600.0, 86_400.0
 CLOCK_CHANGE_S = 1800.0  # clocks are put forward and back by multiples of it: on Lord Howe Island by one
 COLUMNS = ["time", "value"]
+MAX_VALUE, MIN_VALUE = 1e12, 1e-30  # a planner's limits, with room for units
 MAX_ROWS = 110_000  # of a file: a year of five minutes
 
 Steps = tuple[tuple[float, float], ...]
@@ -242,4 +243,11 @@ def _value_of(text: str, *, allows_negative: bool) -> float:
         raise ValueError(f"{text} is not a finite number")
     if value < 0 and not allows_negative:
         raise ValueError(f"{text} is negative")
-    return max(0.0, value)
+    if value > MAX_VALUE:
+        raise ValueError(f"{text} is larger than {MAX_VALUE:g}")
+    return counted(value)
+
+
+def counted(value: float) -> float:
+    """Returns a value as plans count it: at least 0, and 0 where planners could not tell it from that."""
+    return value if value >= MIN_VALUE else 0.0

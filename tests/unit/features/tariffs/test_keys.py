@@ -220,3 +220,10 @@ def test_what_waiting_gains_is_planned_without_bounds_and_alone(tmp_path):
     app.command()(with_wait(whatif))
     done = CliRunner().invoke(app, [str(tmp_path / "batch.yaml"), "--wait", "--add-devices", "2", "--explain"])
     assert "--wait answers nothing of --add-devices, --explain" in str(done.exception)
+
+
+def test_numbers_that_planners_refuse_are_refused_in_the_file(tmp_path):
+    (price,) = faults(tmp_path, objective="cost", price=1e300)
+    assert price.endswith("price: is 1e+300. To fix: give a number from 0 to 1e+12.")
+    (bound,) = faults(tmp_path, objective="cost", price=1.0, at_most={"money": 1e300})
+    assert "at_most.money: must be at most 1,000,000,000" in bound

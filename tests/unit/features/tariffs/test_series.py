@@ -182,6 +182,12 @@ def test_files_of_spreadsheets_are_read(tmp_path, text):
     assert read_file.series is not None and read_file.series.values == (1.0, 2.0)
 
 
+def test_values_are_those_that_planners_tell_apart(tmp_path):
+    assert read(tmp_path, "2026-01-31T14:00Z,1e300").faults[0] == "line 2: 1e300 is larger than 1e+12"
+    series = read(tmp_path, "2026-01-31T14:00Z,1e-300", "2026-01-31T15:00Z,2").series
+    assert series is not None and series.values == (0.0, 2.0)
+
+
 def test_what_is_no_csv_or_before_all_time_is_refused(tmp_path):
     with pytest.raises(ValueError, match="line 2: field larger"):
         read(tmp_path, "9" * 200_000 + ",1")

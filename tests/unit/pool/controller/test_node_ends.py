@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.pool.node_scaler import plan_before_ends
@@ -62,3 +62,19 @@ def test_a_node_that_is_about_to_end_gets_nothing():
     made = plan(problem(30.0, 30.0), {"n1": -5.0})
     assert last_s(made, "n1") == 0.0
     assert made.makespan_s == pytest.approx(60.0)
+
+
+def test_a_node_that_ends_earlier_by_its_price_does_not_stay_longer():
+    """A plan of a node that is emptied later keeps what the problem says of it."""
+    seen = []
+
+    def make_plan(given):
+        seen.append([node.available_until_s for node in given.nodes])
+        return solve(given, work_s=0.05)
+
+    nodes = (PlanningNode("spot", 1, available_until_s=5.0), PlanningNode("stays", 1))
+    jobs = (PlanningJob("a", (Option("single", 1, 4.0),)), PlanningJob("b", (Option("single", 1, 4.0),)))
+    plan_before_ends(
+        Problem("p", nodes, jobs), ends_s={"spot": 5.5, "stays": 2.0}, objective="makespan", make_plan=make_plan
+    )
+    assert seen[1] == [5.0, 2.0]
