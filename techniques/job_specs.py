@@ -22,7 +22,7 @@ from ringmaster.techniques.job_features import (
 
 PADDINGS = ("longest", "max_length")
 SAMPLINGS = ("random", "length-grouped")
-MIN_PART_ROWS = 32  # of held-out rows: of fewer, the variance of a mean is not known
+MIN_PART_ROWS = 64  # of held-out rows: of fewer, the variance of a mean is not known
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""

@@ -162,7 +162,7 @@ def resume_jobs(journal: Journal, names: Iterable[str], *, is_reported: bool) ->
         return False
     for name in left:
         if name in records:
-            journal.write_job(name, status=JobStatus.WAITING, message="", joined=None)  # groups are formed again
+            journal.write_job(name, status=JobStatus.WAITING, message="", joined=None, leads_after=None)  # new groups
     if left:
         for key in (FIRST_PREDICTION, NEWEST_PREDICTION):
             journal.remove(key)

@@ -335,7 +335,7 @@ class Executor:
         # No gang runs while all jobs of a group are at their goals, so the group is dissolved here.
         for lead in leads:
             self._outcome_policy.split_group_if_needed(lead)
-        self._outcome_policy.regroup(num_groups=self._plan_manager.num_usable_devices)
+        self._outcome_policy.regroup(num_devices=self._plan_manager.num_devices_for)
         if steering.goals or steering.parts or not planned.isdisjoint(stops):
             self._plan_manager.request_plan(steering.in_words())
 
@@ -549,7 +549,7 @@ class Executor:
             return
         is_out_of_memory = outcome.status == OutcomeStatus.OUT_OF_MEMORY
         decision = self._decide(running, outcome)
-        self._outcome_policy.regroup(num_groups=self._plan_manager.num_usable_devices)
+        self._outcome_policy.regroup(num_devices=self._plan_manager.num_devices_for)
         if self._plan_manager.drop_unusable():  # its remaining steps were put back into the plan
             self._plan_manager.request_plan(f"{running.segment.job} has lost its devices")
         self._listeners.notify(

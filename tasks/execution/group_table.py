@@ -6,9 +6,10 @@ those that have steps left. If fewer than two have, or the gang cannot continue 
 continues alone from its own checkpoint.
 
 Of a sweep's trials few continue from a rung, and those of one group seldom fill a gang. So the trials that continue and
-that no gang trains are *regrouped*: divided into as many groups as there are devices, whichever group they were in. A
-step of a gang has a part that does not depend on the number of its jobs, and a part for each job; both are those of the
-groups that the jobs were in at first, which also bound the number of jobs that fit.
+that no gang trains are *regrouped*: divided into as many groups as there are devices for their user, whichever group
+they were in. They never become more groups than before, nor than in the plan, which weighed what a further gang costs.
+A step of a gang has a part that does not depend on the number of its jobs, and a part for each job; both are those of
+the groups that the jobs were in at first, which also bound the number of jobs that fit.
 
 A record stores that its group has parted, and which jobs a job leads in place of those of the plan (`joined`), so that
 another executor that takes over finds it there.
@@ -17,7 +18,7 @@ another executor that takes over finds it there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 
@@ -43,9 +44,21 @@ class GroupTable:
             if entry.group_profiles:
                 members = (member.job for member in entry.group_profiles[0].members)
                 self._planned_leads |= dict.fromkeys((lead, *members), lead)
+        self._read_former_leads()
         for lead, record in self._job_table.records.items():
             if not record.parted and record.status not in (*ENDED, JobStatus.PAUSED):
                 self.restore(lead)
+
+    def _read_former_leads(self) -> None:
+        """Stores whom jobs lead that releases before `joined` have let lead the group of another one."""
+        for lead, record in self._job_table.records.items():
+            if record.leads_after is None:
+                continue
+            origin = self._planned_leads.get(self._job_table.name_of(record.leads_after, like=lead))
+            if origin is not None and record.joined is None:
+                others = [name for name, its in self._planned_leads.items() if its == origin and name != lead]
+                names = tuple(self._job_table.entries[name].job_in_batch.name for name in others)
+                self._job_table.write(lead, joined=names, leads_after=None)
 
     def restore(self, lead: str) -> None:
         """Forms a group again whose lead job trains no further.
@@ -91,12 +104,13 @@ class GroupTable:
 
         Returns the new lead job; None where fewer than two members have anything to train now: the group must part.
         """
-        left = {name: self._steps_left(name) for name in self.members(lead)}
-        if sum(steps > 0 for steps in left.values()) < 2:
+        members = self.members(lead)
+        waiting = [name for name in members if self._steps_left(name) > 0 or self._is_evaluated_again(name)]
+        if len(waiting) < 2:
             return None
-        kept, new = self._job_table.profiles[lead], max(left, key=left.__getitem__)
+        kept, new = self._job_table.profiles[lead], max(waiting, key=self._steps_left)
         self.split(lead)
-        self._lead(new, [name for name in left if name != new], kept=kept)
+        self._lead(new, _others(new, members), kept=kept)
         return new
 
     def split(self, lead: str, *, is_final: bool = False) -> None:
@@ -116,24 +130,30 @@ class GroupTable:
         for job in jobs:
             self._continuing.pop(job, None)
 
-    def regroup(self, *, num_groups: int, active: Set[str]) -> list[str]:
+    def regroup(self, *, num_devices: Callable[[str], int], active: Set[str]) -> list[str]:
         """Divides jobs that continue from a goal, and that no gang trains, into groups anew.
 
         Returns the jobs whose options change.
 
         Groups that are as many and as large as those stay as they are.
 
-        num_groups: how many groups to make, unless so few do not fit. active: the jobs that gangs train.
+        num_devices: those that the user of a job may hold. active: the jobs that gangs train.
         """
         free = [name for name in self._continuing if self._may_regroup(name, active)]
-        return [name for alike in self._alike(free) for name in self._regroup(alike, num_groups=num_groups)]
+        classes = [(alike, num_devices(alike[0])) for alike in self._alike(free)]
+        return [name for alike, num in classes for name in self._regroup(alike, num_devices=num)]
 
-    def _regroup(self, jobs: Sequence[str], *, num_groups: int) -> list[str]:
-        """Divides jobs that may be trained together into groups of neighbours."""
+    def _regroup(self, jobs: Sequence[str], *, num_devices: int) -> list[str]:
+        """Divides jobs that may be trained together into groups of neighbours.
+
+        There are at most as many as devices and as in the plan, unless so few do not fit. They never become more: other
+        gangs may have the devices, and what is shared in a gang is most of a small step.
+        """
         table = self._job_table
         present = list(dict.fromkeys(self._leads.get(name, name) for name in jobs))
         sizes = [sum(name in jobs for name in (lead, *self.members(lead))) for lead in present]
-        num_groups = min(len(jobs), max(num_groups, math.ceil(len(jobs) / self._most_together(jobs))))
+        most = min(num_devices, len(present), self._num_planned(jobs[0]))
+        num_groups = min(len(jobs), max(most, math.ceil(len(jobs) / self._most_together(jobs))))
         if len(present) == num_groups and max(sizes) - min(sizes) <= 1:
             return []
         ends = [len(jobs) * k // num_groups for k in range(num_groups + 1)]
@@ -237,10 +257,22 @@ class GroupTable:
         lead = self._planned_leads[name]
         return self._job_table.entries[lead].group_profiles[0].as_member(name, lead=lead).step_s
 
+    def _num_planned(self, job: str) -> int:
+        """Returns how many groups the plan had of the jobs that can be trained together with a job."""
+        entries = self._job_table.entries
+        leads = [entries[lead] for lead in set(self._planned_leads.values())]
+        own = entries[job]
+        return sum(each.batch == own.batch and pair_obstacle(each.job, own.job) is None for each in leads)
+
     def _most_together(self, jobs: Sequence[str]) -> int:
         """Returns the size of the smallest of the groups in the plan, all of which fit on their devices."""
         leads = {self._planned_leads[name] for name in jobs}
         return min(1 + len(self._job_table.entries[lead].group_profiles[0].members) for lead in leads)
+
+    def _is_evaluated_again(self, name: str) -> bool:
+        """Whether a job at its goal, which is not its last step, is to be evaluated there."""
+        is_at_rung = self._job_table.totals[name] < (self._job_table.entries[name].job.num_steps or 0)
+        return is_at_rung and self._is_there(name) and not self._job_table.rests(name)
 
     def _steps_left(self, name: str) -> int:
         return self._job_table.totals[name] - self._job_table.records[name].step

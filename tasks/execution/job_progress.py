@@ -102,7 +102,7 @@ class JobProgress:
             self.phase, self.phase_s = phase, now_s
         if isinstance(event, Steps) and event.seconds:
             self._take_steps(event)
-        elif isinstance(event, EvaluationReported):
+        elif isinstance(event, EvaluationReported) and event.part is None:
             self.metrics = event.metrics
 
     def _take_steps(self, report: Steps) -> None:

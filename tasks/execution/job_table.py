@@ -165,7 +165,7 @@ class JobTable(JobRows):
         for name in list(jobs):
             self.groups.forget(name)
             tables = self.entries, self.records, self.profiles, self.totals, self.after, self.attempts
-            for kept in (*tables, self._before_rules):
+            for kept in (*tables, self._later_parts, self._before_pinned, self._before_rules):
                 kept.pop(name, None)
 
     # -- goals, placeholders, variants and changes, for steered batches ------------------------------------------------

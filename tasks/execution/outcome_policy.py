@@ -117,9 +117,9 @@ class OutcomePolicy:
             self._forget_speed(job)  # its options are renumbered
         self._request_plan(f"{lead} trains no further: {new} leads its group")
 
-    def regroup(self, *, num_groups: int) -> None:
+    def regroup(self, *, num_devices: Callable[[str], int]) -> None:
         """Divides the steered jobs that continue and that no gang trains into groups anew; see `GroupTable.regroup`."""
-        changed = self._job_table.groups.regroup(num_groups=num_groups, active=self._plan_progress.active_jobs)
+        changed = self._job_table.groups.regroup(num_devices=num_devices, active=self._plan_progress.active_jobs)
         for job in changed:
             self._plan_progress.drop(job)
             self._forget_speed(job)  # its options are renumbered

@@ -55,10 +55,12 @@ class PlanManager:
         """Whether a new plan was requested that is not followed yet."""
         return bool(self._wanted)
 
-    @property
-    def num_usable_devices(self) -> int:
-        """The number of devices that exist and may be used."""
-        return len(set(self.cluster.lease_names()) - self.out)
+    def num_devices_for(self, job: str) -> int:
+        """Returns how many of the devices that exist and may be used the user of a job may hold."""
+        num_usable, limits = len(set(self.cluster.lease_names()) - self.out), self._plan_progress.limits
+        batch = self._job_table.of_batch(self._job_table.entries[job].batch)  # a member of a group was not planned
+        user = next((user for name in (job, *batch) if (user := limits.user(name)) is not None), None)
+        return num_usable if user is None else min(num_usable, limits.devices[user])
 
     def request_plan(self, why: str) -> None:
         """Requests a new plan of what is left.
@@ -200,9 +202,13 @@ class PlanManager:
         )
 
     def _is_ending(self, running: RunningSegment) -> bool:
-        """Whether nothing of a gang is left but its end, as its lead job was evaluated at the step that it ends at."""
-        record = self._job_table.records.get(running.segment.job)
-        return record is not None and record.evaluated is not None and record.evaluated.step >= running.ordered_step
+        """Whether nothing of a gang is left but its end, as its jobs were evaluated at the steps that they end at.
+
+        A member ends where it was evaluated if it has trained no further: it may have more steps than the lead job.
+        """
+        ends = {running.segment.job: running.ordered_step, **{name: running.step_of(name) for name in running.members}}
+        evaluated = {name: record.evaluated for name in ends if (record := self._job_table.records.get(name))}
+        return all((last := evaluated.get(name)) is not None and last.step >= step for name, step in ends.items())
 
     def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
         limits, before = UserLimits.of(problem), self._plan_progress.limits

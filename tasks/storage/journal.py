@@ -127,6 +127,7 @@ class JobRecord:
     parted: of a lead job, whether its group has parted. left_group: of a member, whether it has left its group.
     joined: the other jobs of the group that a job leads, by their names within the batch, where they are not those of
         the plan; none where it leads none any more.
+    leads_after: of a job of an earlier release, the job whose group it has led since.
 
     What it may train:
     layout: the option under which it first ran, where it must run under no other.
@@ -155,6 +156,7 @@ class JobRecord:
     parted: bool = False
     left_group: bool = False
     joined: tuple[str, ...] | None = None
+    leads_after: str | None = None
     layout: Mapping[str, Any] | None = None
     goal: int | None = None
     rested: int | None = None

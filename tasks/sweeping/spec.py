@@ -156,7 +156,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
             num_before = self._num_averaged
             at = {r - k * max(1, total // 100) for r in self.rungs(total)[:-1] for k in range(num_before)}
             steps = sorted({*evaluation.at_steps, *(step for step in at if step > 0)})
-            parts = self._first_parts(total) if self.is_partial else ()
+            parts = self._first_parts(job) if self.is_partial else ()
             kept = tuple(part for part in evaluation.parts if part not in parts)
             return replace(job, evaluation=replace(evaluation, at_steps=tuple(steps), parts=(*parts, *kept)))
         if self.policy == MEDIAN and evaluation.every_steps is None:
@@ -178,8 +178,11 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         """The evaluations up to a rung whose mean is compared; those before it cannot be made on more rows later."""
         return NUM_AVERAGED if self.policy == CUT and not self.is_partial else 1
 
-    def _first_parts(self, total: int) -> tuple[EvaluationPart, ...]:
-        return tuple(EvaluationPart(step=rung, end=self.first_part, seed=ORDER_SEED) for rung in self.rungs(total)[:-1])
+    def _first_parts(self, job: Job) -> tuple[EvaluationPart, ...]:
+        """Returns the parts that a job computes first at its rungs, but where it is evaluated anyway: on all rows."""
+        rungs = self.rungs(job.total_steps)[:-1]
+        parts = (EvaluationPart(step=rung, end=self.first_part, seed=ORDER_SEED) for rung in rungs)
+        return tuple(part for part in parts if part in job.evaluation.parts or not job.is_evaluated(part.step))
 
     def rungs(self, total: int) -> list[int]:
         """Returns the rungs of a trial of `total` steps: r, r eta, r eta^2, ..., and the last step.

@@ -160,7 +160,7 @@ class JobSession:
         self._sender.send(
             EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows, part=part)
         )
-        if any(callback.ends_job(metrics) for callback in self.state.callbacks):
+        if part is None and any(callback.ends_job(metrics) for callback in self.state.callbacks):
             self._metrics, self._result["evaluate_s"] = metrics, 0.0
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,15 @@ from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.data import num_tokens_of
-from ringmaster.techniques.processes.gang_events import EvaluationReported, JobReady, Outcome, PhaseStarted, Steps
+from ringmaster.techniques.processes.gang_events import (
+    EvaluationReported,
+    JobReady,
+    Outcome,
+    PartialEvaluation,
+    PhaseStarted,
+    RowValues,
+    Steps,
+)
 
 REPORT = Steps(
     first_step=4,
@@ -155,3 +163,11 @@ def test_phases_that_follow_each_other_quickly_are_stored_at_intervals(tmp_path)
     events.listen(GangReport(number=1, job="a", event=PhaseStarted(phase="exporting")))
     assert stored()[-1] == "exporting"
     database.close()
+
+
+def test_metrics_of_a_part_of_the_rows_are_no_figures_of_the_job():
+    progress = JobProgress()
+    progress.handle_event(EvaluationReported(step=2, metrics={"loss": 1.0}))
+    part = PartialEvaluation(begin=0, whole=4, rows=RowValues(values=(9.0, 9.0), counts=(1.0, 1.0)))
+    progress.handle_event(EvaluationReported(step=4, metrics={"loss": 9.0}, part=part))
+    assert progress.metrics == {"loss": 1.0}

@@ -5,14 +5,16 @@ import statistics
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ringmaster.features.expected_gain.estimate import EndedTrial, OpenTrial, expected_gain
 from ringmaster.features.expected_gain.sweep import Worthless, gain_of, proposal_section
 from ringmaster.features.objectives.sweep import ConstrainedRanking, Constraint, FrontRanking
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows
 from ringmaster.tasks.sweeping.space import CategoricalRange
-from ringmaster.tasks.sweeping.spec import TrialState
+from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
 from ringmaster.tasks.sweeping.stop_rules import SweepProgress
 from tests.unit.sweeping.sweeps import Gangs, Killed, Swept, spec
 
@@ -66,6 +68,24 @@ def test_too_few_results_say_nothing():
     stopped = [EndedTrial(goal=4, scores={4: 0.0})] * 20
     assert expected_gain([*ended(1.0, 2.0, 3.0, 4.0), *stopped], unbegun(5)) is None
     assert expected_gain([*ended(1.0, 2.0, 3.0, 4.0, 5.0), *stopped], unbegun(5)) is not None
+
+
+def test_scores_of_different_parts_of_the_rows_are_compared_by_the_rows_that_they_share():
+    stopping = StoppingPolicy(policy="halving", min_steps=4, reduction_factor=16, evaluation_error=0.01)
+    of, shared = spec(stopping=stopping, num_trials=8), np.random.default_rng(0).normal(size=400)
+    trials, reports = [], {}
+    for number, name in enumerate(of.trials):
+        num = 400 if number < 6 else 64  # the last two have computed a part
+        rows = EvaluatedRows(values=shared[:num] - 0.1 * number, counts=np.ones(num), whole=400)
+        is_done = number < 6
+        reports[name] = {4: {"loss": -rows.mean}} | ({64: {"loss": 0.1 * number - 5.0}} if is_done else {})
+        trials.append(
+            TrialState(name=name, total=64, goal=64, has_ended=is_done, scores={4: rows.mean}, rows={4: rows})
+        )
+    assert abs(shared[:64].mean() - shared.mean()) > 0.05, "the part differs from the whole"
+    done = frozenset(of.trials[:6])
+    found = gain_of(SweepProgress(spec=of, trials=trials, reports=reports, done=done, device_s=1.0))
+    assert found.gain == pytest.approx(0.0, abs=1e-6), "the open trials are worse, and their curves say so"
 
 
 def test_trials_that_were_stopped_count_as_draws_that_were_not_better():

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -100,6 +101,36 @@ def test_estimates_use_the_rows_that_others_have():
     assert found.estimates["part"] == pytest.approx(shared.mean() - 0.01)
 
 
+def test_a_diverged_trial_leaves_the_estimates_of_the_others_alone():
+    rows = {
+        "nan": EvaluatedRows(values=np.full(125, math.nan), counts=np.ones(125), whole=1000),
+        "a": rows_of(5.0, num=125),
+        "b": rows_of(1.0, num=125),
+    }
+    comparison = RungComparison(
+        scores={name: each.mean if name != "nan" else -math.inf for name, each in rows.items()},
+        rows=rows,
+        may_go_on=frozenset(rows),
+        error=1e-4,
+    )
+    assert comparison.estimates["nan"] == -math.inf
+    assert comparison.estimates["a"] > comparison.estimates["b"] + 3.0
+    nothing = RungComparison(scores={"nan": -math.inf}, rows={"nan": rows["nan"]}, may_go_on=frozenset(), error=1e-4)
+    assert nothing.estimates == {"nan": -math.inf}
+
+
+def test_evaluations_that_a_trial_has_anyway_are_of_all_rows():
+    stopping = StoppingPolicy(policy="asha", min_steps=4, reduction_factor=4, evaluation_error=0.01)
+    plain = spec(stopping=stopping).batch().jobs[0]
+    job = replace(plain, num_steps=64, evaluation=replace(plain.evaluation, at_steps=(4,), parts=()))
+    with_rungs = stopping.with_rungs(job)
+    assert stopping.rungs(64) == [4, 16, 64]
+    assert with_rungs.evaluation.part_at(4) is None and with_rungs.evaluation.part_at(16) is not None
+    assert stopping.with_rungs(with_rungs) == with_rungs
+    every = replace(plain, num_steps=64, evaluation=replace(plain.evaluation, at_steps=(), every_steps=2, parts=()))
+    assert stopping.with_rungs(every).evaluation.parts == ()
+
+
 NUM_ROWS = 400
 
 
@@ -152,6 +183,7 @@ def partial(policy="halving"):
     return spec(stopping=StoppingPolicy(policy=policy, min_steps=4, reduction_factor=4, evaluation_error=0.01))
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", ["halving", "cut"])
 def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp_path, policy):
     whole = Swept(
@@ -170,6 +202,7 @@ def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp
     assert parts.sweep_scheduler.parts().keys() <= set(stopped) and parts.sweep_scheduler.parts()
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("dies_after", matrix(range(4, 60, 4), quick=[16, 28]))
 def test_after_a_kill_between_parts_the_sweep_decides_the_same(tmp_path, dies_after):
     whole = Swept(tmp_path / "whole", partial(), runner=PartGangs()).run()

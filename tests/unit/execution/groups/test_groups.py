@@ -129,6 +129,25 @@ def test_leaders_follow_each_other_also_in_another_process(tmp_path):
     assert again.statuses == dict.fromkeys("abcd", JobStatus.DONE)
 
 
+def test_a_job_that_leads_after_another_one_since_an_earlier_release_does_so_still(tmp_path):
+    jobs = [job(name, num_steps=10) for name in "abcd"]
+    runner = FakeRunner(script={"c": [all_done]}, steps=dict.fromkeys("abcd", 2))
+    before = GroupBench(tmp_path, jobs)
+    for name, changes in {
+        "a": {"status": JobStatus.DONE, "parted": True},
+        "b": {"status": JobStatus.DONE, "parted": True, "leads_after": "a"},
+        "c": {"step": 2, "leads_after": "b"},
+        "d": {"step": 2},
+    }.items():
+        before.journal.write_job(name, **changes)
+    before.journal.close()
+    bench = GroupBench(tmp_path, jobs, runner=runner)
+    assert bench.run()
+    assert [[o.job.name for o in (c.order, *c.order.members)] for c in runner.calls] == [["c", "d"]]
+    records = bench.journal.jobs()
+    assert set(records["c"].joined) == set("abd") and records["c"].leads_after is None
+
+
 def test_a_gang_that_keeps_crashing_parts(tmp_path):
     bench = bench_of(tmp_path, *[ends("crashed")] * 3)
     assert bench.run()

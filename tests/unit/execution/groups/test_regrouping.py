@@ -8,6 +8,7 @@ from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.job_specs import EvaluationPart
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job
 from tests.unit.execution.groups.grouped import all_done, group, outcome_of
@@ -79,15 +80,62 @@ def gangs_after_rung(bench):
     ]
 
 
-@pytest.mark.parametrize(("num_devices", "expected"), [(2, ["bc", "efh"]), (1, ["bc", "efh"]), (6, [*KEPT])])
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("num_devices", "expected"), [(2, ["bc", "efh"]), (1, ["bc", "efh"]), (6, ["bc", "ef", "h"])])
 def test_those_that_continue_form_as_many_groups_as_there_are_devices(tmp_path, num_devices, expected):
-    """No group is larger than those of the plan, which fit: on one device there are two, one after another."""
-    after = {name: [all_done] for name in "be"}
-    bench = bench_of(tmp_path, num_devices=num_devices, after=after if len(expected) < len(KEPT) else {})
+    """No group is larger than those of the plan, which fit: on one device there are two, one after another.
+
+    There are no more groups than in the plan, which weighed what they cost.
+    """
+    bench = bench_of(tmp_path, num_devices=num_devices, after={name: [all_done] for name in "be"})
     assert bench.run()
     assert sorted(gangs_after_rung(bench)) == sorted(expected)
     assert {name for name, status in bench.statuses.items() if status == JobStatus.DONE} == {*KEPT}
     assert all(call.order.config.get("recompute", "none") == "none" for call in bench.runner.calls)
+
+
+def test_devices_that_the_user_may_not_hold_are_not_counted(tmp_path):
+    def with_limit(problem):
+        return replace(problem, quotas={"ann": 2}, jobs=tuple(replace(each, group="ann") for each in problem.jobs))
+
+    bench = bench_of(tmp_path, num_devices=6, after={name: [all_done] for name in "be"}, add_terms=with_limit)
+    assert bench.run()
+    assert sorted(gangs_after_rung(bench)) == ["bc", "efh"]
+
+
+def test_a_group_that_waits_while_others_are_trained_is_not_divided(tmp_path):
+    after = {name: [to_the_rung, all_done] for name in SIZES}
+    bench = bench_of(tmp_path, kept="abcdefghi", after=after)
+    assert bench.run()
+    assert sorted(gangs_after_rung(bench)) == ["abc", "def", "ghi"]
+
+
+class MoreRows(TwoStages):
+    """A scheduler that has some jobs evaluated on further rows at the rung, and then stops all."""
+
+    def listen(self, event):
+        if isinstance(event, JobEnded):
+            self._open.discard(event.job)
+        if not (isinstance(event, SegmentEnded) and event.segment.last_step == RUNG):
+            return
+        if self._at_rung == {*SIZES}:
+            self._later(lambda: self._act(SteeringRequest(stops=dict.fromkeys("abcdefghi", "it is weak"))))
+        self._at_rung |= {event.segment.job}
+        if self._at_rung == {*SIZES}:
+            part = EvaluationPart(step=RUNG, begin=0.125, end=0.5)
+            self._later(lambda: self._act(SteeringRequest(parts=dict.fromkeys(self._kept, part))))
+
+
+@pytest.mark.timeout(60)
+def test_members_that_are_evaluated_on_further_rows_while_their_lead_rests_share_a_gang(tmp_path):
+    script = {"a": [to_the_rung], "b": [to_the_rung], "d": [to_the_rung], "g": [to_the_rung]}
+    jobs = [job(name, num_steps=LAST) for name in "abcdefghi"]
+    bench = ThreeGroups(tmp_path, jobs, runner=FakeRunner(script=script), steering=MoreRows("bc"))
+    for each in jobs:
+        bench.journal.write_job(each.name, goal=RUNG)
+    assert bench.run()
+    gangs = [{order.job.name for order in (call.order, *call.order.members)} for call in bench.runner.calls]
+    assert len(gangs) == 4 and gangs[-1] == {"b", "c"}
 
 
 def test_the_planner_has_what_a_group_of_other_groups_jobs_takes(tmp_path):
