@@ -15,7 +15,7 @@ from typing import Any
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.divisions import MIN_GAIN, Contracted, Contraction, FusedSearch
 from ringmaster.tasks.planning.durations import seconds_text
-from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.objectives import lateness_s, objective_by_name
 from ringmaster.tasks.planning.plan_search import SAME, Preemption
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.plans.retiming import retimed
@@ -99,8 +99,10 @@ def choose_groups(
     fused_plan, alone, is_late = search.proved(), search.alone, False
     if alone is None:
         jobs = tuple(replace(job, deadline_s=None) for job in without_groups(problem).jobs)
-        alone = plan_one(replace(problem, jobs=jobs), work=WorkBudget.of(work_s, time_limit_s=time_limit_s))
+        free = replace(problem, jobs=jobs, budgets={})  # groups may keep budgets, too, that jobs alone exceed
+        alone = plan_one(free, work=WorkBudget.of(work_s, time_limit_s=time_limit_s))
         is_late = any(job.deadline_s is not None for job in problem.jobs)
+        is_late = is_late and (not problem.budgets or lateness_s(alone, without_groups(problem)) > 0)
     elif _objective_of(fused_plan) >= _objective_of(alone) * (1 - MIN_GAIN):
         fused_plan = _as_fused(alone, fused_plan, problem)
     return Fusion(groups_of(fused_plan, problem), fused_plan, alone, is_late)

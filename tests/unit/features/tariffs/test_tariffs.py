@@ -22,6 +22,7 @@ from ringmaster.tasks.planning import (
     solve,
     verify,
 )
+from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from tests.drawing import draws
@@ -191,3 +192,14 @@ def test_fused_groups_have_a_value_with_series_too():
     plan = solve(problem, objective="cost", work_s=WORK_S)
     assert verify(plan, problem) == []
     assert plan.value == pytest.approx(measures_of(plan, problem).cost)
+
+
+def test_jobs_that_exceed_a_budget_alone_keep_it_as_a_group():
+    """What they would take alone is planned without the budget, to compare."""
+    together = Option("multi", 1, 4000.0, jobs=("b",))
+    rows = (PlanningJob("a", (Option("single", 1, 3600.0), together)), PlanningJob("b", (Option("single", 1, 3600.0),)))
+    priced = Problem("p", (PlanningNode("n", 1, price_steps=((0.0, 1e-3),)),), rows, budgets={"cost": 5.0})
+    fusion = choose_groups(priced, objective="cost", work_s=0.05)
+    assert fusion.groups == {"a": ("b",)} and not fusion.alone_is_late
+    assert (fusion.fused_plan.value, fusion.alone.value) == (pytest.approx(4.0), pytest.approx(7.2))
+    assert verify(fusion.fused_plan, priced) == []
