@@ -13,6 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
@@ -387,10 +388,10 @@ def plan_giving_up_bounds(problem: Problem, make_plan: Callable[[Problem], Plan]
 
     Where even then there is no plan, nodes are planned as if they did not go away: jobs stop at checkpoints there.
     """
-    try:
-        return make_plan(problem), ()
-    except ProblemError:
-        free = replace(problem, budgets={})
+    if problem.budgets:
+        with suppress(ProblemError):
+            return make_plan(problem), ()
+    free = replace(problem, budgets={})
     try:
         return plan_giving_up_deadlines(free, make_plan)
     except ProblemError:
