@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringmaster.codec import to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.group_table import GroupTable
 from ringmaster.tasks.execution.job_rows import JobRows, JobTableEntry
 from ringmaster.tasks.execution.job_rules import job_rules
@@ -49,7 +49,6 @@ class JobTable(JobRows):
         super().__init__(journal)
         self.after: dict[str, tuple[str, ...]] = {}  # the jobs that each job depends on
         self.attempts: dict[str, int] = {}  # crashes without progress
-        self._later_parts: dict[str, EvaluationPart] = {}  # of jobs whose gangs are still about to end
         self._before_pinned: dict[str, list[Profile]] = {}  # the options of jobs that keep their layout
         self._before_rules: dict[str, list[Profile]] = {}  # the options of jobs of which rules permit a part
         self.groups = GroupTable(self)
@@ -72,6 +71,7 @@ class JobTable(JobRows):
         self.records |= {name: known.get(name, JobRecord(name=name)) for name in (*entries, *added)}
         for name in dict.fromkeys((*entries, *added)):
             self.renew(name)
+            self._take_next_part(name)
         self.groups.form()
 
     def _enter_variant(self, name: str, variation: Variation) -> None:
@@ -165,7 +165,7 @@ class JobTable(JobRows):
         for name in list(jobs):
             self.groups.forget(name)
             tables = self.entries, self.records, self.profiles, self.totals, self.after, self.attempts
-            for kept in (*tables, self._later_parts, self._before_pinned, self._before_rules):
+            for kept in (*tables, self._before_pinned, self._before_rules):
                 kept.pop(name, None)
 
     # -- goals, placeholders, variants and changes, for steered batches ------------------------------------------------
@@ -215,16 +215,22 @@ class JobTable(JobRows):
         if record.status in ENDED or record.step > part.step or part in job.evaluation.parts:
             return
         if record.status == JobStatus.RUNNING:
-            self._later_parts[name] = part
+            self.write(name, next_part=to_json(part))
             return
-        evaluation = replace(job.evaluation, parts=(*job.evaluation.parts, part))
-        self.redefine(name, replace(job, evaluation=evaluation))
+        evaluated = replace(job, evaluation=replace(job.evaluation, parts=(*job.evaluation.parts, part)))
+        like = record.like or job.name
+        self.write(name, settled=to_json(evaluated), like=like, rested=None, next_part=None)
+        self.renew(name)
 
     def rest(self, name: str, step: int) -> None:
         """Records that a job has reached its goal and was evaluated there."""
         self.write(name, status=JobStatus.WAITING, step=step, rested=step)
-        if part := self._later_parts.pop(name, None):
-            self.evaluate_part(name, part)
+        self._take_next_part(name)
+
+    def _take_next_part(self, name: str) -> None:
+        record = self.records[name]
+        if record.next_part is not None and record.status == JobStatus.WAITING:
+            self.evaluate_part(name, from_json(EvaluationPart, record.next_part))
 
     def evaluated(self, name: str, event: EvaluationReported) -> None:
         """Stores the metrics of a job that has a goal, unless they are of a part of the rows."""

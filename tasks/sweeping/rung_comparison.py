@@ -187,8 +187,10 @@ def merged(rows: EvaluatedRows | None, part: PartialEvaluation, *, sign: float) 
     values, counts = sign * np.asarray(part.rows.values), np.asarray(part.rows.counts)
     if part.begin == 0 and rows is None:
         return EvaluatedRows(values=values, counts=counts, whole=part.whole)
-    if rows is None or part.begin != len(rows.values) or part.whole != rows.whole:
+    if rows is None or part.whole != rows.whole or not part.begin <= len(rows.values) < part.begin + len(values):
         return None
+    num_known = len(rows.values) - part.begin
+    values, counts = values[num_known:], counts[num_known:]
     return EvaluatedRows(
         values=np.concatenate([rows.values, values]), counts=np.concatenate([rows.counts, counts]), whole=rows.whole
     )

@@ -135,6 +135,8 @@ class SweepScheduler:
             self._timer = threading.Timer(left_s, later, [self.decide])
             self._timer.daemon = True
             self._timer.start()
+        if parts := self.pending_request().parts:  # the executor may not have received them before it was killed
+            later(lambda: act(SteeringRequest(parts=parts)))
         later(self.decide)
 
     def listen(self, event: ExecutionEvent) -> None:

@@ -72,13 +72,13 @@ def test_too_few_results_say_nothing():
 
 def test_scores_of_different_parts_of_the_rows_are_compared_by_the_rows_that_they_share():
     stopping = StoppingPolicy(policy="halving", min_steps=4, reduction_factor=16, evaluation_error=0.01)
-    of, shared = spec(stopping=stopping, num_trials=8), np.random.default_rng(0).normal(size=400)
+    of, shared = spec(stopping=stopping, num_trials=8), np.random.default_rng(13).normal(size=400)
     trials, reports = [], {}
     for number, name in enumerate(of.trials):
         num = 400 if number < 6 else 64  # the last two have computed a part
-        rows = EvaluatedRows(values=shared[:num] - 0.1 * number, counts=np.ones(num), whole=400)
+        rows = EvaluatedRows(values=shared[:num] - 0.01 * number, counts=np.ones(num), whole=400)
         is_done = number < 6
-        reports[name] = {4: {"loss": -rows.mean}} | ({64: {"loss": 0.1 * number - 5.0}} if is_done else {})
+        reports[name] = {4: {"loss": -rows.mean}} | ({64: {"loss": 0.01 * number - 5.0}} if is_done else {})
         trials.append(
             TrialState(name=name, total=64, goal=64, has_ended=is_done, scores={4: rows.mean}, rows={4: rows})
         )

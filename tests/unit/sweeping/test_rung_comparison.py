@@ -214,6 +214,29 @@ def test_after_a_kill_between_parts_the_sweep_decides_the_same(tmp_path, dies_af
     assert again.sweep_scheduler.reports == whole.sweep_scheduler.reports
 
 
+class Crashing(PartGangs):
+    """Gangs of which some crash, with or without a report before."""
+
+    def end_one(self):
+        rough = self.__dict__.setdefault("rough", Random(24 * 31))
+        if rough.random() >= 0.15:
+            super().end_one()
+            return
+        _, future = self.running.pop(rough.randrange(len(self.running)))
+        future.set_result(Outcome(status="lost"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dies_after", matrix(range(3, 40), quick=[22]))
+def test_further_rows_that_were_requested_of_a_running_gang_are_computed_after_a_kill(tmp_path, dies_after):
+    asked = replace(partial("asha"), num_trials=8)
+    runner = Crashing()
+    with suppress(Killed):
+        Swept(tmp_path, asked, runner=runner, dies_after=dies_after).run()
+    again = Swept(tmp_path, asked, runner=PartGangs(steps=runner.steps)).run()
+    assert set(again.statuses.values()) <= {JobStatus.DONE, JobStatus.STOPPED}
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

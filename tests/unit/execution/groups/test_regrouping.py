@@ -176,3 +176,16 @@ def test_jobs_of_a_gang_that_crashes_again_and_again_are_not_grouped_anew(tmp_pa
     bench = bench_of(tmp_path, after=after)
     assert bench.run()
     assert sorted(gangs_after_rung(bench)) == ["bc", "e", "efh", "efh", "efh", "f", "h"]
+
+
+def test_a_part_that_is_requested_of_a_running_job_is_evaluated_though_the_process_ends(tmp_path):
+    part, jobs = EvaluationPart(step=RUNG, begin=0.125, end=0.5), [job("a", num_steps=LAST)]
+    before = Bench(tmp_path, jobs)
+    before.executor.job_table.write("a", status=JobStatus.RUNNING, goal=RUNG)
+    before.executor.job_table.evaluate_part("a", part)
+    before.journal.close()
+    table = Bench(tmp_path, jobs).executor.job_table
+    assert table.entries["a"].job.evaluation.parts == (part,) and not table.rests("a")
+    assert table.records["a"].next_part is None
+    table.rest("a", RUNG)
+    assert table.rests("a") and table.entries["a"].job.evaluation.parts == (part,)
