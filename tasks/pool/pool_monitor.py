@@ -246,13 +246,14 @@ PLAN_REASONS: Mapping[str, str] = {
     "clock": r"the (clock|speeds measured since the last plan)$",
     "forecast": r".* is (late|early) by \d+ s",
     "request": r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set",
-    "group": r".* (continues? alone|leads its group)",
+    "group": r".* (continues? alone|leads its group)|\d+ jobs are grouped anew$",
     "verification": (
         r"steps \d+ to \d+ (of .*)?(are|were) verified|the work of .* is repeated|"
         r"node .+ (must not be used, where|did not end its segment of|was expelled while|and node .* have other bits)"
     ),
     "steering": (
-        r".* (may train on|stopped early)$|.* stays on .*, under which it started|.* (keeps|trains on) batches of \d+ |"
+        r".* (may train on|stopped early|evaluated on more rows)$|.* stays on .*, under which it started|"
+        r".* (keeps|trains on) batches of \d+ |"
         r".* (keeps|takes, in place of \S+,) the learning rate "
     ),
     "other": "",

@@ -55,8 +55,8 @@ def test_where_the_file_is_silent_the_defaults_are_those_of_job():
 @pytest.mark.parametrize(("section", "dataclass"), PAIRS.items(), ids=lambda cls: cls.__name__)
 def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
-    # `loss` has its options; a run makes phases and the paths of what it copied; features have keys.
-    for name in ("loss_options", "phases", "features", "original_path", "original_held_out_path"):
+    # `loss` has its options; a run makes phases and the paths of what it copied, a sweep parts; features have keys.
+    for name in ("loss_options", "phases", "parts", "features", "original_path", "original_held_out_path"):
         fields.pop(name, None)
     only_in_files = {key for kind in file_keys("ENTRY_KEYS") for key in kind.job_keys()}
     of_features = {key for key, kind in feature_kinds().items() if kind.is_in_files}
@@ -279,8 +279,8 @@ def test_batches_built_in_python_are_checked_by_the_same_rules():
         "name: is not a valid name, got 'bad name'. To fix: give a name of up to 100 letters, digits, '-', '_' and "
         "'.', "
         "such as tonight.",
-        "objective: 'costs' is unknown. To fix: did you mean `cost`? Use one of cost, fairness, makespan, "
-        "mean_completion, time-to-target, weighted.",
+        "objective: 'costs' is unknown. To fix: did you mean `cost`? Use one of cost, emissions, fairness, "
+        "makespan, mean_completion, time-to-target, trade-off, weighted.",
         "jobs[1].name: 'a' is the name of another job already. To fix: give every job a name of its own.",
         "jobs[1].base: no job is named 'nobody'. To fix: the jobs of this batch are a, c; a registered model is "
         "models:/NAME@ALIAS.",

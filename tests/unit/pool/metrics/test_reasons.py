@@ -36,6 +36,8 @@ TEXTS = {
     "a person has set 100 steps for llama": "request",
     "a, b and 3 others may train on; c stopped early": "steering",
     "c stopped early": "steering",
+    "b1/c evaluated on more rows": "steering",
+    "6 jobs are grouped anew": "group",
     "b1/llama stays on ddp, under which it started": "steering",
     "llama keeps batches of 16 samples in fp32: no other choice is predicted to save 15% of the rest": ("steering"),
     "llama trains on batches of 64 samples in fp32 in place of 16 in fp32 from step 9: 20 steps": "steering",
