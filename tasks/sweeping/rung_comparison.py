@@ -16,8 +16,8 @@ replacement, have the variance of n rows drawn without (Serfling, 1974). It is e
 asymptotically for others (Waudby-Smith et al., "Time-uniform central limit theory and asymptotic confidence
 sequences", arXiv:2103.06476, 2021): the differences are assumed to have a finite variance that `MIN_PART_ROWS` rows
 show. Differences of an accuracy, which are bounded, satisfy that unless nearly all are 0. It does not hold where few
-rows decide the mean, as of log-normal differences: orders are then certain more often than they should be, by a factor
-of 2 to 20.
+rows decide the mean, as of log-normal differences: simulated orders were wrong 2 to 30 times as often as an error of
+0.01 says, and more often below.
 """
 
 from __future__ import annotations
