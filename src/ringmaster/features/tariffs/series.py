@@ -26,6 +26,7 @@ CLOCK_CHANGE_S = 1800.0  # clocks are put forward and back by multiples of it: o
 COLUMNS = ["time", "value"]
 MAX_VALUE, MIN_VALUE = 1e12, 1e-30  # a planner's limits, with room for units
 MAX_ROWS = 110_000  # of a file: a year of five minutes
+MAX_FIELD = 1000  # characters
 
 Steps = tuple[tuple[float, float], ...]
 """(seconds from a moment, the value from then on), ascending; the first is at 0, and the last value lasts for ever."""
@@ -196,6 +197,8 @@ def _numbered_cells(text: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None))
     try:
         for cells in reader:
+            if max(map(len, cells), default=0) > MAX_FIELD:  # csv's own limit is one of the process, which others set
+                raise ValueError(f"line {reader.line_num}: field larger than {MAX_FIELD} characters")
             yield reader.line_num, cells
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}") from None

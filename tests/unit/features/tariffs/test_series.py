@@ -190,6 +190,6 @@ def test_values_are_those_that_planners_tell_apart(tmp_path):
 
 def test_what_is_no_csv_or_before_all_time_is_refused(tmp_path):
     with pytest.raises(ValueError, match="line 2: field larger"):
-        read(tmp_path, "9" * 200_000 + ",1")
+        read(tmp_path, "9" * 2000 + ",1")
     faults = read(tmp_path, "0001-01-01T00:00,1", zone="Europe/Berlin").faults
     assert faults[0].startswith("line 2: ")
