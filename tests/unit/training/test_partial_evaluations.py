@@ -10,7 +10,7 @@ from ringmaster.techniques.training.job_session import JobSession
 PART = PartialEvaluation(begin=0, whole=4, rows=RowValues(values=(0.1, 0.1), counts=(1.0, 1.0)))
 
 
-class Sent(list):
+class EventRecorder(list):
     def send(self, event):
         self.append(event)
 
@@ -26,7 +26,7 @@ def test_only_an_evaluation_of_all_rows_ends_a_job_at_its_target(part, ends):
         partial_evaluation=part,
         num_evaluated_rows=lambda: 4,
     )
-    session.progress, session._sender = SimpleNamespace(flush=lambda: None), Sent()
+    session.progress, session._sender = SimpleNamespace(flush=lambda: None), EventRecorder()
     session._metrics, session._result = None, {}
     session.measured({"loss": 0.1}, seconds=1.0)
     assert session.is_at_its_end is ends
