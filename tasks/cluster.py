@@ -14,6 +14,9 @@ from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.profiles import UNTRUSTED
 
 T = TypeVar("T")
+DEFAULT_GPU_W, DEFAULT_CPU_W = 200.0, 12.0
+"""Watts of a GPU and of a CPU of which nothing is known, as Lannelongue et al., "Green Algorithms" (Advanced Science,
+2021) have them for any model."""
 Devices = str | Mapping[str, int | str]
 """The devices that a batch requests: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}."""
 
@@ -39,6 +42,12 @@ class Device:
     uuid: str = ""
     is_trusted: bool = field(default=True, metadata=SINCE_LATER)
     power_limit_w: float | None = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def power_w(self) -> float:
+        """The most watts that it takes, as NVML says; else those of any GPU, or of any CPU times the CPUs of a slot."""
+        usual_w = DEFAULT_GPU_W if self.kind == "gpu" else DEFAULT_CPU_W * max(1, len(self.cores))
+        return self.power_limit_w or usual_w
 
     def units(self) -> tuple[str, ...]:
         """Returns what it consists of, the GPU or the cores, by names that hold in all processes of its machine."""

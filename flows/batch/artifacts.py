@@ -32,6 +32,7 @@ from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.durations import compared_with_plan, counted, practice_text
 from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.objectives import HOUR_S
+from ringmaster.tasks.planning.series_bands import power_sentence
 from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.prefect_artifacts import DRAW_EVERY_S, tolerant, write_artifact
@@ -258,6 +259,7 @@ def plan_markdown(
         f"{counted(plan.num_switches, 'switch', 'switches')}. Found by {markdown(plan.method)}.",
         *(["", f"Likely {interval_text(prediction)}."] if prediction is not None else []),
         *(["", f"Minimised: {markdown(plan.objective)}, **{plan.value:.2f}**."] if plan.value is not None else []),
+        *(["", f"{markdown(power)}."] if (power := power_sentence(problem)) else []),
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
         "",

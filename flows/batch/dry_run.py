@@ -37,6 +37,7 @@ from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.objectives import HOUR_S, PlanningTerms, plan_giving_up_deadlines, without_deadlines
+from ringmaster.tasks.planning.series_bands import power_sentence
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
@@ -148,6 +149,13 @@ class DryRun:
         return sum((s.end_s - s.start_s) * sum(len(ids) for _, ids in s.devices) for s in segments) / HOUR_S
 
     @property
+    def cost(self) -> float | None:
+        """What the plan costs; None where prices are those of the hour, and the plan does not count them."""
+        if self.plan is None or self.problem is None or not self.problem.has_series:
+            return self.device_hours * self.price_per_device_hour
+        return self.plan.value if self.plan.objective == "cost" else None
+
+    @property
     def is_good(self) -> bool:
         """Whether every job can be trained, and in time."""
         return not self.faults and not self.late
@@ -187,7 +195,7 @@ class DryRun:
             "status": "planned" if self.is_good else "failed",
             "plan": figures,
             "device_hours": self.device_hours,
-            "cost": self.device_hours * self.price_per_device_hour,
+            "cost": self.cost,
             "ends_s": None if plan is None else self.made_s + plan.makespan_s,
             "prediction": None if self.prediction is None else to_json(self.prediction),
             "num_trials": self.num_trials,
@@ -343,9 +351,14 @@ def _sentences(dry_run: DryRun) -> Iterator[str]:
         yield f"Started now it ends at {ends:%Y-%m-%d %H:%M:%S %Z}, after {seconds_text(plan.makespan_s)}."
         if dry_run.prediction is not None:
             yield f"Likely {interval_text(dry_run.prediction)}."
-        cost = dry_run.device_hours * dry_run.price_per_device_hour
         price = f", at {dry_run.price_per_device_hour:g} an hour" if dry_run.price_per_device_hour != 1 else ""
-        yield f"It costs {dry_run.device_hours:.3g} device-hours{price and f'{price}: {cost:.4g}'}."
+        if problem.has_series and plan.value is not None:
+            price = f", at prices of the hour: {plan.objective} {plan.value:.4g}"
+        elif price:
+            price += f": {dry_run.cost:.4g}"
+        yield f"It costs {dry_run.device_hours:.3g} device-hours{price}."
+        if (power := power_sentence(problem)) is not None:
+            yield f"{power[0].upper()}{power[1:]}."
     measured = "1 trial was made for it" if dry_run.num_trials == 1 else f"{dry_run.num_trials} trials were made for it"
     yield f"{measured if dry_run.num_trials else 'Nothing was tried for it'}; nothing was trained."
     if dry_run.fused:

@@ -18,6 +18,7 @@ from ringmaster.tasks.planning.bounds.bounds import COUNTING
 from ringmaster.tasks.planning.durations import compared_with_plan, counted, seconds_text
 from ringmaster.tasks.planning.gantt import COLOURS, axis, job_lines, margin_of, rows
 from ringmaster.tasks.planning.plans.plan import Segment
+from ringmaster.tasks.planning.series_bands import power_sentence
 from ringmaster.tasks.planning.whatif.answers import (
     answer_deadline,
     deadline_json,
@@ -56,7 +57,8 @@ def print_plan(plan: Plan, problem: Problem, simple: Mapping[str, float], consol
     console.print()
     console.print(_comparison(plan, simple))
     console.print()
-    print_lines(console, filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))))
+    lines = (_quality(plan, problem), fused, power_sentence(problem), _how_to_check(plan), _seconds(plan))
+    print_lines(console, filter(None, lines))
 
 
 def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:

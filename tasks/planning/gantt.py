@@ -13,7 +13,7 @@ from ringmaster.tasks.planning.durations import counted, seconds_text
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.series_bands import STYLE as BAND_STYLE
-from ringmaster.tasks.planning.series_bands import bands_tall, draw_bands, series_bands
+from ringmaster.tasks.planning.series_bands import bands_tall, draw_bands, power_sentence, series_bands
 from ringmaster.text import printable, xml
 
 # Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
@@ -238,7 +238,7 @@ def render_svg(plan: Plan, problem: Problem) -> str:
         parts.append(frame.line(plan.best_bound_s, text=least, title=title, style=("bound", "least")))
     return frame.document(
         plan.problem_name,
-        _headline(plan),
+        [*_headline(plan), *filter(None, [power_sentence(problem)])],
         fills=colour_of | {"switch or start-up": "url(#switch)"},
         content=parts,
         style=BOUND_STYLE + pointed_at + (BAND_STYLE if bands else ""),

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Steps
-from ringmaster.text import xml
+from ringmaster.text import enumerated, xml
 
 BAND_TALL, BAND_GAP = 52.0, 14.0
 MAX_LINES = 3  # of a band; further nodes are named by their number
@@ -52,6 +52,21 @@ def series_bands(problem: Problem) -> tuple[SeriesBand, ...]:
             lines = tuple((tuple(names), steps) for steps, names in nodes.items())
             bands.append(SeriesBand(name=name, unit=unit, lines=lines))
     return tuple(bands)
+
+
+def power_sentence(problem: Problem) -> str | None:
+    """Returns what power the devices are planned with, and who says so; None where energy does not count."""
+    nodes: dict[tuple[float, str], list[str]] = {}
+    for node in problem.nodes:
+        if node.energy_price_steps or node.carbon_steps:
+            nodes.setdefault((node.power_w, node.power_source or "given"), []).append(node.id)
+    if not nodes:
+        return None
+    texts = [
+        f"{power_w:.4g} W{f' on {enumerated(names, most=MAX_LINES)}' if len(nodes) > 1 else ''} ({source})"
+        for (power_w, source), names in nodes.items()
+    ]
+    return f"power of a device: {enumerated(texts, most=MAX_LINES)}"
 
 
 def bands_tall(bands: Sequence[SeriesBand]) -> float:

@@ -248,6 +248,7 @@ MIN_RUNTIME_S = 1e-3
 GUESSED_STEP_S = 1.0
 GUESSED_STARTUP_S = 15.0
 GUESSED_STARTUP_ON_A_NODE_S = 1.0  # a fork from a process that has torch imported, and a GPU's context
+NVML_LIMITS, USUAL_POWER = "power limits by NVML", "usual power, as NVML says none"
 MIN_MEASUREMENT_ERROR = 0.02  # relative, of a step time that an earlier run measured
 
 
@@ -297,7 +298,8 @@ def planning_problem(
             id=node.name,
             num_devices=len(node.devices),
             device_type=Cluster(nodes=(node,)).device_kind() if is_typed else "",
-            power_w=max((device.power_limit_w or 0.0 for device in node.devices), default=0.0),
+            power_w=max((device.power_w for device in node.devices), default=0.0),
+            power_source=NVML_LIMITS if all(device.power_limit_w for device in node.devices) else USUAL_POWER,
         )
         for node in cluster.nodes
     )

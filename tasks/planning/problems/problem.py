@@ -127,6 +127,7 @@ _NODE_KEYS = {
     "price": ("price", False),
     "host_memory": ("host_memory_bytes", False),
     "power": ("power_w", False),
+    "power_source": ("power_source", False),
     **{key: (attribute, False) for key, attribute in series.SERIES.items()},
 }
 _JOB_KEYS = {

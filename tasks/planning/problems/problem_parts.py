@@ -27,6 +27,7 @@ class PlanningNode:
     energy_price_steps: the price of a kWh over time, in addition to that of devices.
     carbon_steps: grams of CO2 equivalents of a kWh over time.
     power_w: of one device that a job holds; options may give their own.
+    power_source: who says so, in words; planners do not read it.
     """
 
     id: str
@@ -39,6 +40,7 @@ class PlanningNode:
     energy_price_steps: Steps = ()
     carbon_steps: Steps = ()
     power_w: float = 0.0
+    power_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,8 @@ def _node_faults(place: str, node: PlanningNode) -> Iterator[str]:
         yield f"{place}: has {shown(node.num_devices)} gpus; a node may have {MAX_DEVICES}"
     yield from _amount_faults(place, node, _NODE_AMOUNTS)
     yield from _type_faults(place, node.device_type)
+    if node.power_source != "" and not is_printable_name(node.power_source):
+        yield f"{place}: power_source must be {_NAME}, not {shown(node.power_source)}"
 
 
 def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[str]:

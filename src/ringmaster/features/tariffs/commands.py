@@ -52,6 +52,7 @@ def with_wait(command: Callable[..., None]) -> Callable[..., None]:
 
 def _show_waits(file: Path, *, objective: str, limits: dict[str, Any], profiles: Any, as_json: bool) -> None:
     from ringmaster.features.tariffs.waiting import WAITS, gain_lines, gains_to_json, wait_gains
+    from ringmaster.tasks.planning.series_bands import power_sentence
 
     if file.suffix.lower() in (".yaml", ".yml"):
         problem, objective = _of_batch(file, objective=objective, profiles=profiles, seed=limits["seed"])
@@ -71,7 +72,7 @@ def _show_waits(file: Path, *, objective: str, limits: dict[str, Any], profiles:
         gains = wait_gains(problem, objective=objective, make_plan=make_plan)
     except (ProblemError, ValueError) as error:
         raise InputError([f"{file}: {fault}" for fault in getattr(error, "faults", [error])]) from None
-    lines = list(gain_lines(gains, problem, objective=objective))
+    lines = [*gain_lines(gains, problem, objective=objective), *filter(None, [power_sentence(problem)])]
     print_outcome(gains_to_json(gains, objective=objective), lines, as_json=as_json)
 
 

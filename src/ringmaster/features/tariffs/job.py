@@ -61,7 +61,7 @@ class TariffKeys(FileKeys):
     carbon: Annotated[Values | None, Description(f"grams of CO2e of a kWh: {SERIES}")] = None
     power_w: Annotated[
         Positive | None,
-        Description("the watts of a device while a job holds it, such as 300; default: the power limit of a GPU"),
+        Description("the watts of a device while a job holds it, such as 300; default: its limit, or a usual value"),
     ] = None
     time_zone: Annotated[
         str | None, Description("the zone of hours, and of times that name none, such as Europe/Berlin")

@@ -5,7 +5,7 @@ from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.features.tariffs.tariff_values import Measures, measures_of
-from ringmaster.features.tariffs.terms import J_PER_KWH, Spending, Tariffs
+from ringmaster.features.tariffs.terms import GIVEN, J_PER_KWH, Spending, Tariffs
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.batch_terms import uses_of
 from ringmaster.tasks.planning import Plan, Problem
@@ -15,12 +15,7 @@ from ringmaster.tasks.storage.journal import JobRecord, Journal, SegmentRecord
 KEY = "spending"
 """The key of the result of a batch: what all of its runs have spent ("measured"), the first plan since it was started
 or resumed ("planned"), the bounds ("at_most"), and how power is known ("power")."""
-MEASURED, LIMIT, GIVEN, MIXED = (
-    "measured by NVML",
-    "limits of GPUs by NVML",
-    "given: power_w",
-    "partly measured by NVML",
-)
+MEASURED = "measured by NVML"
 
 
 class SpendingReport(RecordHook):
@@ -44,7 +39,7 @@ class SpendingReport(RecordHook):
             "measured": to_json(spent),
             "planned": None if planned is None else _planned(planned, spent, before=before),
             "at_most": {"money": tariffs.max_money, "emissions_g": tariffs.max_emissions_g},
-            "power": None if spent.energy_j is None else _power_source(batch, [*energies.values()]),
+            "power": None if spent.energy_j is None else _power_source(problem, [*energies.values()]),
         }
         value = _value(batch, tariffs, [s for s in segments if s.started_s >= since_s], energies)
         return {KEY: content, **({} if value is None else {"value": value})}
@@ -103,14 +98,13 @@ def _planned(measures: Measures, spent: Spending, *, before: Spending) -> dict[s
     }
 
 
-def _power_source(batch: Batch, energies: Sequence[float | None]) -> str:
+def _power_source(problem: Problem | None, energies: Sequence[float | None]) -> str:
+    """Returns how energy is known. energies: by segment, where it was measured."""
     if all(energy_j is not None for energy_j in energies):
         return MEASURED
-    if any(energy_j is not None for energy_j in energies):
-        return MIXED
-    tariffs = next(each for each in batch.terms.features if isinstance(each, Tariffs))
-    is_given = tariffs.every.power_w is not None or any(each.power_w is not None for each in tariffs.nodes.values())
-    return GIVEN if is_given else LIMIT
+    nodes = () if problem is None else problem.nodes
+    others = ", ".join(dict.fromkeys(node.power_source or GIVEN for node in nodes)) or GIVEN
+    return f"partly {MEASURED}, else {others}" if any(energy_j is not None for energy_j in energies) else others
 
 
 def _value(

@@ -15,6 +15,7 @@ from ringmaster.tasks.planning.term_features import DeviceUse, PastUse, TermsFea
 
 J_PER_KWH = 3.6e6
 G_PER_KG = 1000.0
+GIVEN = "given by power_w"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,6 @@ class Tariffs(TermsFeature):
     def _on_node(self, node: PlanningNode, *, now_s: float, horizon_s: float) -> PlanningNode:
         tariff = self.of(node.id)
         ends_s = [node.available_until_s, None if tariff.until_s is None else max(0.0, tariff.until_s - now_s)]
-        power_w = node.power_w if tariff.power_w is None else tariff.power_w
         prices = _steps(tariff.price, now_s=now_s, horizon_s=horizon_s, unit=HOUR_S)
         return replace(
             node,
@@ -152,7 +152,8 @@ class Tariffs(TermsFeature):
             price_steps=prices,
             energy_price_steps=_steps(tariff.energy_price, now_s=now_s, horizon_s=horizon_s),
             carbon_steps=_steps(tariff.carbon, now_s=now_s, horizon_s=horizon_s),
-            power_w=power_w,
+            power_w=node.power_w if tariff.power_w is None else tariff.power_w,
+            power_source=node.power_source if tariff.power_w is None else GIVEN,
             available_until_s=min((end_s for end_s in ends_s if end_s is not None), default=None),
         )
 

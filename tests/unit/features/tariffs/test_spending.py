@@ -10,14 +10,16 @@ from ringmaster.features.tariffs.pages import KEY, SpendingReport, spent_by
 from ringmaster.features.tariffs.series import HOUR_S, Series
 from ringmaster.features.tariffs.terms import Spending, Tariff, Tariffs
 from ringmaster.features.tariffs.waiting import gain_lines, gains_to_json, step_of, wait_gains
+from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.control.batch_terms import uses_of
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy, is_worth_it
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.planning.gantt import render_svg
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.tasks.planning.series_bands import series_bands
+from ringmaster.tasks.planning.series_bands import power_sentence, series_bands
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import SegmentRecord, SegmentSpec
-from tests.unit.execution.fakes import open_journal
+from tests.unit.execution.fakes import job, open_journal, profile
 from tests.unit.execution.test_waits import planned, simulated
 
 TIMES_S = (1.8e9, 1.8e9 + HOUR_S)
@@ -76,7 +78,7 @@ def test_the_result_of_a_batch_has_what_was_spent_and_what_was_planned(tmp_path)
     }
     assert results[KEY]["planned"] == {"money": pytest.approx(0.5), "emissions_g": pytest.approx(250.0)}
     assert results["value"] == pytest.approx(2.0)
-    assert results[KEY]["power"] == "given: power_w"
+    assert results[KEY]["power"] == "given by power_w"
     assert hook.batch_metrics(results)["planned_money"] == pytest.approx(0.5)
     assert next(iter(hook.batch_sentences(results))) == "money: 2, planned 0.5, at most 9"
     journal.write_job("a", energy_j={str(number): 3.6e6})
@@ -128,3 +130,37 @@ def test_a_chart_has_a_band_for_each_kind_of_series():
     assert drawn.count('class="series"') == 2 and "per device-hour on n0: 4; 1" in drawn
     free = replace(problem, nodes=(PlanningNode("n0", 1),))
     assert series_bands(free) == () and "series" not in render_svg(plan, free)
+
+
+def test_plans_and_results_say_what_power_devices_have_and_who_says_so(tmp_path):
+    problem = tariff_problem()
+    (node,) = problem.nodes
+    limited = replace(node, id="n1", power_w=700.0, power_source="power limits by NVML")
+    both = replace(problem, nodes=(replace(node, power_source="given by power_w"), limited))
+    sentence = "power of a device: 1000 W on n0 (given by power_w), 700 W on n1 (power limits by NVML)"
+    assert power_sentence(both) == sentence and Problem.from_json(both.to_json()) == both
+    plan = Plan("p", (Segment("a", 0, HOUR_S, 1.5 * HOUR_S, 1.0, 0.0, (("n0", (0,)),)),), objective="cost", value=0.5)
+    assert sentence in render_svg(plan, both)
+    assert power_sentence(replace(problem, nodes=(replace(node, carbon_steps=()),))) is None
+
+
+def test_devices_have_a_usual_power_where_nothing_says_another():
+    slots = tuple(Device(kind="cpu", index=i, name="c", memory_bytes=1, cores=(2 * i, 2 * i + 1)) for i in range(2))
+    gpu = Device(kind="gpu", index=0, name="g", memory_bytes=1, cores=())
+    limited = replace(gpu, power_limit_w=700.0)
+    nodes = tuple(
+        Node(name=name, devices=devices) for name, devices in [("c", slots), ("g", (gpu,)), ("l", (limited,))]
+    )
+    one = job("a")
+    planned = planning_problem([one], {"a": (profile(),)}, Cluster(nodes=nodes), name="p").nodes
+    usual = "usual power, as NVML says none"
+    assert [(node.power_w, node.power_source) for node in planned] == [
+        (24.0, usual),
+        (200.0, usual),
+        (700.0, "power limits by NVML"),
+    ]
+    tariffs = Tariffs(every=Tariff(carbon=Series.constant(1.0)), nodes={"c": Tariff(power_w=30.0)})
+    terms = PlanningTerms(objective="emissions", features=(tariffs,))
+    given, *others = terms.on(planning_problem([one], {"a": (profile(),)}, Cluster(nodes=nodes), name="p")).nodes
+    assert (given.power_w, given.power_source) == (30.0, "given by power_w")
+    assert [node.power_w for node in others] == [200.0, 700.0]
