@@ -15,11 +15,11 @@ from typing import Any
 from benchmarks.planning.families import draw
 from benchmarks.planning.problems import ruled
 from benchmarks.planning.saturn import saturn
+from benchmarks.planning.time_indexed import solve_time_indexed
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.job_costs import is_foldable, useful_options, whole_of
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy, schedule
-from ringmaster.tasks.planning.time_indexed_milp import solve_time_indexed
 
 ROOT = Path(__file__).resolve().parents[2]
 CP_SAT_PYTHON = ROOT / ".venv-bench" / "bin" / "python"  # made by `make bench-planning`

@@ -30,8 +30,6 @@ from ringmaster.tasks.planning.work import WorkBudget
 
 Preemption = Literal["auto", "never", "always"]
 
-MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
-MILP_S = 0.5  # work of the time-indexed MILP, about; its nodes limit it
 WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
 ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of jobs
 SHARE_OF_NO_QUOTAS = 0.5  # of the work, for a plan without quotas, from which the search within them begins
@@ -93,9 +91,6 @@ class PlanSearch:
         return self._proved()
 
     def _plain(self) -> None:
-        if self.preemption == "never" and self._is_small():
-            with self._stage("MILP"):
-                self._milp()
         if self._is_worth_it(self.rigid_s):
             with self._stage("annealing"):
                 self._annealing()
@@ -192,9 +187,6 @@ class PlanSearch:
         could_save_s = self.best.makespan_s - bound_s
         return could_save_s > WORTH_S and could_save_s > max(1e-5, self.enough) * bound_s and not self.work.is_over()
 
-    def _is_small(self) -> bool:
-        return len(self.problem.jobs) <= MAX_JOBS_OF_MILP and self.problem.num_devices <= MAX_DEVICES_OF_MILP
-
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         began = time.monotonic()
@@ -269,19 +261,6 @@ class PlanSearch:
         placed = schedule_pieces(self.problem, [(s.job, s.option, s.work) for s in in_order])
         exact = exactly(self.problem, placed, objective=self.objective, least_s=self.least_segment_s)
         return replace(plan, segments=exact or placed)
-
-    def _milp(self) -> None:
-        from ringmaster.tasks.planning.plans.list_scheduling import schedule
-        from ringmaster.tasks.planning.time_indexed_milp import solve_time_indexed
-
-        if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
-            return
-        choices = solve_time_indexed(
-            self.problem, horizon_s=self.best.makespan_s, time_limit_s=self.work.time_left_s, seed=self.seed
-        )
-        self.work.charge(MILP_S)
-        if choices:
-            self._take(Plan(self.problem.name, schedule(self.problem, choices), method="time-indexed MILP"))
 
     def _preemptive(self) -> None:
         from ringmaster.tasks.planning.plans.retiming import exactly

@@ -1,4 +1,4 @@
-"""A linear program in arrays, and programs of PuLP, in HiGHS: one thread and a fixed seed, so that results repeat."""
+"""A linear program in arrays, in HiGHS: one thread and a fixed seed, so that results repeat."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -131,18 +131,3 @@ def walk_steps(size: int, slots: Iterable[int]) -> list[tuple[int, int]]:
                 reachable[place + slot] = True
                 steps.append((place, slot))
     return [*steps, *((place, 0) for place in range(size))]
-
-
-def in_highs(program: Any, **options: Any) -> Any:
-    """Returns HiGHS with a program of PuLP: columns in the order of their names, rows in that of their addition.
-
-    PuLP's own `solve` knows no status for a limit in nodes, and builds the program again for each change.
-
-    options: of `pulp.HiGHS`.
-    """
-    import pulp
-
-    solver = pulp.HiGHS(msg=False, threads=1, **options)
-    solver.createAndConfigureSolver(program)
-    solver.buildSolverModel(program)
-    return program.solverModel

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from ringmaster.tasks.planning.bounds.linear_program import in_highs
+import pulp
+
 from ringmaster.tasks.planning.bounds.pattern_program import PatternProgram
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -21,7 +22,11 @@ class PatternModel:
         self.classes = problem.classes
         self._program = PatternProgram(problem, unit_s=unit_s, is_integer=is_integer)
         self._options = self._program.options
-        self.highs: Any = in_highs(self._program.pulp_problem, random_seed=0)
+        # PuLP's own `solve` knows no status for a limit in nodes, and builds the program again for each change.
+        solver = pulp.HiGHS(msg=False, threads=1, random_seed=0)
+        solver.createAndConfigureSolver(self._program.pulp_problem)
+        solver.buildSolverModel(self._program.pulp_problem)
+        self.highs: Any = self._program.pulp_problem.solverModel
 
     @property
     def num_columns(self) -> int:

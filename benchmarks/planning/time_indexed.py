@@ -12,7 +12,6 @@ from typing import Any
 import pulp
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
-from ringmaster.tasks.planning.bounds.linear_program import in_highs
 from ringmaster.tasks.planning.plans.list_scheduling import Choice
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -21,9 +20,7 @@ MAX_NODES = 20  # of the branch-and-bound tree; a limit in nodes is reproducible
 MAX_STEPS = 40  # of the time axis
 
 
-def solve_time_indexed(
-    problem: Problem, *, horizon_s: float, time_limit_s: float = 10.0, seed: int = 0
-) -> list[Choice] | None:
+def solve_time_indexed(problem: Problem, *, horizon_s: float, time_limit_s: float = 10.0) -> list[Choice] | None:
     """Returns the options of all jobs in the order of their starts, or None.
 
     x[j,o,n,t] is 1 where job j starts under option o on node n at grid step t, and length[j,o] the steps that it takes:
@@ -76,7 +73,10 @@ def solve_time_indexed(
     for job in problem.jobs:
         for other in job.after:
             model += begins[job.id] >= ends[other]
-    highs = in_highs(model, timeLimit=time_limit_s, random_seed=seed, mip_max_nodes=MAX_NODES, gapRel=2e-3)
+    solver = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_s, mip_max_nodes=MAX_NODES, gapRel=2e-3)
+    solver.createAndConfigureSolver(model)
+    solver.buildSolverModel(model)
+    highs = model.solverModel
     highs.run()
     values = list(highs.getSolution().col_value)
     chosen = [start for start in starts if values and values[start[-1].index] > 0.5]
