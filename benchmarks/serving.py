@@ -73,7 +73,7 @@ def main() -> None:
 
 def clients(size: Size, rounds: int) -> dict[str, Any]:
     """Returns the CPU seconds of a step of all clients, and the share of the wall time that the disk is waited for."""
-    from ringmaster.techniques.serving.requests import AdamStep
+    from ringmaster.features.endpoint.compute.requests import AdamStep
 
     with opened(size) as endpoint:
         requests = [request_of(f"c{i}", size) for i in range(NUM_CLIENTS)]
@@ -115,7 +115,7 @@ def plain(size: Size, rounds: int) -> dict[str, Any]:
     from torch.nn import functional
     from transformers import LlamaForCausalLM
 
-    from ringmaster.techniques.serving.requests import AdamStep
+    from ringmaster.features.endpoint.compute.requests import AdamStep
 
     with opened(size, num_clients=1) as endpoint:
         request = request_of("c0", size)
@@ -191,8 +191,8 @@ def opened(size: Size, *, num_clients: int = NUM_CLIENTS) -> Iterator[Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from ringmaster.techniques.serving.endpoint import Endpoint
-    from ringmaster.techniques.serving.requests import AdapterSpec, Limits
+    from ringmaster.features.endpoint.compute.endpoint import Endpoint
+    from ringmaster.features.endpoint.compute.requests import AdapterSpec, Limits
 
     torch.manual_seed(0)
     heads = size.hidden // 32
@@ -221,7 +221,7 @@ def request_of(client: str, size: Size) -> Any:
     """Returns the loss of one random row."""
     import torch
 
-    from ringmaster.techniques.serving.requests import LossRequest, Row
+    from ringmaster.features.endpoint.compute.requests import LossRequest, Row
 
     tokens = torch.randint(NUM_TOKENS, (size.length + 1,))
     inputs = {"target_tokens": tokens[1:], "weights": torch.ones(size.length)}

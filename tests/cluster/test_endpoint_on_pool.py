@@ -131,7 +131,7 @@ def node_of(pool, batch):
 
 def rank_of(pool, node):
     """Returns the rank that serves, the parent of the process that computes."""
-    (compute,) = [p for p in pool.nodes[node].processes() if "techniques.serving.process" in " ".join(p.cmdline())]
+    (compute,) = [p for p in pool.nodes[node].processes() if "endpoint.compute.process" in " ".join(p.cmdline())]
     return compute.parent()
 
 

@@ -69,14 +69,14 @@ BUILTIN = (
     "ringmaster.features.trackers",
     "ringmaster.features.image_text",
     "ringmaster.features.speech",
-    "ringmaster.flows.serving",
+    "ringmaster.features.endpoint",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 TECHNIQUES = {
     "local": "ringmaster.features.local_updates.technique:Local",
     "command": "ringmaster.features.external_trainers.technique:Command",
     "encode": "ringmaster.features.stores.technique:Encode",
-    "endpoint": "ringmaster.techniques.serving.gang_technique:Served",
+    "endpoint": "ringmaster.features.endpoint.compute.gang_technique:Served",
 }
 """The dotted names of the features' techniques, for the registry, which imports none of them."""
 DATA_SOURCES = {

@@ -83,7 +83,7 @@ def killed(client, endpoint, *, after, kill):
 
 def compute_process(endpoint):
     children = psutil.Process(endpoint.process.pid).children(recursive=True)
-    return next(each for each in children if "ringmaster.techniques.serving.process" in each.cmdline())
+    return next(each for each in children if "ringmaster.features.endpoint.compute.process" in each.cmdline())
 
 
 def test_a_killed_process_and_a_killed_server_change_no_bit(client_python, base, tmp_path):

@@ -9,13 +9,13 @@ import httpx
 import numpy as np
 
 from ringmaster.codec import from_json
-from ringmaster.flows.serving import binary_messages
-from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied
-from ringmaster.flows.serving.endpoint_file import BaseEntry, EndpointFile, ServeEntry
-from ringmaster.flows.serving.endpoint_server import EndpointServer
-from ringmaster.flows.serving.replicas import CPU
-from ringmaster.techniques.serving.process import calls_of
-from ringmaster.techniques.serving.requests import Limits
+from ringmaster.features.endpoint.compute.process import calls_of
+from ringmaster.features.endpoint.compute.requests import Limits
+from ringmaster.features.endpoint.server import binary_messages
+from ringmaster.features.endpoint.server.compute_link import CallFailed, ComputeLink, ComputeProcessDied
+from ringmaster.features.endpoint.server.endpoint_file import BaseEntry, EndpointFile, ServeEntry
+from ringmaster.features.endpoint.server.endpoint_server import EndpointServer
+from ringmaster.features.endpoint.server.replicas import CPU
 from tests.unit.serving.fake_endpoint import FakeEndpoint
 
 FAKE = "tests.unit.serving.fake_endpoint:FakeEndpoint"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ringmaster.techniques.serving.requests import (
+from ringmaster.features.endpoint.compute.requests import (
     AdapterSpec,
     ClientState,
     EndpointLostError,

@@ -3,8 +3,8 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ringmaster.techniques.serving.endpoint import Endpoint
-from ringmaster.techniques.serving.requests import AdamStep, Limits, LossRequest, Row
+from ringmaster.features.endpoint.compute.endpoint import Endpoint
+from ringmaster.features.endpoint.compute.requests import AdamStep, Limits, LossRequest, Row
 
 NUM_TOKENS, SEQ_LEN = 61, 64
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ringmaster.techniques.serving.endpoint import Endpoint
-from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec
+from ringmaster.features.endpoint.compute.endpoint import Endpoint
+from ringmaster.features.endpoint.compute.requests import AdamStep, AdapterSpec
 from tests.unit.serving.served import LIMITS, is_equal, request_of, train, weights_of, write_base
 
 

@@ -9,12 +9,19 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM
 
+from ringmaster.features.endpoint.compute.client_adapter import ClientAdapter
+from ringmaster.features.endpoint.compute.client_costs import ComputationTimes
+from ringmaster.features.endpoint.compute.client_folders import ClientFolders
+from ringmaster.features.endpoint.compute.request_journal import RequestJournal
+from ringmaster.features.endpoint.compute.requests import (
+    AdamStep,
+    AdapterSpec,
+    EndpointLostError,
+    Refusal,
+    Row,
+    SampleRequest,
+)
 from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
-from ringmaster.techniques.serving.client_adapter import ClientAdapter
-from ringmaster.techniques.serving.client_costs import ComputationTimes
-from ringmaster.techniques.serving.client_folders import ClientFolders
-from ringmaster.techniques.serving.request_journal import RequestJournal
-from ringmaster.techniques.serving.requests import AdamStep, AdapterSpec, EndpointLostError, Refusal, Row, SampleRequest
 
 from .served import (
     LIMITS,
@@ -98,7 +105,7 @@ def test_each_of_16_clients_gets_the_bits_that_it_gets_alone(base, tmp_path):
 
 
 def test_where_bits_depend_on_the_batch_clients_are_computed_one_after_another(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.independent_multiple", lambda *_, **__: None)
+    monkeypatch.setattr("ringmaster.features.endpoint.compute.endpoint.independent_multiple", lambda *_, **__: None)
     endpoint, alone = open_endpoint(base, tmp_path / "one"), open_endpoint(base, tmp_path / "other")
     assert not endpoint.batches
     for name in ("a", "b"):
@@ -211,7 +218,7 @@ def test_what_does_not_fit_is_not_loaded(base, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 1e9], ids=["from its journal", "from whole states"])
 def test_a_killed_endpoint_goes_on_bit_by_bit(base, tmp_path, monkeypatch, share):
-    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", share)
+    monkeypatch.setattr("ringmaster.features.endpoint.compute.endpoint.STORING_SHARE", share)
     whole = open_endpoint(base, tmp_path / "whole")
     killed = open_endpoint(base, tmp_path / "killed")
     for endpoint in (whole, killed):
@@ -254,7 +261,8 @@ def test_the_gradients_of_one_client_are_forgotten_alone(base, tmp_path):
 
 
 def test_a_record_that_a_kill_cut_off_is_left_out(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 0.0)  # whole states remove the journal
+    # whole states remove the journal
+    monkeypatch.setattr("ringmaster.features.endpoint.compute.endpoint.STORING_SHARE", 0.0)
     endpoint = open_endpoint(base, tmp_path)
     endpoint.add("c", AdapterSpec(rank=4))
     train(endpoint, "c", num_steps=2)
@@ -271,10 +279,10 @@ def test_whole_states_take_a_small_share_of_the_time(base, tmp_path, monkeypatch
     endpoint.add("c", AdapterSpec(rank=4))
     written = []
     monkeypatch.setattr(ClientFolders, "write", lambda self, client, adapter, number: written.append(number))
-    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 0.0)
+    monkeypatch.setattr("ringmaster.features.endpoint.compute.endpoint.STORING_SHARE", 0.0)
     train(endpoint, "c", num_steps=2)
     assert written == []
-    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 1e9)
+    monkeypatch.setattr("ringmaster.features.endpoint.compute.endpoint.STORING_SHARE", 1e9)
     train(endpoint, "c", num_steps=2)
     assert written == [5, 6, 7, 8]
 
@@ -296,7 +304,7 @@ def test_a_full_disk_refuses_steps_and_changes_nothing(base, tmp_path, monkeypat
 
 
 def test_whole_states_that_a_full_disk_does_not_take_are_left_to_the_journal(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.serving.endpoint.STORING_SHARE", 1e9)
+    monkeypatch.setattr("ringmaster.features.endpoint.compute.endpoint.STORING_SHARE", 1e9)
     endpoint = open_endpoint(base, tmp_path)
     endpoint.add("c", AdapterSpec(rank=4))
     with monkeypatch.context() as full:

@@ -8,10 +8,10 @@ import pytest
 import zstandard
 
 from ringmaster.errors import InputError
-from ringmaster.flows.serving import binary_messages
-from ringmaster.flows.serving.endpoint_file import BaseEntry
-from ringmaster.flows.serving.endpoint_server import EndpointServer
-from ringmaster.flows.serving.replicas import CPU
+from ringmaster.features.endpoint.server import binary_messages
+from ringmaster.features.endpoint.server.endpoint_file import BaseEntry
+from ringmaster.features.endpoint.server.endpoint_server import EndpointServer
+from ringmaster.features.endpoint.server.replicas import CPU
 from tests.unit.serving.clients import BINARY, entry_of, eventually, loss_json, loss_message, process_link, running
 
 
@@ -320,7 +320,7 @@ def test_gradients_that_a_refused_step_dropped_stay_dropped_after_a_kill(served_
 
 
 def test_a_loss_that_is_refused_behind_its_first_piece_adds_no_gradients(client, monkeypatch):
-    monkeypatch.setattr("ringmaster.flows.serving.pending_request.PIECE_TOKENS", 1)  # a piece for each row
+    monkeypatch.setattr("ringmaster.features.endpoint.server.pending_request.PIECE_TOKENS", 1)  # a piece for each row
     values_after = []
     for is_refused in (False, True):
         model = client.model()

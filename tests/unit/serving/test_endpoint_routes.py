@@ -7,8 +7,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from ringmaster.features.endpoint.routes import endpoint_routes, public_url
 from ringmaster.flows.services.metrics_server import metrics_app
-from ringmaster.flows.serving.routes import endpoint_routes, public_url
 from ringmaster.flows.settings import PoolAddress
 from tests.unit.services.test_metrics_app import KNOWN
 

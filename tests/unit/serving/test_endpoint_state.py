@@ -7,14 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.flows.serving import endpoint_service
-from ringmaster.flows.serving.compute_link import CallFailed, ComputeLink, ComputeProcessDied, ComputeSettings
-from ringmaster.flows.serving.endpoint_file import BaseEntry
-from ringmaster.flows.serving.endpoint_server import EndpointServer
-from ringmaster.flows.serving.endpoint_service import EndpointService
-from ringmaster.flows.serving.recording import record_clients
-from ringmaster.flows.serving.replicas import CPU
-from ringmaster.flows.serving.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
+from ringmaster.features.endpoint.server import endpoint_service
+from ringmaster.features.endpoint.server.compute_link import (
+    CallFailed,
+    ComputeLink,
+    ComputeProcessDied,
+    ComputeSettings,
+)
+from ringmaster.features.endpoint.server.endpoint_file import BaseEntry
+from ringmaster.features.endpoint.server.endpoint_server import EndpointServer
+from ringmaster.features.endpoint.server.endpoint_service import EndpointService
+from ringmaster.features.endpoint.server.recording import record_clients
+from ringmaster.features.endpoint.server.replicas import CPU
+from ringmaster.features.endpoint.server.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
 from tests.unit.serving.clients import BINARY, LinkInProcess, entry_of, eventually, loss_message, running
 from tests.unit.serving.fake_endpoint import FakeEndpoint
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringmaster.flows.serving import binary_messages, server_app
+from ringmaster.features.endpoint.server import binary_messages, server_app
 from tests.mutations import mutants, torn
 from tests.unit.serving.clients import BINARY, loss_json, running
 

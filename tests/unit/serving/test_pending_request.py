@@ -1,8 +1,8 @@
 """The parts in which a request is computed, and which samples are in memory at a time."""
 
-from ringmaster.flows.serving import pending_request
-from ringmaster.flows.serving.pending_request import PendingRequest, within_sequences
-from ringmaster.flows.serving.store import RequestKind, StoredRequest
+from ringmaster.features.endpoint.server import pending_request
+from ringmaster.features.endpoint.server.pending_request import PendingRequest, within_sequences
+from ringmaster.features.endpoint.server.store import RequestKind, StoredRequest
 
 
 def sample_of(client, number, *, num_samples, is_begun=False):

@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.errors import InputError
-from ringmaster.flows.serving.endpoint_file import load_endpoint_file
-from ringmaster.flows.serving.endpoint_server import alone
-from ringmaster.flows.serving.pool_gang import devices_of
-from ringmaster.flows.serving.pool_submission import submit_endpoint, url_of, wait_until_served
+from ringmaster.features.endpoint.server.endpoint_file import load_endpoint_file
+from ringmaster.features.endpoint.server.endpoint_server import alone
+from ringmaster.features.endpoint.server.pool_gang import devices_of
+from ringmaster.features.endpoint.server.pool_submission import submit_endpoint, url_of, wait_until_served
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.pool.active_batches import fault_of
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry

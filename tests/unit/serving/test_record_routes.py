@@ -7,7 +7,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from ringmaster.flows.serving.store import EndpointStore
+from ringmaster.features.endpoint.server.store import EndpointStore
 from tests.unit.serving.fake_endpoint import FakeEndpoint
 
 

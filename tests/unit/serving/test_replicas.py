@@ -4,13 +4,13 @@ import pytest
 
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
-from ringmaster.flows.serving.compute_link import CallFailed, ComputeProcessDied, ComputeSettings
-from ringmaster.flows.serving.endpoint_file import BaseEntry
-from ringmaster.flows.serving.endpoint_server import check_base, served_devices
-from ringmaster.flows.serving.replicas import ReplicaLink, link_on
-from ringmaster.techniques.serving.endpoint import Endpoint
-from ringmaster.techniques.serving.process import calls_of, tensor_to_json
-from ringmaster.techniques.serving.requests import Limits
+from ringmaster.features.endpoint.compute.endpoint import Endpoint
+from ringmaster.features.endpoint.compute.process import calls_of, tensor_to_json
+from ringmaster.features.endpoint.compute.requests import Limits
+from ringmaster.features.endpoint.server.compute_link import CallFailed, ComputeProcessDied, ComputeSettings
+from ringmaster.features.endpoint.server.endpoint_file import BaseEntry
+from ringmaster.features.endpoint.server.endpoint_server import check_base, served_devices
+from ringmaster.features.endpoint.server.replicas import ReplicaLink, link_on
 from tests.unit.serving.clients import LinkInProcess, entry_of
 from tests.unit.serving.served import request_of, write_base
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ringmaster.techniques.serving.requests import AdapterSpec, LossRequest, Refusal, Row, SampleRequest
-from ringmaster.techniques.serving.sampler import choose
+from ringmaster.features.endpoint.compute.requests import AdapterSpec, LossRequest, Refusal, Row, SampleRequest
+from ringmaster.features.endpoint.compute.sampler import choose
 
 from .served import NUM_TOKENS, SEQ_LEN, open_endpoint, train, write_base
 

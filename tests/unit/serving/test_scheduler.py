@@ -6,10 +6,10 @@ from threading import Thread
 
 import pytest
 
-from ringmaster.flows.serving.compute_link import ComputeProcessDied, ComputeSettings
-from ringmaster.flows.serving.scheduler import BaseScheduler
-from ringmaster.flows.serving.store import EndpointStore
-from ringmaster.techniques.serving.requests import Limits
+from ringmaster.features.endpoint.compute.requests import Limits
+from ringmaster.features.endpoint.server.compute_link import ComputeProcessDied, ComputeSettings
+from ringmaster.features.endpoint.server.scheduler import BaseScheduler
+from ringmaster.features.endpoint.server.store import EndpointStore
 from tests.unit.serving.clients import LinkInProcess, process_link
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.flows.serving.shares import FairShares, RequestStream, within_budget
+from ringmaster.features.endpoint.server.shares import FairShares, RequestStream, within_budget
 
 
 def test_requests_wait_for_those_before_them():

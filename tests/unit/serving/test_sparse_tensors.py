@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ringmaster.flows.serving.sparse_tensors import SparseTensor
+from ringmaster.features.endpoint.server.sparse_tensors import SparseTensor
 
 
 def tensor(values, rows, columns, shape):

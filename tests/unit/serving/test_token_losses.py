@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from ringmaster.techniques.serving.requests import LossRequest, Row
-from ringmaster.techniques.serving.token_losses import LOSSES, loss_obstacle
+from ringmaster.features.endpoint.compute.requests import LossRequest, Row
+from ringmaster.features.endpoint.compute.token_losses import LOSSES, loss_obstacle
 
 L, Q, A = -1.0, -1.5, 2.0
 RATIO = math.exp(L - Q)

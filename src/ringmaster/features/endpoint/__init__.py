@@ -1,0 +1,11 @@
+"""A training endpoint: clients of the Tinker API train adapters of one base on this machine, many at once.
+
+`ringmaster serve FILE` answers the client `tinker` unedited. Clients own their loops; each adapter gets the bits that
+it would get alone. `server` answers requests, `compute` trains and samples for them. What a request is, from its bytes
+to its answer, in `server`:
+
+    server_app    HTTP routes: keys, bounds, and the two forms of messages (`messages` JSON, `binary_messages` protobuf)
+    store         requests, answers, sessions and checkpoints in a SQLite file, which outlives the server
+    scheduler     a thread for each base that computes waiting requests of different clients together, in fair shares
+    compute_link  the process that has the base and the adapters, started again where it has died
+"""

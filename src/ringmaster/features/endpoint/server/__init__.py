@@ -1,0 +1,1 @@
+"""The server of a training endpoint: its HTTP routes, its store, and the scheduling of requests."""
