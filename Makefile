@@ -13,6 +13,8 @@ TESTS ?= tests
 # last, and one process would be busy at the end.
 # Three keep two cores busy: a quarter of the time of a process is waiting, for gangs, servers and disks.
 WORKERS ?= 3
+# Seconds that a test of `make test` may take: more where other work has a higher priority.
+TIMEOUT_S ?= 180
 # Which of several parts of the files with long tests to run: make test-full PART=2/4
 PART ?= 1/1
 
@@ -67,10 +69,11 @@ demo-untrusted: $(READY)  ## Let an untrusted node of a pool lie, and see it nam
 	$(BIN)/python examples/untrusted/demo.py
 
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
-	$(BIN)/python -m pytest $(PARALLEL) --timeout 180 --maxfail 20 $(patsubst tests,tests/integration tests/unit,$(TESTS))
+	$(BIN)/python -m pytest $(PARALLEL) --timeout $(TIMEOUT_S) --maxfail 20 $(patsubst tests,tests/integration tests/unit,$(TESTS))
 
-# Long tests are marked, or are cases of a matrix. No other file is imported, which would take longer than most of them.
-FULL = $(shell grep -rlE 'mark\.full|tests\.matrix' --include='test_*.py' $(TESTS) | sort \
+# Long tests are marked, are cases of a matrix, or draw examples. No other file is imported, which would take longer than
+# most of them.
+FULL = $(shell grep -rlE 'mark\.full|tests\.matrix|^from hypothesis' --include='test_*.py' $(TESTS) | sort \
 	| awk 'BEGIN { split("$(PART)", part, "/") } NR % part[2] == part[1] % part[2]')
 
 test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2/4 for the second quarter of their files)
@@ -82,7 +85,7 @@ test-slurm: TESTS = tests/slurm
 test-ray: TESTS = tests/ray
 test-browser: TESTS = tests/browser
 
-test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 15 minutes
+test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 25 minutes
 	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 $(TESTS)
 
 # QUICK=1 leaves out those that wait for Slurm's own timeouts.

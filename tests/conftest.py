@@ -48,10 +48,12 @@ with suppress(ImportError):
     # `--hypothesis-profile searching` draws other examples in each run. Otherwise every run draws the same, so that a
     # failure is caused by a change.
     settings.register_profile("searching", patient)
+    # `make test` draws less than a third of the examples, and `make test-full` all of them.
+    settings.register_profile("quick", patient, derandomize=True, database=None, max_examples=30)
     settings.register_profile("patient", patient, derandomize=True, database=None)
     # `--hypothesis-profile full` draws ten times as many.
     settings.register_profile("full", patient, derandomize=True, database=None, max_examples=1000)
-    settings.load_profile("patient")
+    settings.load_profile("quick")
 
 
 def pytest_addoption(parser):
@@ -62,6 +64,28 @@ def pytest_addoption(parser):
         metavar="N",
         help="Train the gangs of the integration tests on N GPUs, which ranks share, instead of on cores.",
     )
+
+
+def runs_long_tests(config):
+    """Returns whether this is `make test-full`, which repeats property tests with more examples."""
+    return config.option.markexpr == "full"
+
+
+def pytest_configure(config):
+    """Chooses the number of examples, before modules with property tests are imported."""
+    with suppress(ImportError):
+        from hypothesis import settings
+
+        if runs_long_tests(config) and settings.get_current_profile_name() == "quick":
+            settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Makes property tests long tests, too."""
+    for item in items if runs_long_tests(config) else ():
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("full")
 
 
 def pytest_collection_finish():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from mlflow import MlflowClient
 
@@ -35,27 +36,43 @@ jsonschema.validate(document.read(file.read_text()).data, json_schema())
 assert feature.why_not(registry.load(registry.BUILTIN["single"])) is None
 assert "whole matrices" in feature.why_not(registry.load(registry.BUILTIN["zero2"]))
 assert [each.__name__ for each in callback_classes()][-1] == "CentralizationCallback"
-assert [type(each).__name__ for each in record_hooks()][-1] == "CentralizationReport"
+*_, report = record_hooks()
+assert type(report).__name__ == "CentralizationReport"
+assert [text.partition(" (")[0] for text in report.paragraphs(job, None)] == ["Its gradients were centralized"]
 with pytest.raises(BatchFileError, match=r"centralize_gradients: must be true or false"):
     parse_batch(file.read_text().replace("gradients: true", "gradients: 3"), folder=file.parent, name="batch.yaml")
 """
 
 
-def test_an_installed_feature_is_part_of_jobs_files_training_and_records(tmp_path):
-    plugin, folder = ROOT / "examples" / "plugin", tmp_path / "installed"
-    # Its build writes into the folder of its sources.
-    source = tmp_path / "plugin"
-    source.mkdir()
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of the sources, as a build writes into their folder."""
+    plugin, source = ROOT / "examples" / "plugin", tmp_path_factory.mktemp("plugin")
     for path in plugin.rglob("*"):
         if path.suffix in (".py", ".toml", ".yaml"):
             (source / path.relative_to(plugin)).parent.mkdir(parents=True, exist_ok=True)
             (source / path.relative_to(plugin)).write_bytes(path.read_bytes())
+    return source
+
+
+@pytest.fixture(scope="module")
+def environment(source, tmp_path_factory):
+    """The environment of processes for which the distribution is installed."""
+    folder = tmp_path_factory.mktemp("installed")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*install, "--target", str(folder), str(source)], check=True)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+def test_an_installed_feature_is_part_of_jobs_and_files_and_of_what_trains_and_records(source, environment, tmp_path):
     program = [sys.executable, "-c", PROGRAM, str(source / "batch.yaml")]
     subprocess.run(program, check=True, env=environment, cwd=tmp_path)
 
+
+# A whole run. The test above holds that the parts of the feature are there, and what they say of a model;
+# tests/integration/training/test_callbacks.py that a training calls such parts.
+@pytest.mark.full
+def test_an_installed_feature_is_part_of_training_and_records(source, environment, tmp_path):
     jobs = yaml.safe_load((source / "batch.yaml").read_text())["jobs"]
     plain = {key: value for key, value in jobs[0].items() if key != "centralize_gradients"} | {"name": "plain"}
     (source / "both.yaml").write_text(yaml.safe_dump({"jobs": [*jobs, plain], "devices": {"cpu": 1}}))

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 600.0
 
 
+# A whole run. tests/unit/features/test_trackers.py compares these files with what a recorder gives to MLflow.
+@pytest.mark.full
 def test_event_files_of_a_batch_have_the_metrics_of_mlflow(tmp_path):
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
