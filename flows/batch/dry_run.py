@@ -21,11 +21,13 @@ from ringmaster.flows.batch.result import STARTED, are_measured, report_refusals
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
+from ringmaster.flows.pool.batch_requests import check_terms
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
+from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
 from ringmaster.tasks.control.requests import Requests
@@ -39,6 +41,7 @@ from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.objectives import HOUR_S, PlanningTerms, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.series_bands import power_sentence
 from ringmaster.tasks.planning.whatif.answers import section
+from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs
@@ -231,6 +234,8 @@ def dry_run(
                 left = WorkLeft.of(journal, run=folder.name)
                 batch = left.batch
             node_context = stack.enter_context(open_node_context(batch, home=settings.home(), caller=caller))
+            names = [node.name for node in node_context.cluster.nodes]
+            check_placement(batch, nodes=names, are_all=True, notice=caller.view.notice)
             result = _here(node_context.with_models(journal), policy=policy, seed=seed, left=left)
     else:
         from ringmaster.flows.pool.follower import newest_run  # loads Prefect, which a plan of this machine need not
@@ -240,9 +245,11 @@ def dry_run(
             if is_resumed and (newest := newest_run(batch, database, settings.home())) is not None:
                 left = WorkLeft.of(Journal(database, batch=newest[0]), run=newest[0])
             batch = batch if left is None else left.batch
+            check_terms(batch, database, notice=caller.view.notice)
+            terms = with_features_of_pool(batch.terms if left is None else left.terms, database)
             profiled, cluster = _profile_on(database, batch, policy=policy, caller=caller)
             num_other_jobs = sum(len(each.jobs) for each in Submissions(database).unended())
-        result = _planned(batch, profiled, cluster, seed=seed, num_others=num_other_jobs, left=left)
+        result = _planned(batch, profiled, cluster, seed=seed, num_others=num_other_jobs, left=left, terms=terms)
         result = _with_prediction(result, profiled, ForecastConditions())
     _write(result)
     return result
@@ -252,7 +259,9 @@ def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int, left: Wo
     """Plans the batch for this machine as busy as it is, as a run would."""
     profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
-    result = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, num_others=0, left=left)
+    batch = node_context.batch
+    terms = batch.terms if left is None else left.terms
+    result = _planned(batch, profiled, node_context.cluster, seed=seed, num_others=0, left=left, terms=terms)
     return _with_prediction(result, profiled, node_context.conditions(load))
 
 
@@ -299,7 +308,8 @@ def _planned(
     *,
     seed: int,
     num_others: int,
-    left: WorkLeft | None = None,
+    left: WorkLeft | None,
+    terms: PlanningTerms,
 ) -> DryRun:
     profiled = profiled if left is None else left.of_profiles(profiled)
     faults = with_orphans(profiled.jobs, profiled.faults)
@@ -324,7 +334,7 @@ def _planned(
     problem = planning_problem(
         jobs, profiled.profiles, cluster, name=batch.name, steps_done=steps_done, groups=profiled.groups
     )
-    problem = batch.terms.on(problem) if left is None else left.terms.on(problem, elapsed_s=time.time())
+    problem = terms.on(problem, elapsed_s=0.0 if left is None else time.time())
     made: list[Fusion] = []
     choose = partial(checked_fusion, work_s=PLANNING_WORK_S, seed=seed, objective=batch.terms.objective)
 

@@ -17,7 +17,7 @@ from ringmaster.flows.dated_runs import runs_below
 from ringmaster.tasks.control.batch_terms import ALONE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning import Problem
-from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
+from ringmaster.tasks.pool.active_batches import features_of_pool, quota_text, quotas_of_pool
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, hand_over, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
@@ -77,11 +77,12 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
 def limits_in_words(database: Database) -> list[str]:
     """Returns what limits the use of a pool's nodes, in sentences.
 
-    These are the untrusted nodes, with why the expelled ones get no work, and `quotas_in_words`.
+    These are the untrusted nodes, with why the expelled ones get no work, `quotas_in_words`, and what features say.
     """
     nodes = [node for node in NodeRegistry(database).all() if not node.devices[0].is_trusted]
     reasons = {node.name: node.health.get("0") or "it gets jobs with allow_untrusted" for node in nodes}
-    return [*(f"node {name} is untrusted: {why}" for name, why in reasons.items()), *quotas_in_words(database)]
+    own = [line for feature in features_of_pool(database) for line in feature.in_words()]
+    return [*(f"node {name} is untrusted: {why}" for name, why in reasons.items()), *quotas_in_words(database), *own]
 
 
 def quotas_in_words(database: Database) -> list[str]:
@@ -162,17 +163,26 @@ def ask_about(
 
 
 def submit_batch(
-    database: Database, batch: Batch, *, checkpoint_every_s: float | None = None, notice: Callable[[str], object]
+    database: Database, batch: Batch, *, checkpoint_every_s: float | None = None, notice: Callable[[str], None]
 ) -> str | None:
     """Hands a batch over to the pool; returns its flow run, None where no controller has begun it yet."""
     from ringmaster.flows.batch.batch_input import batch_in_file  # imports pydantic
 
     database.read(check_release)
+    check_terms(batch, database, notice=notice)
     requests = Requests(database)
     number = hand_over(requests, batch.to_json(), file=batch_in_file(batch), checkpoint_every_s=checkpoint_every_s)
     notice(f"batch {batch.name} (jobs: {len(batch.jobs)}) is handed over")
     run: str | None = requests.wait(number, until=timeout(ANSWER_TIMEOUT_S)).answer.get("flow_run")
     return run
+
+
+def check_terms(batch: Batch, database: Database, *, notice: Callable[[str], None]) -> None:
+    """Raises BatchFileError where a batch cannot be planned by its terms beside those of the pool."""
+    from ringmaster.tasks.batch.placement import check_placement  # imports pydantic
+
+    names = [node.name for node in NodeRegistry(database).all()]
+    check_placement(batch, nodes=names, are_all=False, of_pool=features_of_pool(database), notice=notice)
 
 
 def timeout(timeout_s: float) -> Callable[[], bool]:

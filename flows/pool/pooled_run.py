@@ -35,6 +35,7 @@ from ringmaster.flows.batch.result import SINCE, STARTED, are_measured
 from ringmaster.flows.batch.run_folder import IS_OVER
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
+from ringmaster.flows.pool.batch_requests import check_terms
 from ringmaster.flows.pool.follower import (
     PoolRun,
     followed_batch,
@@ -55,10 +56,18 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.execution_events import PlanUpdate
 from ringmaster.tasks.execution.steering import first_goals
+from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.node_hooks import store_facts
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
+from ringmaster.tasks.pool.submissions import (
+    BatchMeasurement,
+    Submission,
+    Submissions,
+    followed,
+    is_cancelled,
+    measured,
+)
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import PoolRecorder
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
@@ -110,6 +119,8 @@ def open_pooled_run(
         # An earlier process that followed the run, and was considered dead, may still be about to end.
         stack.enter_context(run_folder.exclusive_lock(folder, waits=is_started_by_prefect()))
         ledger = Ledger(address.mlflow_uri)
+        if Submissions(database).status(key) is None:
+            check_terms(batch, database, notice=caller.view.notice)
         pool_run = PoolRun(caller=caller, batch=batch, id=key, folder=folder, database=database, ledger=ledger)
         stack.enter_context(cancelled_from_outside(pool_run))
         yield PooledRun(pool_run, options, sweep_scheduler=sweep_scheduler, stack=stack)
@@ -296,7 +307,7 @@ class PooledRun(BatchRun):
             ),
             records={},
             goals=goals_in(records),
-            add_terms=batch.terms.on,
+            add_terms=with_features_of_pool(batch.terms, run.database).on,
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )

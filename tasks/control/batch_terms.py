@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion
-from ringmaster.tasks.planning.term_features import DeviceUse, combined_features
+from ringmaster.tasks.planning.term_features import DeviceUse, TermsFeature, combined_features
 from ringmaster.tasks.storage.journal import Journal, SegmentRecord
 
 ALONE = ""  # the id of a batch that runs on one machine alone, in its own database
@@ -88,7 +88,19 @@ Quotas = Mapping[str, Mapping[str, float]]
 """By user, `max_devices` or `share`."""
 
 
-def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | None = None) -> PlanningTerms:
+@dataclass(frozen=True, kw_only=True)
+class PoolTerms:
+    """What a person has set for all batches of a pool.
+
+    quotas: of users. features: of the terms of plans. revision: counts how often these were set.
+    """
+
+    quotas: Quotas = field(default_factory=dict)
+    features: tuple[TermsFeature, ...] = ()
+    revision: int = 0
+
+
+def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms = PoolTerms()) -> PlanningTerms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
@@ -96,7 +108,7 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | No
     end over all jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
     price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch or the
-    pool (`quotas`) names. Features combine theirs (`TermsFeature.combined`).
+    pool names. Features combine theirs with those of the pool (`TermsFeature.combined`).
     """
     every = list(active_batches)
     objectives = {each.given.objective for each in every} or {Makespan.name}
@@ -108,7 +120,7 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | No
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
-    own = (quotas or {}).items()
+    own = of_pool.quotas.items()
     max_devices = {user: int(quota["max_devices"]) for user, quota in own if "max_devices" in quota}
     shares = {user: quota["share"] for user, quota in own if "share" in quota}
     for each in every:
@@ -132,5 +144,5 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | No
         price_per_device_hour=max(prices, default=1.0),
         max_devices=max_devices,
         shares=shares,
-        features=combined_features([each.given.features for each in every]),
+        features=combined_features([each.given.features for each in every], of_pool=of_pool.features),
     )

@@ -5,13 +5,14 @@ The module `terms` of a feature lists its classes in `TERMS_FEATURES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
 
 from ringmaster.codec import from_json
 from ringmaster.features import listed
+from ringmaster.findings import Finding
 from ringmaster.tasks.planning.problems.problem import Problem
 
 
@@ -44,9 +45,27 @@ class TermsFeature:
         """
         return problem
 
+    def findings(self, *, objective: str, of_pool: Self | None) -> Iterator[Finding]:
+        """Yields why a batch cannot be planned by these terms, at places of its file.
+
+        objective: that of the batch. of_pool: the pool's own terms; None where it has none, and without a pool.
+        """
+        yield from ()
+
+    def node_findings(self, nodes: Collection[str]) -> Iterator[Finding]:
+        """Yields the faults of a batch's terms that name nodes that are not there. nodes: their names."""
+        yield from ()
+
+    def in_words(self) -> Iterator[str]:
+        """Yields what the terms of a pool are, in sentences."""
+        yield from ()
+
     @classmethod
-    def combined(cls, each: Sequence[Self | None]) -> Self | None:
-        """Returns the terms of one plan of several batches. each: those of each batch; None where it has none."""
+    def combined(cls, each: Sequence[Self | None], *, of_pool: Self | None) -> Self | None:
+        """Returns the terms of one plan of several batches.
+
+        each: those of each batch; None where it has none. of_pool: the pool's own; None where it has none.
+        """
         raise NotImplementedError
 
 
@@ -62,12 +81,22 @@ def terms_features(values: Mapping[str, Any]) -> tuple[TermsFeature, ...]:
     return tuple(from_json(kind, value) for kind, value in kinds if kind is not None)
 
 
-def combined_features(each: Sequence[tuple[TermsFeature, ...]]) -> tuple[TermsFeature, ...]:
-    """Returns the features of one plan of several batches. each: those of each batch."""
-    kinds = dict.fromkeys(type(feature) for features in each for feature in features)
-    result = []
-    for kind in kinds:
-        own = [next((feature for feature in features if isinstance(feature, kind)), None) for features in each]
-        if (feature := kind.combined(own)) is not None:
-            result.append(feature)
-    return tuple(result)
+def combined_features(
+    each: Sequence[tuple[TermsFeature, ...]], *, of_pool: Sequence[TermsFeature] = ()
+) -> tuple[TermsFeature, ...]:
+    """Returns the features of one plan of several batches. each: those of each batch. of_pool: the pool's own."""
+    kinds = dict.fromkeys(type(feature) for features in (of_pool, *each) for feature in features)
+    made = (kind.combined([_of_kind(kind, own) for own in each], of_pool=_of_kind(kind, of_pool)) for kind in kinds)
+    return tuple(feature for feature in made if feature is not None)
+
+
+def feature_findings(
+    features: Sequence[TermsFeature], *, objective: str, of_pool: Sequence[TermsFeature] = ()
+) -> Iterator[Finding]:
+    """Yields why a batch with this objective and these features cannot be planned beside those of its pool."""
+    for feature in features:
+        yield from feature.findings(objective=objective, of_pool=_of_kind(type(feature), of_pool))
+
+
+def _of_kind(kind: type[TermsFeature], features: Sequence[TermsFeature]) -> Any:
+    return next((feature for feature in features if isinstance(feature, kind)), None)

@@ -6,15 +6,17 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas
+from ringmaster.tasks.control.batch_terms import ActiveBatch, PoolTerms, Quotas
 from ringmaster.tasks.execution import execution_events
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.job_table import variant_options
 from ringmaster.tasks.execution.starter import OptionKey, option_key
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.planning.objectives import objective_names
+from ringmaster.tasks.planning.objectives import PlanningTerms, objective_names
+from ringmaster.tasks.planning.term_features import TermsFeature, combined_features, terms_features
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database
@@ -24,6 +26,10 @@ from ringmaster.techniques import Profile
 logger = logging.getLogger(__name__)
 
 QUOTAS = "quotas"  # the key of the pool's fact: by user, `max_devices` or `share` that a person has set for the pool
+FEATURES, REVISION = "features", "revision"
+"""The keys of the pool's facts: the JSON forms of features of the terms of its plans, by their keys, and how often a
+person has set one, by which a controller sees that it must read them again: a series may have a hundred thousand rows.
+"""
 
 
 def active_batch(submission: Submission, journal: Journal) -> ActiveBatch:
@@ -35,6 +41,47 @@ def active_batch(submission: Submission, journal: Journal) -> ActiveBatch:
         given=submission.terms,
         started_s=submission.started_s,
     ).with_changes(journal)
+
+
+def pool_terms(database: Database, *, known: PoolTerms = PoolTerms()) -> PoolTerms:
+    """Returns what a person has set for all batches of a pool.
+
+    known: what an earlier call has returned. Features are read where they were set since.
+    """
+    quotas, revision = quotas_of_pool(database), int(Journal(database, batch="").get(REVISION, 0))
+    features = known.features if revision == known.revision else features_of_pool(database)
+    return PoolTerms(quotas=quotas, features=features, revision=revision)
+
+
+def features_of_pool(database: Database) -> tuple[TermsFeature, ...]:
+    """Returns the features of the terms of all plans of a pool, which a person has set.
+
+    Features that this release cannot read are left out, and logged: the others and all batches go on.
+    """
+    result: list[TermsFeature] = []
+    for key, stored in Journal(database, batch="").get(FEATURES, {}).items():
+        try:
+            result += terms_features({key: stored})
+        except (TypeError, ValueError) as error:  # written by another release, or by hand
+            logger.error("the pool's %s cannot be read, and is not followed: %s", key, error)
+    return tuple(result)
+
+
+def with_features_of_pool(terms: PlanningTerms, database: Database) -> PlanningTerms:
+    """Returns the terms of a batch with those of the pool, as in the pool's plans without other batches."""
+    return replace(terms, features=combined_features([terms.features], of_pool=features_of_pool(database)))
+
+
+def set_feature(database: Database, key: str, feature: TermsFeature | None) -> None:
+    """Sets a feature of the terms of all plans of a pool, which its controller follows within seconds.
+
+    feature: None removes the feature with the key.
+    """
+    journal = Journal(database, batch="")
+    stored = {name: value for name, value in journal.get(FEATURES, {}).items() if name != key}
+    if feature is not None:
+        stored[key] = to_json(feature)
+    journal.put_all({FEATURES: stored, REVISION: int(journal.get(REVISION, 0)) + 1})
 
 
 def quotas_of_pool(database: Database) -> Quotas:

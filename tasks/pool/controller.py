@@ -16,7 +16,7 @@ from functools import partial
 from sqlalchemy import ColumnElement, exists, select
 
 from ringmaster.tasks.background_worker import keep_calling
-from ringmaster.tasks.control.batch_terms import ActiveBatch, Quotas, combined_terms, past_use
+from ringmaster.tasks.control.batch_terms import ActiveBatch, PoolTerms, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.control.requests import LOOK_EVERY_S, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import Engine, completed
@@ -38,7 +38,7 @@ from ringmaster.tasks.pool.active_batches import (
     batch_of,
     entries_of,
     fault_of,
-    quotas_of_pool,
+    pool_terms,
 )
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.failover import BatchState, nodes_of, outcome_of, read_batch_state, speeds_of
@@ -135,7 +135,7 @@ class PoolController:
         self._submissions, self._event_log = Submissions(database), EventLog(database)
         self._message_store = MessageStore(database)
         self._active_batches: dict[str, ActiveBatch] = {}
-        self._quotas: Quotas = {}
+        self._pool_terms = PoolTerms()
         self._terms = combined_terms(())
         self._may_have_ended: set[str] = set()
         self._quarantine = Quarantine(database)
@@ -214,7 +214,7 @@ class PoolController:
                 known_nodes=self._known_nodes,
                 clock=self._clock,
             )
-        self._quotas = quotas_of_pool(self._database)
+        self._pool_terms = pool_terms(self._database)
         states = self._new_batches()
         # Segments of batches that are not active: there are none unless the database was edited by hand.
         self._end_segments(SEGMENTS.c.batch.not_in(sorted(state.batch.id for state in states)))
@@ -265,11 +265,12 @@ class PoolController:
         if now_s - self._looked_s < NODES_EVERY_S:
             return
         self._looked_s = now_s
-        if (quotas := quotas_of_pool(self._database)) != self._quotas:
-            self._quotas = quotas
+        before, self._pool_terms = self._pool_terms, pool_terms(self._database, known=self._pool_terms)
+        if self._pool_terms != before:
             self._combine_terms()
             if self._active_batches:
-                self._executor.replan_soon(why="a person has set quotas of users")
+                what = "quotas of users" if self._pool_terms.quotas != before.quotas else "what holds for all batches"
+                self._executor.replan_soon(why=f"a person has set {what}")
         self._known_nodes.poll()
         self._ends_s = self._known_nodes.seconds_left()
         self._known_nodes.release_empty(is_lent=self._loans.lends)
@@ -410,7 +411,8 @@ class PoolController:
             self._executor.replan_soon(why=why)
 
     def _combine_terms(self) -> None:
-        before, self._terms = self._terms.objective, combined_terms(self._active_batches.values(), quotas=self._quotas)
+        before, active = self._terms.objective, self._active_batches.values()
+        self._terms = combined_terms(active, of_pool=self._pool_terms)
         if self._terms.objective != before:
             self.on_objective(self._terms.objective)
 

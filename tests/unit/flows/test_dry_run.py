@@ -47,7 +47,8 @@ def planned(
         faults=faults or {},
         num_trials=3,
     )
-    return rooms._planned(asked, profiled, CLUSTER, seed=0, num_others=num_other_jobs, left=left)
+    terms = asked.terms if left is None else left.terms
+    return rooms._planned(asked, profiled, CLUSTER, seed=0, num_others=num_other_jobs, left=left, terms=terms)
 
 
 def test_what_it_comes_to(tmp_path, monkeypatch):

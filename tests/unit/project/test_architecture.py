@@ -262,6 +262,7 @@ OF_FEATURES = {
     "hub_folder": PACKAGES,
     **dict.fromkeys(("tariff_values", "tariff_bound", "tariff_kernels", "tariff_search", "tariff_planner"), ("tasks",)),
     "waiting": ("tasks",),
+    "pool_tariff": ("tasks",),
 }
 # The folders of a feature that has many modules of one kind.
 OF_FOLDERS = {"endpoint/server": PACKAGES, "endpoint/compute": ("techniques",)}

@@ -3,21 +3,29 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from ringmaster.codec import to_json
-from ringmaster.features.tariffs.series import HOUR_S, HOURS, MAX_VALUE, Series, counted, is_zone, read_series
-from ringmaster.features.tariffs.terms import G_PER_KG, Tariff, Tariffs
+from ringmaster.features.tariffs.series import (
+    HOUR_S,
+    HOURS,
+    MAX_VALUE,
+    Series,
+    counted,
+    is_zone,
+    read_series,
+    shown_time,
+)
+from ringmaster.features.tariffs.terms import G_PER_KG, SERIES_KEYS, Tariff, Tariffs
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.file_hooks import BatchFileHook
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.text import join_limited
 
-SERIES_KEYS = ("price", "energy_price", "carbon")
 PAID, EMITTED, TRADED = "cost", "emissions", "trade-off"
 """The objectives that depend on tariffs."""
 
@@ -42,7 +50,8 @@ class TariffsInFiles(BatchFileHook):
         """Returns the tariffs, with the values of their files."""
         raw = batch.model_dump(exclude_none=True)
         keys = (*SERIES_KEYS, "power_w", "at_most", "trade_off", "tariffs")
-        if not any(raw.get(key) not in (None, {}) for key in keys):  # a price of 0 is one
+        # A price of 0 is one. That a batch is to emit little is a reason to look for what says how much it emits.
+        if raw.get("objective") != EMITTED and not any(raw.get(key) not in (None, {}) for key in keys):
             return {}
         reader, limits, worth = SeriesReader(raw, folder=folder), raw.get("at_most", {}), raw.get("trade_off", {})
         kilograms = limits.get("carbon_kg")
@@ -128,13 +137,9 @@ class SeriesReader:
         lines = join_limited(read.faults, between="; ")  # one fault, as a place in a file has one
         faults = [Finding(place, f"{name}, {lines}", remedy)] if lines else []
         if read.series is not None and not read.series.times_s[0] <= time.time() < read.series.ends_s:
-            first, last = (_shown(at_s) for at_s in (read.series.times_s[0], read.series.ends_s))
+            first, last = (shown_time(at_s) for at_s in (read.series.times_s[0], read.series.ends_s))
             faults.append(Finding(place, f"{name} has values from {first} to {last}, and none of now", "renew it"))
         return read.series, faults
-
-
-def _shown(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="minutes")
 
 
 def _sections(batch: Raw) -> Iterator[tuple[Location, Raw]]:
@@ -164,11 +169,10 @@ def _until_findings(batch: Raw, reader: SeriesReader) -> Iterator[Finding]:
 
 
 def _rules(batch: Raw) -> Iterator[Finding]:
-    """Yields the faults between keys."""
+    """Yields the faults between keys, whatever the pool has a tariff for (`Tariffs.findings`)."""
     objective, limits, worth = batch.get("objective"), as_mapping(batch.get("at_most")), batch.get("trade_off")
     sections = [section for _, section in _sections(batch)]
     is_paid = any(section.get(key) is not None for section in sections for key in ("price", "energy_price"))
-    emits = any(section.get("carbon") is not None for section in sections)
     depends = (PAID, EMITTED, TRADED)
     yield from findings_where(
         (
@@ -177,7 +181,6 @@ def _rules(batch: Raw) -> Iterator[Finding]:
             "is given beside other prices",
             "give `price` alone, a number too",
         ),
-        (objective == EMITTED and not emits, ("objective",), "is emissions, and nothing says them", "give carbon"),
         (
             (objective == TRADED) != isinstance(worth, Mapping),
             ("trade_off",) if worth is not None else ("objective",),
@@ -195,18 +198,6 @@ def _rules(batch: Raw) -> Iterator[Finding]:
             ("at_most",),
             f"is kept under the objectives {', '.join(depends)} alone",
             "give one of them; for the last end, trade-off with trade_off: {hour: 1}",
-        ),
-        (
-            limits.get("money") is not None and not is_paid,
-            ("at_most", "money"),
-            "is a bound, and nothing has a price",
-            "give price or energy_price",
-        ),
-        (
-            limits.get("carbon_kg") is not None and not emits,
-            ("at_most", "carbon_kg"),
-            "is a bound, and nothing says what a kWh emits",
-            "give carbon",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The option `--wait` of `ringmaster whatif`: what waiting for cheaper hours gains."""
+"""`ringmaster pool tariff`, and the option `--wait` of `ringmaster whatif`: what waiting for cheaper hours gains."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,14 +13,16 @@ from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.commands.planning import read_problem
 from ringmaster.flows.commands.running import estimate
 from ringmaster.flows.interrupts import Interrupts
-from ringmaster.flows.output import announce, print_outcome
+from ringmaster.flows.output import AsJson, announce, notice, print_outcome, print_result
 from ringmaster.flows.settings import resolve_path
+from ringmaster.tasks.batch.document import place_text
 
 if TYPE_CHECKING:
     from ringmaster.tasks.batch import Batch
     from ringmaster.tasks.planning import Plan, Problem
 
 DEFAULT_OBJECTIVE = "cost"
+NO_TARIFF = "none"
 QUESTIONS = ("add_devices", "add_node", "add_quota", "without", "deadline", "explain", "plan", "at_once")
 """The other options of the command that ask for something, or say how its answers are made."""
 
@@ -99,4 +101,35 @@ def without_bounds(batch: "Batch") -> "Batch":
     return replace(batch, planning={**batch.planning, Tariffs.key: to_json(free)})
 
 
+def tariff(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|none]", help="YAML file with price, energy_price, carbon, ...; none removes; default: show."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the pool's devices cost and emit by the hour, or set it for the plans of all batches."""
+    from ringmaster.features.tariffs.pool_tariff import load_tariff, set_tariffs, tariffs_of_pool
+    from ringmaster.flows.pool.batch_requests import open_database, pool_address
+    from ringmaster.tasks.pool.nodes import NodeRegistry
+    from ringmaster.tasks.storage.schema import check_release
+
+    address = pool_address()
+    new = None if file in (None, NO_TARIFF) else load_tariff(resolve_path(file or ""))
+    with open_database(address) as database:
+        if file is not None:
+            database.read(check_release)
+            names = [node.name for node in NodeRegistry(database).all()]
+            for fault in () if new is None else new.node_findings(names):
+                notice(f"{place_text(fault.place)} {fault.message}; a node that joins later may have this name")
+            set_tariffs(database, new)
+        stored = tariffs_of_pool(database)
+    lines = [] if stored is None else list(stored.in_words())
+    result = None if stored is None else to_json(replace(stored, former=()))
+    print_result({"tariff": result}, lines or ["the pool has no tariff: batches give their own"], as_json=as_json)
+
+
+COMMANDS = {"pool": (tariff,)}
 OPTIONS = {"whatif": with_wait}

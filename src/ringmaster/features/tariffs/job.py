@@ -15,13 +15,22 @@ Values = float | str | tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeTariff:
-    """What the devices of one node cost and emit; what is left out is that of the batch."""
+class DeviceTariff:
+    """What devices cost and emit."""
 
     price: Annotated[Values | None, Description(f"the price of a device-hour: {SERIES}")] = None
-    energy_price: Annotated[Values | None, Description(f"the price of a kWh: {SERIES}")] = None
+    energy_price: Annotated[Values | None, Description(f"the price of a kWh, beside that of devices: {SERIES}")] = None
     carbon: Annotated[Values | None, Description(f"grams of CO2e of a kWh: {SERIES}")] = None
-    power_w: Annotated[Positive | None, Description("the watts of a device while a job holds it, such as 300")] = None
+    power_w: Annotated[
+        Positive | None,
+        Description("the watts of a device while a job holds it, such as 300; default: its limit, or a usual value"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTariff(DeviceTariff):
+    """What the devices of one node cost and emit; what is left out is that of all nodes."""
+
     until: Annotated[
         str | None, Description("when the node goes away, as a spot price ends, such as 2026-01-31T14:00+01:00")
     ] = None
@@ -51,31 +60,30 @@ class TradeOff:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TariffKeys(FileKeys):
-    """What devices cost and emit, by the time of the day."""
+class TimedTariff(DeviceTariff):
+    """What devices cost and emit, by the time of the day: the keys of a file for a whole pool."""
 
-    names_jobs = True
-
-    price: Annotated[Values | None, Description(f"the price of a device-hour: {SERIES}")] = None
-    energy_price: Annotated[Values | None, Description(f"the price of a kWh, beside that of devices: {SERIES}")] = None
-    carbon: Annotated[Values | None, Description(f"grams of CO2e of a kWh: {SERIES}")] = None
-    power_w: Annotated[
-        Positive | None,
-        Description("the watts of a device while a job holds it, such as 300; default: its limit, or a usual value"),
-    ] = None
     time_zone: Annotated[
         str | None, Description("the zone of hours, and of times that name none, such as Europe/Berlin")
     ] = None
     negative_prices: Annotated[
         str, Choices(NEGATIVE), Description("refuse, or as-zero, which counts a negative price as 0")
     ] = "refuse"
+    tariffs: Annotated[
+        Mapping[str, NodeTariff], Description("by node, where they differ, such as {n1: {price: 0.4, power_w: 250}}")
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TariffKeys(TimedTariff, FileKeys):
+    """What devices cost and emit, by the time of the day."""
+
+    names_jobs = True
+
     at_most: Annotated[
         SpendingLimits | None, Description("bounds of the whole batch, such as {money: 20, carbon_kg: 1.5}")
     ] = None
     trade_off: Annotated[TradeOff | None, Description("for `objective: trade-off`, such as {hour: 2, money: 1}")] = None
-    tariffs: Annotated[
-        Mapping[str, NodeTariff], Description("by node, where they differ, such as {n1: {price: 0.4, power_w: 250}}")
-    ] = field(default_factory=dict)
 
 
 BATCH_KEYS = (TariffKeys,)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.features.tariffs.pool_tariff import tariffs_of_pool
 from ringmaster.features.tariffs.tariff_values import Measures, measures_of
 from ringmaster.features.tariffs.terms import GIVEN, J_PER_KWH, Spending, Tariffs
 from ringmaster.tasks.batch import Batch
@@ -22,8 +23,12 @@ class SpendingReport(RecordHook):
     """Counts money and emissions. What was spent before an interruption counts too."""
 
     def batch_results(self, batch: Batch, journal: Journal, *, since_s: float) -> Mapping[str, Any]:
-        """Returns the spending of a batch with tariffs, and the value of its objective where that depends on them."""
-        tariffs = next((each for each in batch.terms.features if isinstance(each, Tariffs)), None)
+        """Returns the spending of a batch with tariffs, and the value of its objective where that depends on them.
+
+        The tariffs are those of the pool or, without any, of the batch.
+        """
+        own = next((each for each in batch.terms.features if isinstance(each, Tariffs)), None)
+        tariffs = Tariffs.combined([own], of_pool=tariffs_of_pool(journal.database))
         if tariffs is None:
             return {}
         first = next(iter(journal.plans(since_s=since_s)), None)

@@ -52,6 +52,14 @@ class Series:
         """Returns a value that always holds."""
         return cls(values=(value,))
 
+    def in_words(self) -> str:
+        """Returns the least and the largest value, and the times that they are known for."""
+        least, most = min(self.values), max(self.values)
+        values = f"{least:.4g}" if least == most else f"{least:.4g} to {most:.4g}"
+        if self.times_s:
+            return f"{values} ({shown_time(self.times_s[0])} to {shown_time(self.ends_s)})"
+        return values if len(self.values) == 1 else f"{values} (by the hours of the day in {self.zone})"
+
     def value_at(self, at_s: float) -> float:
         """Returns the value at a moment, in seconds since the epoch."""
         if len(self.values) == 1:
@@ -120,6 +128,11 @@ def _hours(from_s: float, to_s: float, *, zone: str) -> Iterator[float]:
         if at_s >= to_s:
             return
         yield at_s
+
+
+def shown_time(at_s: float) -> str:
+    """Returns a moment as text."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="minutes")
 
 
 def is_zone(name: str) -> bool:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.errors import ProblemError
-from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series, Steps
+from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series, Steps, shown_time
+from ringmaster.findings import Finding, findings_where
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.problems.series import MAX_STEPS
 from ringmaster.tasks.planning.term_features import DeviceUse, PastUse, TermsFeature
+from ringmaster.text import enumerated
 
 J_PER_KWH = 3.6e6
 G_PER_KG = 1000.0
 GIVEN = "given by power_w"
+SERIES_KEYS = ("price", "energy_price", "carbon")
+KEPT_S, MAX_FORMER = 90 * DAY_S, 100  # of the former tariffs of a pool: what no batch needs that still runs
+CARBON = "give carbon, or `ringmaster pool tariff`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,16 @@ class Tariff:
     carbon: Series | None = None
     power_w: float | None = None
     until_s: float | None = None
+
+    def in_words(self) -> Iterator[str]:
+        """Yields what is known, with units."""
+        for key, unit in (("price", "a device-hour"), ("energy_price", "a kWh"), ("carbon", "g CO2e a kWh")):
+            if (series := getattr(self, key)) is not None:
+                yield f"{key} {series.in_words()} {unit}"
+        if self.power_w is not None:
+            yield f"power {self.power_w:g} W a device"
+        if self.until_s is not None:
+            yield f"until {shown_time(self.until_s)}"
 
     def over(self, other: Tariff) -> Tariff:
         """Returns the tariff with what it lacks of another."""
@@ -64,6 +80,19 @@ class Spending:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FormerTariffs:
+    """The tariffs of a pool until others were set. until_s: when, in seconds since the epoch."""
+
+    until_s: float
+    every: Tariff = field(default_factory=Tariff)
+    nodes: Mapping[str, Tariff] = field(default_factory=dict)
+
+    def of(self, node: str) -> Tariff:
+        """Returns the tariff of a node."""
+        return self.nodes.get(node, Tariff()).over(self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tariffs(TermsFeature):
     """The tariffs of nodes, and what of them plans must keep, or minimise.
 
@@ -71,6 +100,8 @@ class Tariffs(TermsFeature):
     max_money, max_emissions_g: the most that may be spent; None for no bound.
     factors: for the objective "trade-off": by measure ("end", "cost", "emissions"), the worth of a second, a unit of
         money and a gram.
+    since_s: when a pool got its first tariffs, in seconds since the epoch; None for those of a batch.
+    former: the earlier tariffs of a pool, in order, by which that counts which was spent then.
     """
 
     key = "tariffs"
@@ -80,10 +111,66 @@ class Tariffs(TermsFeature):
     max_money: float | None = None
     max_emissions_g: float | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
+    since_s: float | None = field(default=None, metadata=SINCE_LATER)
+    former: tuple[FormerTariffs, ...] = field(default=(), metadata=SINCE_LATER)
 
     def of(self, node: str) -> Tariff:
         """Returns the tariff of a node."""
         return self.nodes.get(node, Tariff()).over(self.every)
+
+    def tells(self, *keys: str) -> bool:
+        """Returns whether some node has any of these: "price", "energy_price", "carbon"."""
+        return any(getattr(tariff, key) is not None for tariff in (self.every, *self.nodes.values()) for key in keys)
+
+    def replacing(self, former: Tariffs | None, *, now_s: float) -> Tariffs:
+        """Returns the tariffs of a pool from now on, with those that they replace."""
+        if former is None:
+            return replace(self, since_s=now_s)
+        ended = FormerTariffs(until_s=now_s, every=former.every, nodes=former.nodes)
+        kept = [each for each in (*former.former, ended) if each.until_s > now_s - KEPT_S]
+        return replace(self, since_s=former.since_s, former=tuple(kept[-MAX_FORMER:]))
+
+    def findings(self, *, objective: str, of_pool: Tariffs | None) -> Iterator[Finding]:
+        """Yields which keys have no effect, since the pool has a tariff, and what nothing says, though it counts."""
+        if of_pool is not None:
+            remedy = "leave it out; `ringmaster pool tariff` shows, sets and removes the pool's"
+            for place in self._given():
+                yield Finding(place, "is said by the pool, whose tariff holds for all batches", remedy)
+        known = of_pool or self
+        is_paid, emits = known.tells("price", "energy_price"), known.tells("carbon")
+        yield from findings_where(
+            (objective == "emissions" and not emits, ("objective",), "is emissions, and nothing says them", CARBON),
+            (
+                self.max_money is not None and not is_paid,
+                ("at_most", "money"),
+                "is a bound, and nothing has a price",
+                "give price or energy_price, or `ringmaster pool tariff`",
+            ),
+            (
+                self.max_emissions_g is not None and not emits,
+                ("at_most", "carbon_kg"),
+                "is a bound, and nothing says what a kWh emits",
+                CARBON,
+            ),
+        )
+
+    def _given(self) -> Iterator[tuple[str, ...]]:
+        yield from ((key,) for key, value in vars(self.every).items() if value is not None)
+        yield from (("tariffs", node) for node in self.nodes)
+
+    def node_findings(self, nodes: Collection[str]) -> Iterator[Finding]:
+        """Yields the tariffs of nodes that are not there."""
+        for name in self.nodes:
+            if name not in nodes:
+                remedy = f"name one of {enumerated(sorted(nodes)) or 'those that will be there'}"
+                yield Finding(("tariffs", name), "is the tariff of no node that is there", remedy)
+
+    def in_words(self) -> Iterator[str]:
+        """Yields the tariff of all nodes, and what differs by node."""
+        own = [(f" of {name}", each) for name, each in self.nodes.items()]
+        for name, tariff in [("", self.every), *own]:
+            if texts := list(tariff.in_words()):
+                yield f"tariff{name}: {', '.join(texts)}"
 
     def on(self, problem: Problem, *, now_s: float, past: PastUse) -> Problem:
         """Returns a problem with the tariffs from now on, and what is left to spend.
@@ -118,26 +205,40 @@ class Tariffs(TermsFeature):
 
         energy_j: as it was measured; without it, by the power of the tariff.
         """
-        tariff, seconds = self.of(use.node), max(0.0, use.ended_s - use.started_s)
-        if energy_j is None and tariff.power_w is not None:
-            energy_j = tariff.power_w * use.num_devices * seconds
-        by_device = _mean(tariff.price, use) * seconds * use.num_devices / HOUR_S if tariff.price else None
-        by_energy = _mean(tariff.energy_price, use) * energy_j / J_PER_KWH if tariff.energy_price and energy_j else None
-        carbon_g = _mean(tariff.carbon, use) * energy_j / J_PER_KWH if tariff.carbon and energy_j is not None else None
-        parts = [part for part in (by_device, by_energy) if part is not None]
-        return Spending(money=sum(parts) if parts else None, emissions_g=carbon_g, energy_j=energy_j)
+        seconds, power = use.ended_s - use.started_s, Tariff(power_w=self.of(use.node).power_w)
+        parts = []
+        for tariff, part in self._parts(use):
+            share = (part.ended_s - part.started_s) / seconds if seconds > 0 else 1.0
+            parts.append(_spent(tariff.over(power), part, energy_j=None if energy_j is None else energy_j * share))
+        return Spending.sum_of(parts)
+
+    def _parts(self, use: DeviceUse) -> Iterator[tuple[Tariff, DeviceUse]]:
+        """Yields what was used under each of the tariffs that held meanwhile."""
+        started_s = use.started_s
+        for former in self.former:
+            ended_s = min(former.until_s, use.ended_s)
+            if started_s < ended_s:
+                yield former.of(use.node), replace(use, started_s=started_s, ended_s=ended_s)
+                started_s = ended_s
+        if started_s < use.ended_s or started_s == use.started_s:
+            yield self.of(use.node), replace(use, started_s=started_s)
 
     @classmethod
-    def combined(cls, each: Sequence[Tariffs | None]) -> Tariffs | None:
-        """Returns the tariffs of the first batch that has any.
+    def combined(cls, each: Sequence[Tariffs | None], *, of_pool: Tariffs | None = None) -> Tariffs | None:
+        """Returns the tariffs of the pool or, without any, of the first batch that has any.
 
-        Bounds are those of all batches together, where each has one.
+        Bounds are those of all batches together, where each has one. The factors are the first ones.
         """
-        first = next((tariffs for tariffs in each if tariffs is not None), None)
-        if first is None or len(each) == 1:
-            return first
+        known = [tariffs for tariffs in each if tariffs is not None]
+        telling = next((tariffs for tariffs in known if tariffs.tells(*SERIES_KEYS)), known[0] if known else None)
+        if (base := of_pool or telling) is None:
+            return None
+        if of_pool is not None and of_pool.since_s is not None and telling is not None:
+            former = FormerTariffs(until_s=of_pool.since_s, every=telling.every, nodes=telling.nodes)
+            base = replace(of_pool, former=(former, *of_pool.former))
         return replace(
-            first,
+            base,
+            factors=next((tariffs.factors for tariffs in known if tariffs.factors), {}),
             max_money=_sum_of_all([None if tariffs is None else tariffs.max_money for tariffs in each]),
             max_emissions_g=_sum_of_all([None if tariffs is None else tariffs.max_emissions_g for tariffs in each]),
         )
@@ -182,6 +283,18 @@ def _steps(series: Series | None, *, now_s: float, horizon_s: float, unit: float
     return tuple((at_s, value / unit) for at_s, value in known)
 
 
+def _spent(tariff: Tariff, use: DeviceUse, *, energy_j: float | None) -> Spending:
+    """Returns what was spent under one tariff. energy_j: None where only the power of the tariff says it."""
+    seconds = max(0.0, use.ended_s - use.started_s)
+    if energy_j is None and tariff.power_w is not None:
+        energy_j = tariff.power_w * use.num_devices * seconds
+    by_device = _mean(tariff.price, use) * seconds * use.num_devices / HOUR_S if tariff.price else None
+    by_energy = _mean(tariff.energy_price, use) * energy_j / J_PER_KWH if tariff.energy_price and energy_j else None
+    carbon_g = _mean(tariff.carbon, use) * energy_j / J_PER_KWH if tariff.carbon and energy_j is not None else None
+    parts = [part for part in (by_device, by_energy) if part is not None]
+    return Spending(money=sum(parts) if parts else None, emissions_g=carbon_g, energy_j=energy_j)
+
+
 def _mean(series: Series, use: DeviceUse) -> float:
     """Returns the mean value over an interval; the value there where it is empty."""
     seconds = use.ended_s - use.started_s
@@ -190,7 +303,7 @@ def _mean(series: Series, use: DeviceUse) -> float:
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _horizon_s(problem: Problem) -> float:

@@ -1,5 +1,7 @@
 """Tariffs in batch files: read into terms of plans, and refused with all their faults at once."""
 
+import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,6 +15,7 @@ from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series
 from ringmaster.features.tariffs.terms import Spending, Tariff, Tariffs
 from ringmaster.flows.commands.planning import whatif
 from ringmaster.tasks.batch import Batch, load_batch
+from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.control.batch_terms import ActiveBatch, combined_terms
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import PlanningTerms
@@ -162,12 +165,9 @@ def test_all_faults_of_all_keys_are_named_at_once(tmp_path):
     ("keys", "part"),
     [
         ({"time_zone": "Mars/Olympus", "price": HOURS}, "'Mars/Olympus' is not a time zone"),
-        ({"objective": "emissions"}, "is emissions, and nothing says them"),
         ({"objective": "trade-off"}, "belongs to it alone"),
         ({"trade_off": {"hour": 1.0}}, "belongs to it alone"),
         ({"objective": "trade-off", "trade_off": {}}, "counts nothing"),
-        ({"objective": "cost", "at_most": {"money": 2.0}}, "nothing has a price"),
-        ({"objective": "cost", "price": 1.0, "at_most": {"carbon_kg": 2.0}}, "what a kWh emits"),
         ({"price": 1.0, "price_per_device_hour": 2.0}, "is given beside other prices"),
         ({"price": True}, "price"),
         ({"carbon": -1.0, "negative_prices": "as-zero"}, "is -1.0"),
@@ -177,6 +177,55 @@ def test_all_faults_of_all_keys_are_named_at_once(tmp_path):
 )
 def test_wrong_keys_are_refused(keys, part, tmp_path):
     assert part in "\n".join(faults(tmp_path, **keys))
+
+
+def placed(batch, *, nodes=("n1",), are_all=True, **options):
+    notices = []
+    with suppress(BatchFileError):
+        check_placement(batch, nodes=nodes, are_all=are_all, notice=notices.append, **options)
+        return notices
+    with pytest.raises(BatchFileError) as caught:
+        check_placement(batch, nodes=nodes, are_all=are_all, notice=notices.append, **options)
+    return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({"objective": "emissions"}, "tmp:1: objective: is emissions, and nothing says them"),
+        ({"objective": "cost", "at_most": {"money": 2.0}}, "at_most.money: is a bound, and nothing has a price"),
+        ({"objective": "cost", "price": 1.0, "at_most": {"carbon_kg": 2.0}}, "what a kWh emits"),
+        (
+            {"tariffs": {"n2": {"price": 1.0}}},
+            "tariffs.n2: is the tariff of no node that is there. To fix: name one of n1",
+        ),
+    ],
+)
+def test_what_a_pool_may_say_is_refused_where_nobody_says_it(keys, fault, tmp_path):
+    (found,) = placed(load(tmp_path, **keys))
+    assert fault.removeprefix("tmp:1: ") in found and re.match(r"batch:\d+: ", found)
+    says_all = Tariff(price=Series.constant(1.0), carbon=Series.constant(1.0))
+    of_pool = Tariffs(every=says_all, nodes={"n2": says_all})
+    if "price" not in str(keys):
+        assert placed(load(tmp_path, **keys), of_pool=(of_pool,)) == []
+
+
+def test_a_node_that_may_join_later_is_a_notice_and_one_that_is_there_is_none(tmp_path):
+    batch = load(tmp_path, tariffs={"n1": {"price": 1.0}, "spot-9": {"price": 0.4}})
+    (notice,) = placed(batch, are_all=False)
+    assert notice == "tariffs.spot-9 is the tariff of no node that is there; a node that joins later may have this name"
+    assert placed(batch, nodes=["n1", "spot-9"]) == []
+
+
+def test_the_keys_of_a_batch_are_refused_where_the_pool_says_them(tmp_path):
+    of_pool = Tariffs(every=Tariff(price=Series.constant(1.0)))
+    batch = load(
+        tmp_path, objective="cost", price=2.0, power_w=5.0, tariffs={"n1": {"price": 1.0}}, at_most={"money": 1}
+    )
+    found = placed(batch, of_pool=(of_pool,))
+    assert [text.split(": ")[1] for text in found] == ["price", "power_w", "tariffs.n1"]
+    assert all("is said by the pool, whose tariff holds for all batches" in text for text in found)
+    assert placed(load(tmp_path, objective="cost", at_most={"money": 1}), of_pool=(of_pool,)) == []
 
 
 def test_values_that_are_none_of_now_are_refused(tmp_path):
