@@ -26,9 +26,16 @@ from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.promotion import version_of
-from ringmaster.tasks.retraining.report import FAILED, LEFT, ModelResult, RetrainingReport, cost_of_batch
+from ringmaster.tasks.retraining.report import (
+    FAILED,
+    LEFT,
+    ModelResult,
+    RetrainingReport,
+    cost_of_batch,
+    money_of_batch,
+)
 from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord, drop_others
-from ringmaster.tasks.retraining.selection import day_text, num_missed, unit_of
+from ringmaster.tasks.retraining.selection import IN_MONEY, day_text, num_missed, unit_of
 from ringmaster.text import Notice
 
 
@@ -206,7 +213,7 @@ def _report(
         cost=measured
         + run.content.get("children_cost", 0.0)
         + (0.0 if batch is None else cost_of_batch(batch, price_per_device_hour=price)),
-        unit=unit_of(price),
+        unit=unit_of(price) if batch is None or money_of_batch(batch) is None else IN_MONEY,
         budget=production.entry.night.budget,
         num_trials=chosen.num_trials + (0 if result is None else result.num_trials),
         profiling_s=chosen.profiling_s,

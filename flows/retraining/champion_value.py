@@ -105,9 +105,9 @@ class ChampionHistory:
         elif seen.champion is not None or (seen.candidate is not None and (is_promoted or self.observations)):
             self.observations.append(seen)
         names = {job.name for job in model.trained_jobs}
-        rows = [row for row in (record.content.get("result") or {}).get("jobs", ()) if row["name"] in names]
-        if any(row["status"] == JobStatus.DONE for row in rows):
-            cost = cost_of_batch({"jobs": rows}, price_per_device_hour=price_per_device_hour)
+        result = record.content.get("result") or {"jobs": ()}
+        if any(row["status"] == JobStatus.DONE for row in result["jobs"] if row["name"] in names):
+            cost = cost_of_batch(result, price_per_device_hour=price_per_device_hour, jobs=names)
             self.price = cost or self.price
 
 

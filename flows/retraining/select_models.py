@@ -6,7 +6,7 @@ The inspection freezes the data of the run. Of the due models, as many as fit ar
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,10 @@ from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_fusion, groups_of
 from ringmaster.tasks.planning.gantt import render_svg
-from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms
+from ringmaster.tasks.planning.objectives import PlanningTerms
+from ringmaster.tasks.planning.term_features import terms_features
 from ringmaster.tasks.planning.whatif.answers import section
+from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
@@ -51,6 +53,7 @@ from ringmaster.tasks.retraining.promotion import (
 )
 from ringmaster.tasks.retraining.runs import FrozenData, freeze
 from ringmaster.tasks.retraining.selection import (
+    IN_MONEY,
     DueDecision,
     DueModel,
     ModelObservations,
@@ -58,8 +61,10 @@ from ringmaster.tasks.retraining.selection import (
     RunSelection,
     choose,
     due,
+    has_prices,
 )
 from ringmaster.tasks.retraining.value import ValueDecision
+from ringmaster.tasks.storage.database import Database
 from ringmaster.techniques import Job
 
 PRICE_REMEDY = "To fix: give due.value.price, or train it once by --force"
@@ -400,18 +405,18 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
         price_per_device_hour=production.entry.night.price_per_device_hour,
     )
     resolved = {job.name: job for job in profiled.jobs}
+    terms = _terms(run, limits)
     groups_among = groups_of_some(profiled, environment=environment, cluster=context.cluster, known=context.known)
 
     def problem_of(names: Sequence[str]) -> Problem:
         """Returns the planning problem of some jobs, with the groups that they may be trained in."""
         chosen, groups = [resolved[name] for name in names], groups_among(names)
         problem = planning_problem(chosen, profiled.profiles, context.cluster, name=production.name, groups=groups)
-        return _terms(limits, names).on(problem)
+        return _due_in_time(terms, limits, names).on(problem, wall_clock=run.caller.clock)
 
     def make_plan(problem: Problem) -> Plan:
         """Plans as the batch will be planned: jobs are trained together if that is better."""
-        objective = _terms(limits, ()).objective
-        return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=objective).fused_plan
+        return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=terms.objective).fused_plan
 
     unfit = {name: faults[name] for name in due if name in faults}
     waited = run.left_by_earlier("waited")
@@ -432,8 +437,13 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
     problem = problem_of(choice.jobs)
     return replace(
         known,
-        batch=_batch(run, [jobs[name] for name in choice.jobs], _terms(limits, choice.jobs)),
-        plan=_figures(choice, choice.plan, groups_of(choice.plan, problem), limits.unit),
+        batch=_batch(run, [jobs[name] for name in choice.jobs], _due_in_time(terms, limits, choice.jobs)),
+        plan=_figures(
+            choice,
+            choice.plan,
+            groups_of(choice.plan, problem),
+            IN_MONEY if has_prices(problem) else limits.unit,
+        ),
         gains=section(choice.plan, problem, device=context.cluster.device_kind()),
         svg=render_svg(choice.plan, problem),
     )
@@ -481,13 +491,22 @@ def _larger(run: RetrainingRun, model: ProductionModel, champion: ModelRecord) -
     return larger if larger.registered_name == model.registered_name else champion
 
 
-def _terms(limits: RunLimits, names: Sequence[str]) -> PlanningTerms:
-    """Returns the terms: the run is to be cheap within its deadline if it has a budget, else it is to end soon."""
-    return PlanningTerms(
-        objective=Makespan.name if limits.budget is None else "cost",
-        deadlines_s={} if limits.left_s is None else dict.fromkeys(names, limits.left_s),
+def _terms(run: RetrainingRun, limits: RunLimits) -> PlanningTerms:
+    """Returns the terms of plans, with the features of the file and of the pool that the run belongs to."""
+    own = PlanningTerms(
+        objective=run.production.objective,
         price_per_device_hour=limits.price_per_device_hour,
+        features=terms_features(run.production.planning()),
     )
+    if (address := settings.checked_pool()) is None:
+        return own
+    with closing(Database(address.database)) as database:
+        return with_features_of_pool(own, database)
+
+
+def _due_in_time(terms: PlanningTerms, limits: RunLimits, names: Sequence[str]) -> PlanningTerms:
+    """Returns the terms with the deadline of the run for these jobs."""
+    return replace(terms, deadlines_s={} if limits.left_s is None else dict.fromkeys(names, limits.left_s))
 
 
 def _batch(run: RetrainingRun, jobs: Sequence[Job], terms: PlanningTerms) -> Batch:

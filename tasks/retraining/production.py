@@ -21,15 +21,17 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.files import is_file
-from ringmaster.findings import Finding, Location, as_list, findings_where
+from ringmaster.findings import Finding, Location, as_list, as_mapping, findings_where
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
+from ringmaster.tasks.batch.file_hooks import file_hooks
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
-from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
+from ringmaster.tasks.batch.references import Distinct, Name, Objective, Positive, wrong
 from ringmaster.tasks.batch.sections import Section, keys_of
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
+from ringmaster.tasks.planning.objectives import Makespan
 from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_named, load_policy
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueEntry, NumDays
@@ -154,6 +156,9 @@ class ProductionEntry(Section):
     )
     night: RetrainingEntry = Field(
         default=RetrainingEntry(), description='the schedule of runs, such as {deadline: "06:00"}'
+    )
+    objective: Objective | None = Field(
+        default=None, description="what plans minimise, as in a batch file; default: cost with a budget, else makespan"
     )
     registry: bool = Field(
         default=False, description="true for the registered models that have the tag ringmaster.retraining, too"
@@ -313,9 +318,23 @@ class Production:
         )
 
     @property
+    def objective(self) -> str:
+        """What plans minimise: a run is to be cheap if it has a budget, else it is to end soon."""
+        return self.entry.objective or _usual_objective(self.entry.night.budget)
+
+    def planning(self) -> dict[str, Any]:
+        """Returns the JSON forms of features of the terms of plans, with what the files that they name have now."""
+        each = (hook.planning_features(self.entry, folder=self.folder) for hook in file_hooks())
+        return {key: value for features in each for key, value in features.items()}
+
+    @property
     def jobs(self) -> list[Job]:
         """All jobs that need data."""
         return [job for model in self.models for job in model.jobs]
+
+
+def _usual_objective(budget: Any) -> str:
+    return Makespan.name if budget is None else "cost"
 
 
 def load_production(path: Path) -> Production:
@@ -540,10 +559,14 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
             variants[name] = [variant["name"] for variant in raws]
             jobs += raws
             origins += [(i, ("sweep",))] * len(raws)
-    if not jobs:
-        return None, {}, result
     of_features = (key for kind in BATCH_KEYS for key in kind.job_keys())
-    fields = {key: raw[key] for key in ("name", "devices", "datasets", *of_features) if key in raw}
+    fields = {key: raw[key] for key in ("name", "devices", "datasets", "objective", *of_features) if key in raw}
+    night = as_mapping(raw.get("night"))
+    fields |= {key: night[key] for key in ("price_per_device_hour",) if key in night}
+    fields.setdefault("objective", _usual_objective(night.get("budget")))
+    if not jobs:  # all models are those of the registry
+        of_files = (finding for hook in file_hooks() for finding in hook.file_findings(fields, folder=folder))
+        return None, {}, [*result, *(replace(each, place=_place_of_batch(each.place)) for each in of_files)]
     try:
         return parse_batch(json.dumps({**fields, "jobs": jobs}), folder=folder, name="jobs"), variants, result
     except BatchFileError as error:
@@ -567,7 +590,7 @@ def _place(text: str, origins: list[tuple[int, Location]]) -> Location:
     """Converts a place of the batch, such as jobs[1].optimizer.lr, to a place in the file."""
     place = parsed_place(text)
     if len(place) < 2 or place[0] != "jobs" or not isinstance(place[1], int):
-        return place
+        return _place_of_batch(place)
     i, data_place = origins[place[1]]
     if data_place == ("sweep",):
         return ("models", i, "sweep")
@@ -578,6 +601,11 @@ def _place(text: str, origins: list[tuple[int, Location]]) -> Location:
             return ("models", i, "name")
         case rest:
             return ("models", i, "job", *rest)
+
+
+def _place_of_batch(place: Location) -> Location:
+    """Returns the place in the file of a key of the batch."""
+    return ("night", *place) if place[:1] == ("price_per_device_hour",) else place
 
 
 def _at(model: Mapping[str, Any], place: Location) -> Any:

@@ -5,7 +5,7 @@ import os
 import time
 import urllib.parse
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import httpx
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, wait_fixed
 
 from ringmaster.codec import SINCE_LATER, finite, to_json
+from ringmaster.features import listed
 from ringmaster.model_lineage.records import KEPT, PROMOTED
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
@@ -237,15 +238,33 @@ class RetrainingReport:
         }
 
 
-def cost_of_batch(batch: Mapping[str, Any], *, price_per_device_hour: float = 1.0) -> float:
-    """Returns the cost of the devices that a batch's segments used, from the JSON form of its result."""
+def cost_of_batch(
+    batch: Mapping[str, Any], *, price_per_device_hour: float = 1.0, jobs: Collection[str] | None = None
+) -> float:
+    """Returns what a batch has cost, from the JSON form of its result.
+
+    Where a feature of the batch counts money, that is its cost, else the device-hours of its segments times the price.
+
+    jobs: counts these alone; they share the money by their device-hours.
+    """
+    rows = [job for job in batch["jobs"] if jobs is None or job["name"] in jobs]
+    device_s = _device_s(rows)
+    if (money := money_of_batch(batch)) is None:
+        return device_s * price_per_device_hour / HOUR_S
+    whole_s = _device_s(batch["jobs"])
+    return money * device_s / whole_s if whole_s else 0.0
+
+
+def money_of_batch(batch: Mapping[str, Any]) -> float | None:
+    """Returns the money that a feature of a batch counts (the metric "money" of `RecordHook`s); None without any."""
+    figures = (hook.batch_metrics(batch) for hook in listed("pages", "RECORD_HOOKS"))
+    return next((each["money"] for each in figures if "money" in each), None)
+
+
+def _device_s(rows: Iterable[Mapping[str, Any]]) -> float:
     # If a run was interrupted before a gang's jobs shared its cost, their stored segments lack `device_s`.
-    device_s = sum(
-        s["device_s"] if "device_s" in s else s["seconds"] * s["num_devices"]
-        for job in batch["jobs"]
-        for s in job["segments"]
-    )
-    return float(device_s * price_per_device_hour / HOUR_S)
+    segments = (segment for row in rows for segment in row["segments"])
+    return float(sum(s["device_s"] if "device_s" in s else s["seconds"] * s["num_devices"] for s in segments))
 
 
 TIMEOUT_S = 10.0

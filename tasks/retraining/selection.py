@@ -14,7 +14,7 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.batch.references import Distinct, Positive
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.objectives import HOUR_S
+from ringmaster.tasks.planning.objectives import HOUR_S, objective_by_name
 from ringmaster.tasks.retraining.drift import Drift, DriftEntry
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
 from ringmaster.tasks.retraining.value import ValueDecision
@@ -51,7 +51,8 @@ class RunLimits:
     left_s: the seconds until the deadline.
     deadline_s: the deadline, in seconds since the epoch.
     budget: in the unit of the price.
-    price_per_device_hour: the price of an hour of one device; at 1 costs are in device-hours.
+    price_per_device_hour: the price of an hour of one device; at 1 costs are in device-hours. Prices of the nodes over
+        time come first.
     """
 
     left_s: float | None = None
@@ -145,8 +146,13 @@ def unit_of(price_per_device_hour: float) -> str:
     return "device-hours" if price_per_device_hour == 1.0 else f"at {price_per_device_hour:g} a device-hour"
 
 
-def cost_of(plan: Plan, *, price_per_device_hour: float = 1.0) -> float:
+IN_MONEY = "in the currency of the prices"
+
+
+def cost_of(plan: Plan, problem: Problem, *, price_per_device_hour: float = 1.0) -> float:
     """Returns the cost of the devices of a plan while they work on it."""
+    if has_prices(problem):
+        return objective_by_name("cost").value(plan, problem)
     device_s = sum(
         (segment.end_s - segment.start_s) * sum(len(numbers) for _, numbers in segment.devices)
         for segment in plan.segments
@@ -154,17 +160,26 @@ def cost_of(plan: Plan, *, price_per_device_hour: float = 1.0) -> float:
     return device_s * price_per_device_hour / HOUR_S
 
 
+def has_prices(problem: Problem) -> bool:
+    """Returns whether devices or their energy have prices over time."""
+    return any(node.price_steps or node.energy_price_steps for node in problem.nodes)
+
+
 def _tried(
     jobs: Sequence[str], limits: RunLimits, problem_of: Callable[[Sequence[str]], Problem], make_plan: MakePlan
 ) -> RunSelection | str:
     """Returns a plan of these jobs that keeps all limits, or why there is none."""
+    problem = problem_of(jobs)
     try:
-        plan = make_plan(problem_of(jobs))
-    except ProblemError:
+        plan = make_plan(problem)
+    except ProblemError as error:
+        if problem.budgets:
+            return f"with it no plan keeps the limits of the run: {error}"
         return f"with it the run would not be over at {limits.deadline_text} UTC"
-    cost = cost_of(plan, price_per_device_hour=limits.price_per_device_hour)
+    cost = cost_of(plan, problem, price_per_device_hour=limits.price_per_device_hour)
     if limits.budget is not None and cost > limits.budget:
-        return f"with it the run would cost {cost:.3g} of {limits.budget:g} {limits.unit}"
+        unit = IN_MONEY if has_prices(problem) else limits.unit
+        return f"with it the run would cost {cost:.3g} of {limits.budget:g} {unit}"
     return RunSelection(jobs=tuple(jobs), plan=plan, cost=cost)
 
 

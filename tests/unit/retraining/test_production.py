@@ -6,6 +6,7 @@ import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.flows.file_schemas import retraining_schema
+from ringmaster.tasks.planning.term_features import terms_features
 from ringmaster.tasks.retraining.production import load_production, with_tagged, with_tokenizer_of
 
 GOOD = """\
@@ -385,3 +386,21 @@ def test_windows_to_choose_from_need_rows_to_measure_the_champion_on(folder):
     assert not load_production(written(folder, text + "    due: {value: {worth: 1}}\n")).broken
     broken = load_production(written(folder, text + "    due: {value: {worth: 1, windows: [7, 14]}}\n")).broken
     assert "need rows of their own to measure the champion on" in broken["words"]
+
+
+def test_prices_by_the_hour_are_keys_of_the_file_with_their_lines(folder):
+    price = [float(hour) for hour in range(24)]
+    keys = f"price: {price}\ntime_zone: Europe/Berlin\nat_most: {{money: 3}}\nnight: {{budget: 2}}\n"
+    production = load_production(written(folder, GOOD + keys))
+    (tariffs,) = terms_features(production.planning())
+    assert production.objective == "cost" and tariffs.every.price.values == tuple(price) and tariffs.max_money == 3.0
+    assert load_production(written(folder, GOOD + "objective: emissions\ncarbon: 3\n")).objective == "emissions"
+    bad = "price: [1, 2]\ntime_zone: Mars\nnight: {budget: 2, price_per_device_hour: 2.5}\n"
+    for text in (GOOD + bad, f"name: shop\nregistry: true\n{bad}"):
+        with pytest.raises(BatchFileError) as caught:
+            load_production(written(folder, text))
+        assert "'Mars' is not a time zone" in str(caught.value.faults)
+    with pytest.raises(BatchFileError) as caught:
+        load_production(written(folder, GOOD + bad.replace("Mars", "UTC")))
+    assert [fault.place for fault in caught.value.faults] == ["price", "night.price_per_device_hour"]
+    assert all(fault.line for fault in caught.value.faults)

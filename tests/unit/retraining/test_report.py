@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import replace
 
+import pytest
+
 from ringmaster.tasks.retraining.promotion import KEPT, PROMOTED
 from ringmaster.tasks.retraining.report import (
     FAILED,
@@ -140,3 +142,12 @@ def test_a_result_that_was_kept_before_gangs_shared_their_cost_has_one_too():
 def test_nights_can_be_compared_by_figures():
     figures = {"num_due": 3, "num_promoted": 1, "num_kept": 0, "num_failed": 1, "num_left": 1}
     assert REPORT.figures() == {**figures, "num_trials": 4, "cost": 0.123456}
+
+
+def test_money_by_the_hour_is_the_cost_of_a_batch_and_its_jobs_share_it():
+    rows = [{"name": name, "segments": [{"device_s": device_s}]} for name, device_s in (("a", 3600.0), ("b", 1800.0))]
+    batch = {"jobs": rows}
+    assert cost_of_batch(batch, price_per_device_hour=2.0) == pytest.approx(3.0)
+    batch["spending"] = {"measured": {"money": 9.0}, "planned": None}
+    assert cost_of_batch(batch, price_per_device_hour=2.0) == pytest.approx(9.0)
+    assert cost_of_batch(batch, jobs={"a"}) == pytest.approx(6.0)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,13 +62,23 @@ def profiled_jobs(*, with_groups=True):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    def choose(*, minutes=None, budget=None, priorities=None, with_groups=True, based_on=None, **keys):
+    def choose(
+        *,
+        deadline=None,
+        minutes=None,
+        budget=None,
+        priorities=None,
+        with_groups=True,
+        based_on=None,
+        clock=None,
+        **keys,
+    ):
         def profiled(jobs, **_):
             result = profiled_jobs(with_groups=with_groups)
             return replace(result, jobs=tuple(job for job in result.jobs if job.name in {job.name for job in jobs}))
 
         monkeypatch.setattr(select_models, "profile_task", profiled)
-        deadline = None if minutes is None else f"02:{minutes:02}"
+        deadline = deadline or (None if minutes is None else f"02:{minutes:02}")
         models = tuple(
             ProductionModel(registered_name=f"shop.{name}", job=job(name), priority=(priorities or {}).get(name, 0))
             for name in NAMES
@@ -83,12 +94,14 @@ def chosen(monkeypatch):
             lend=None,
         )
         run = SimpleNamespace(
-            caller=Caller(),
+            caller=Caller() if clock is None else Caller(clock=clock),
             production=production,
             node_context=bench,
             ledger=FakeLedger([]),
             deadline_s=night.deadline_of("2026-11-20"),
-            left_s=None if minutes is None else 60.0 * minutes,
+            left_s=None
+            if deadline is None
+            else night.deadline_of("2026-11-20") - datetime(2026, 11, 20, 2, tzinfo=UTC).timestamp(),
             is_late=False,
             left_by_earlier=lambda _: {},
         )
@@ -119,6 +132,21 @@ def test_more_fits_in_the_night_where_jobs_are_trained_together(chosen):
     assert "a +3" in together.svg
     assert [job.name for job in alone.batch.jobs] == ["a", "b", "c"]
     assert alone.plan["num_groups"] == 0
+
+
+HOURS = [5.0] * 3 + [1.0] * 2 + [5.0] * 19
+
+
+def test_the_plan_waits_for_cheap_hours_within_the_deadline(chosen):
+    starts_s = datetime(2026, 11, 20, 2, tzinfo=UTC).timestamp()  # the cheap hours begin at 3
+    keys = {"objective": "cost", "price": HOURS, "time_zone": "UTC", "clock": lambda: starts_s, "with_groups": False}
+    in_time, soon = chosen(minutes=59, **keys), chosen(deadline="04:00", **keys)
+    (due_s,) = {*in_time.batch.deadlines_s.values()}
+    assert due_s == 59 * 60 and in_time.plan["makespan_s"] < due_s
+    assert in_time.plan["cost"] == pytest.approx(4 * 5.0 * 100 / 3600)
+    assert soon.plan["makespan_s"] > 3600 and soon.plan["cost"] == pytest.approx(4 * 1.0 * 100 / 3600)
+    assert soon.plan["unit"] == "in the currency of the prices" and soon.batch.objective == "cost"
+    assert soon.batch.terms.features[0].every.price.values == tuple(HOURS)
 
 
 def test_those_that_fit_are_grouped_as_a_batch_of_their_own(chosen):

@@ -88,4 +88,4 @@ def test_the_cost_counts_every_device_of_a_gang():
     job = PlanningJob(id="a", options=(Option("ddp", 2, 90.0),))
     problem = Problem(name="p", nodes=(PlanningNode("n", 2),), jobs=(job,), switch_cost_s=1.0)
     plan = checked_plan(problem, work_s=5.0, seed=0)
-    assert cost_of(plan, price_per_device_hour=2.0) == pytest.approx(2 * 90 * 2 / 3600)
+    assert cost_of(plan, problem, price_per_device_hour=2.0) == pytest.approx(2 * 90 * 2 / 3600)

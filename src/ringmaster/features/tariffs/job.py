@@ -78,8 +78,6 @@ class TimedTariff(DeviceTariff):
 class TariffKeys(TimedTariff, FileKeys):
     """What devices cost and emit, by the time of the day."""
 
-    names_jobs = True
-
     at_most: Annotated[
         SpendingLimits | None, Description("bounds of the whole batch, such as {money: 20, carbon_kg: 1.5}")
     ] = None
