@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -28,16 +29,15 @@ class PatientClient(PlainClient):
     def post(self, path, body=None, **options):
         options.pop("status", None)
         content = {"json": body} if body is not None else {}
-        before_s = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < before_s:
-            try:
+
+        def answers():
+            with suppress(httpx.TransportError):
                 answer = self.http.post(path, **content, **options)
-            except httpx.TransportError:
-                continue
-            if answer.status_code not in (408, 503):
-                assert answer.status_code == 200, (answer.status_code, answer.text)
-                return answer.json()
-        raise AssertionError(f"{path} was not answered")
+                return [answer] if answer.status_code not in (408, 503) else []
+
+        (answer,) = until(f"{path} is answered", answers)
+        assert answer.status_code == 200, (answer.status_code, answer.text)
+        return answer.json()
 
     def result(self, request):
         return self.post("retrieve_future", {"request_id": request["request_id"]})

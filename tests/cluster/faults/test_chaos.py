@@ -2,7 +2,8 @@
 
 All submitted work completes: every model is in MLflow, and every job's weights are bit-equal to an undisturbed run,
 since it uses the same option throughout. The same seed draws the same kills. RINGMASTER_TEST_CHAOS_SEED sets the seed,
-and RINGMASTER_TEST_CHAOS_KILLS the number of kills; beyond 22, some are power losses of machines and ranks that hang.
+and RINGMASTER_TEST_CHAOS_KILLS the number of kills of the long test; beyond 22, some are power losses of machines and
+ranks that hang.
 """
 
 import os
@@ -22,9 +23,22 @@ from tests.cluster.faults.chaos import NODES, Kills, WholePool, all_up
 from tests.cluster.faults.test_faults_of_parents import layouts_of
 from tests.cluster.jobs import assert_same_weights, batch_file, torch_job
 from tests.cluster.waiting import TIMEOUT_S, until
+from tests.matrix import matrix
 
 SEED = int(os.environ.get("RINGMASTER_TEST_CHAOS_SEED", "0"))
 NUM_KILLS = int(os.environ.get("RINGMASTER_TEST_CHAOS_KILLS", "22"))
+# The short test kills each part once, and twice what ends a gang alone.
+FEW = {
+    "rank": 2,
+    "fork_server": 2,
+    "worker": 1,
+    "controller": 1,
+    "supervisor": 1,
+    "postgresql": 1,
+    "prefect": 1,
+    "mlflow": 1,
+    "flow": 1,
+}
 # Shares of 22 kills. Parts that end a gang are killed most often, as these kills can lose work; servers take the
 # longest.
 SHARES = {
@@ -45,15 +59,18 @@ MAX_AT_ONCE = 3
 NUM_STEPS = 1900  # of 0.1 s, until all kills are done; the jobs train at full speed afterwards
 
 
-def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_pool, bench, tmp_path, recovered):
-    print(f"\nchaos: RINGMASTER_TEST_CHAOS_SEED={SEED} RINGMASTER_TEST_CHAOS_KILLS={NUM_KILLS}")
+@pytest.mark.parametrize("num_kills", matrix([sum(FEW.values()), NUM_KILLS], quick=[sum(FEW.values())]))
+def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(
+    chaos_pool, bench, tmp_path, recovered, num_kills
+):
+    print(f"\nchaos: RINGMASTER_TEST_CHAOS_SEED={SEED} RINGMASTER_TEST_CHAOS_KILLS={num_kills}")
     pool, draw = chaos_pool, random.Random(SEED)
     chaos = Chaos(pool, draw)
     batches = {
         name: [torch_job(f"{name}{i}", trace=pool.trace.file, num_steps=NUM_STEPS) for i in range(2)]
         for name in ("red", "blue")
     }
-    deck = drawn(draw)
+    deck = drawn(draw, num_kills)
     deck.remove("mlflow")
     chaos.strike(["mlflow"], waits=False)  # the batches submitted now are profiled without it
     for name, jobs in batches.items():
@@ -180,10 +197,11 @@ class Chaos:
             )
 
 
-def drawn(draw):
+def drawn(draw, num_kills):
     """Returns the names of the parts to kill, in random order."""
-    whole, rest = divmod(NUM_KILLS, sum(SHARES.values()))
-    every = [name for name, number in SHARES.items() for _ in range(number)]
+    shares = FEW if num_kills == sum(FEW.values()) else SHARES
+    whole, rest = divmod(num_kills, sum(shares.values()))
+    every = [name for name, number in shares.items() for _ in range(number)]
     deck = every * whole + draw.sample(every, rest)
     if "mlflow" not in deck:
         deck.append("mlflow")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 
+import pytest
 from mlflow import MlflowClient
 
 from ringmaster.tasks.control.requests import RequestKind, Requests
@@ -157,6 +158,8 @@ def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):
     assert 0 < pool.jobs(batch)["dismissed"].step < job.num_steps
 
 
+# test_chaos.py has two batches at once, and tests/browser/test_sweep.py a sweep on a pool.
+@pytest.mark.full
 def test_two_batches_and_a_sweep_at_once(pool, parents, bench, tmp_path, recovered):
     began_s = time.monotonic()
     jobs = {

@@ -84,7 +84,7 @@ def caught_writing(pid, root):
 
 
 def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, recovered):
-    job = torch_job("saving", trace=pool.trace.file, ballast=BALLAST)
+    job = torch_job("saving", trace=pool.trace.file, ballast=BALLAST, num_steps=300, step_s=0.3)
     batch = pool.submit([job])
     root = pool.home / "batches" / batch / "checkpoints" / "saving"
     pool.wait_for_checkpoint(batch)
