@@ -13,7 +13,7 @@ from ringmaster.tasks.planning.durations import counted, seconds_text
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.series_bands import STYLE as BAND_STYLE
-from ringmaster.tasks.planning.series_bands import bands_tall, draw_bands, power_sentence, series_bands
+from ringmaster.tasks.planning.series_bands import bands_tall, draw_bands, power_sentence, series_bands, series_of
 from ringmaster.text import printable, xml
 
 # Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
@@ -220,7 +220,7 @@ BOUND_STYLE = (
 
 def render_svg(plan: Plan, problem: Problem) -> str:
     """Draws the plan as SVG: a row per device, a box per segment, coloured by technique, with hatched overhead."""
-    bands = series_bands(problem)
+    bands = series_bands(series_of(problem))
     frame = Frame(
         [(node.id, node.num_devices) for node in problem.nodes], end_s=plan.makespan_s or 1.0, below=bands_tall(bands)
     )

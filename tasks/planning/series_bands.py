@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Steps
+from ringmaster.tasks.planning.problems.series import steps_from
 from ringmaster.text import enumerated, xml
 
 BAND_TALL, BAND_GAP = 52.0, 14.0
@@ -39,15 +41,58 @@ class SeriesBand:
         """The largest value that a line has."""
         return max(value for _, steps in self.lines for _, value in steps)
 
+    def later(self, seconds: float, *, end_s: float = math.inf) -> SeriesBand:
+        """Returns the band with its beginning moved `seconds` later, up to a time from then on."""
+        lines = tuple(
+            (nodes, tuple(step for step in _from(steps, seconds) if step[0] < end_s)) for nodes, steps in self.lines
+        )
+        return replace(self, lines=tuple((nodes, steps) for nodes, steps in lines if steps))
 
-def series_bands(problem: Problem) -> tuple[SeriesBand, ...]:
-    """Returns the bands of a problem: of each kind of series that some node has."""
-    bands = []
-    for attribute, name, unit, size in KINDS:
-        nodes: dict[Steps, list[str]] = {}
+
+def _from(steps: Steps, seconds: float) -> Steps:
+    """Returns steps with their time 0 moved later; the first of them may begin after it."""
+    is_within = bool(steps) and steps[0][0] <= seconds and seconds > 0
+    return steps_from(steps, seconds) if is_within else tuple((at_s - seconds, value) for at_s, value in steps)
+
+
+SeriesOfNodes = Mapping[str, Mapping[str, Steps]]
+"""By attribute of `KINDS`, and by node, the values in the unit of their kind."""
+
+
+def series_of(problem: Problem) -> SeriesOfNodes:
+    """Returns the series of a problem's nodes. Nodes with the same values share them."""
+    result: dict[str, dict[str, Steps]] = {}
+    for attribute, _, _, size in KINDS:
+        known: dict[Steps, Steps] = {}
         for node in problem.nodes:
             if steps := getattr(node, attribute):
-                nodes.setdefault(tuple((at_s, value * size) for at_s, value in steps), []).append(node.id)
+                if steps not in known:
+                    known[steps] = tuple((at_s, value * size) for at_s, value in steps)
+                result.setdefault(attribute, {})[node.id] = known[steps]
+    return result
+
+
+def joined(before: SeriesOfNodes, after: SeriesOfNodes, *, at_s: float) -> SeriesOfNodes:
+    """Returns series of which others, from their time 0, take the place at a time; nodes may have only one of both."""
+    result: dict[str, dict[str, Steps]] = {}
+    for attribute in dict.fromkeys([*before, *after]):
+        own, others = before.get(attribute, {}), after.get(attribute, {})
+        for node in dict.fromkeys([*own, *others]):
+            steps = [step for step in own.get(node, ()) if step[0] < at_s or node not in others]
+            for later_s, value in others.get(node, ()):
+                if not steps or steps[-1][1] != value:
+                    steps.append((at_s + later_s, value))
+            result.setdefault(attribute, {})[node] = tuple(steps)
+    return result
+
+
+def series_bands(series: SeriesOfNodes) -> tuple[SeriesBand, ...]:
+    """Returns a band for each kind of series that some node has."""
+    bands = []
+    for attribute, name, unit, _ in KINDS:
+        nodes: dict[Steps, list[str]] = {}
+        for node, steps in series.get(attribute, {}).items():
+            nodes.setdefault(steps, []).append(node)
         if nodes:
             lines = tuple((tuple(names), steps) for steps, names in nodes.items())
             bands.append(SeriesBand(name=name, unit=unit, lines=lines))

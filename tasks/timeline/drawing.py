@@ -18,6 +18,8 @@ from ringmaster.tasks.planning.gantt import (
     pieces,
     stripes,
 )
+from ringmaster.tasks.planning.series_bands import STYLE as BAND_STYLE
+from ringmaster.tasks.planning.series_bands import bands_tall, draw_bands
 from ringmaster.tasks.timeline.run_timeline import (
     AT_FIRST,
     NOW_RUNNING,
@@ -141,7 +143,8 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
 
     titles: whether boxes have tooltips; pictures embedded in other pages show none.
     """
-    frame = Frame(run_timeline.rows or [("", 1)], end_s=run_timeline.width_s)
+    bands = run_timeline.bands
+    frame = Frame(run_timeline.rows or [("", 1)], end_s=run_timeline.width_s, below=bands_tall(bands))
     first, real, left_out = _the_longest(run_timeline)
     has_strip = bool(first) and frame.row >= 9
     is_titled = titles and len(first) + len(real) <= MAX_TITLED
@@ -161,13 +164,13 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
     for span in real:
         _draw(span, sheet, colour_of[span.technique], now_s=run_timeline.now_s, bottom=bottom)
         sheet.end(span)
-    content = sheet.drawn()
+    content = [*draw_bands(bands, x=frame.x, end_s=frame.end_s, top=frame.bottom), *sheet.drawn()]
     if not run_timeline.is_over:
         text = f"now, after {seconds_text(run_timeline.now_s)}"
         content.append(frame.line(run_timeline.now_s, text=text, title="now", style=("now", "nowat")))
     fills = keys | ({AT_FIRST: PLANNED} if has_strip else {})
-    pattern = stripes("running", opacity=0.2)
-    return frame.document(run_timeline.name, value, fills=fills, content=content, style=STYLE, defs=pattern)
+    pattern, style = stripes("running", opacity=0.2), STYLE + (BAND_STYLE if bands else "")
+    return frame.document(run_timeline.name, value, fills=fills, content=content, style=style, defs=pattern)
 
 
 class _SpanDrawing:

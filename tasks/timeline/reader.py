@@ -8,6 +8,7 @@ from ringmaster.tasks.execution.execution_events import PredictedEnd
 from ringmaster.tasks.execution.job_progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.durations import seconds_text
+from ringmaster.tasks.planning.series_bands import SeriesBand, SeriesOfNodes, joined, series_bands, series_of
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
@@ -51,6 +52,7 @@ class TimelineReader:
             str, tuple[float, list[TimelineSpan]]
         ] = {}  # by job: when it was planned, and its spans from then on
         self._looked: set[int] = set()  # the plans read for `_first`
+        self._series: dict[int, SeriesOfNodes] = {}  # of the first and the newest plan
         self._began = 0
         self._makespans_s: dict[int, float] = {}
         self._nodes: dict[str, int] = {}
@@ -121,7 +123,8 @@ class TimelineReader:
             is_over=is_over,
             predicted={batch: ends[batch, None] for batch in batches if (batch, None) in ends},
         )
-        return _with_rows(run_timeline, self._nodes)
+        bands = self._bands(heads, zero_s, end_s=run_timeline.width_s)
+        return replace(_with_rows(run_timeline, self._nodes), bands=bands)
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
@@ -163,6 +166,21 @@ class TimelineReader:
             missing -= set(followed)
         self._plans = kept
         return followed
+
+    def _bands(self, heads: Sequence[PlanHeader], zero_s: float, *, end_s: float) -> tuple[SeriesBand, ...]:
+        """Returns the series of the first plan, and from the newest plan on those of that."""
+        ends = [*heads[:1], *heads[-1:]]
+        known, self._series = self._series, {}
+        for head in ends:
+            if head.id in known:
+                self._series[head.id] = known[head.id]
+            else:
+                _, problem = self._plans.get(head.id) or self._load(head.id)
+                self._series[head.id] = series_of(problem)
+        result: SeriesOfNodes = {}
+        for head in ends:
+            result = joined(result, self._series[head.id], at_s=head.made_s - zero_s)
+        return tuple(band.later(0.0, end_s=end_s) for band in series_bands(result))
 
     def _load(self, number: int) -> tuple[Plan, Problem]:
         plan, problem = self.archive.plan(number)

@@ -14,6 +14,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.execution_events import PredictedEnd
 from ringmaster.tasks.execution.job_progress import JobFigures
 from ringmaster.tasks.planning.durations import compared_with_plan, seconds_text
+from ringmaster.tasks.planning.series_bands import SeriesBand
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.processes.gang_events import OutcomeStatus
 
@@ -116,6 +117,7 @@ class RunTimeline:
     first, past, running, coming: the spans of the first plan, and those that have ended, run, and are to come.
     is_over: whether all jobs have ended, or no executor continues them.
     predicted: the predicted end of each batch that has not ended, by its id; empty of a batch that runs alone.
+    bands: the prices and the carbon over time by which plans were made.
     """
 
     name: str
@@ -131,6 +133,7 @@ class RunTimeline:
     nodes: tuple[NodeLine, ...] = ()
     is_over: bool = False
     predicted: Mapping[str, PredictedEnd] = field(default_factory=dict)
+    bands: tuple[SeriesBand, ...] = ()
 
     @property
     def real(self) -> tuple[TimelineSpan, ...]:
@@ -206,6 +209,7 @@ class RunTimeline:
             jobs=tuple(lines),
             notes=tuple(notes),
             predicted={batch: end.later(-seconds) for batch, end in self.predicted.items()},
+            bands=tuple(band.later(seconds) for band in self.bands),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -20,10 +20,10 @@ def planned(job, start_s, end_s, *devices, node="n0"):
 class Story:
     """The database of a batch on a clock that starts at 0. Jobs called BATCH/JOB make it the database of a pool."""
 
-    def __init__(self, folder, *, nodes=(("n0", 2),)):
+    def __init__(self, folder, *, nodes=(("n0", 2),), series=None):
         self.database = Database(file_url(folder / "journal.db"), synced=False)
         self.journal = Journal(self.database, batch="")
-        self.nodes, self.now_s = nodes, 0.0
+        self.nodes, self.now_s, self.series = nodes, 0.0, series or {}
 
     def plan(self, *segments, at_s=0.0, why="start", after=None):
         """Writes a plan. Each job has one option: its technique is "single" for one device and "ddp" for more."""
@@ -34,7 +34,7 @@ class Story:
             runtime_s = sum(segment.duration_s for segment in mine)
             option = Option("single" if size == 1 else "ddp", size, runtime_s)
             jobs.append(PlanningJob(job, (option,), after=(after or {}).get(job, ())))
-        problem = Problem("p", tuple(PlanningNode(*node) for node in self.nodes), tuple(jobs))
+        problem = Problem("p", tuple(PlanningNode(*node, **self.series) for node in self.nodes), tuple(jobs))
         content = {"problem": problem.to_json(), "plan": Plan("p", segments).to_json()}
         self._insert(PLANS, batch="", made_s=ZERO_S + at_s, why=why, content=content)
 

@@ -13,6 +13,7 @@ from sqlalchemy import insert
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.execution_events import GangReport, JobEnded
 from ringmaster.tasks.planning.gantt import axis
+from ringmaster.tasks.planning.series_bands import joined
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import JOBS
@@ -49,6 +50,30 @@ def test_the_svg_tells_past_present_and_plan_apart(story):
     assert "now" in titles
     assert sum(node.get("class") == "fault" for node in root.iter(f"{SVG}path")) == 1
     assert "forecast to end after 51 s · 2 % slower than planned (50 s)" in text
+
+
+def test_a_run_has_the_prices_of_its_first_plan_until_the_newest_one_has_others(tmp_path):
+    story = Story(tmp_path, series={"price_steps": ((0.0, 0.001), (10.0, 0.002)), "carbon_steps": ((0.0, 300.0),)})
+    story.series["power_w"] = 100.0
+    halfway(story)
+    story.series["price_steps"] = ((0.0, 0.002), (7.0, 0.003), (9e9, 1.0))
+    story.plan(planned("c", 0, 10, 0), planned("d", 12, 32, 0, 1), at_s=18.0)
+    reader = story.timeline_reader()
+    timeline = reader.read()
+    price, carbon = timeline.bands
+    assert price.lines == ((("n0",), ((0.0, 3.6), (10.0, 7.2), (25.0, 10.8))),)
+    assert (carbon.name, carbon.lines) == ("carbon", ((("n0",), ((0.0, 300.0),)),))
+    assert reader.read().bands == timeline.bands
+    assert [step for _, step in timeline.later(11.0).bands[0].lines] == [((0.0, 7.2), (14.0, 10.8))]
+    drawn = render_svg(timeline)
+    assert drawn.count('class="series"') == 2 and "per device-hour on n0: 3.6; 7.2; 10.8" in drawn
+    assert timeline.to_json()["bands"][1]["lines"] == [[["n0"], [[0.0, 300.0]]]]
+    story.database.close()
+
+
+def test_nodes_that_join_later_have_series_from_then_on():
+    first, newest = {"price_steps": {"a": ((0.0, 1.0),)}}, {"price_steps": {"b": ((0.0, 2.0), (5.0, 3.0))}}
+    assert joined(first, newest, at_s=10.0) == {"price_steps": {"a": ((0.0, 1.0),), "b": ((10.0, 2.0), (15.0, 3.0))}}
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.replan_policy import ReplanPolicy, is_worth_it
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.planning.gantt import render_svg
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.tasks.planning.series_bands import power_sentence, series_bands
+from ringmaster.tasks.planning.series_bands import power_sentence, series_bands, series_of
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import SegmentRecord, SegmentSpec
 from tests.unit.execution.fakes import job, open_journal, profile
@@ -123,13 +123,13 @@ def test_waiting_gains_what_its_plans_save():
 
 def test_a_chart_has_a_band_for_each_kind_of_series():
     problem = tariff_problem()
-    price, carbon = series_bands(problem)
+    price, carbon = series_bands(series_of(problem))
     assert price.lines == ((("n0",), ((0.0, 4.0), (HOUR_S, 1.0))),) and carbon.largest == 500.0
     plan = Plan("p", (Segment("a", 0, HOUR_S, 1.5 * HOUR_S, 1.0, 0.0, (("n0", (0,)),)),), objective="cost", value=0.5)
     drawn = render_svg(plan, problem)
     assert drawn.count('class="series"') == 2 and "per device-hour on n0: 4; 1" in drawn
     free = replace(problem, nodes=(PlanningNode("n0", 1),))
-    assert series_bands(free) == () and "series" not in render_svg(plan, free)
+    assert series_bands(series_of(free)) == () and "series" not in render_svg(plan, free)
 
 
 def test_plans_and_results_say_what_power_devices_have_and_who_says_so(tmp_path):

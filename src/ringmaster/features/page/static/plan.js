@@ -5,6 +5,7 @@ import { element, members, seconds, tooltip } from "./text.js";
 const SVG = "http://www.w3.org/2000/svg";
 const MAX_SPANS = 4000; // the longest; more could not be told apart
 const AXIS = 22;
+const BAND = { tall: 46, gap: 10, most: 3 }; // prices and carbon over time, below the axis
 
 function svg(tag, attributes, ...children) {
   const made = document.createElementNS(SVG, tag);
@@ -78,11 +79,13 @@ export class PlanPart {
     }
     const band = (top, rows) => [top + 2, inner + (rows - 1) * tall];
     for (const span of longest(spans)) this.boxes(span, place, band, this.kind(span), parts, strip ? 0 : tall);
-    this.now = timeline.is_over ? null : svg("line", { y1: 0, y2: height + 4, class: "now" });
+    timeline.bands.forEach((band, index) => this.band(band, { x, top: height + AXIS + index * (BAND.tall + BAND.gap), width, nodes }, parts));
+    const below = timeline.bands.length * (BAND.tall + BAND.gap);
+    this.now = timeline.is_over ? null : svg("line", { y1: 0, y2: below ? height + AXIS + below - BAND.gap : height + 4, class: "now" });
     if (this.now) parts.push(this.now);
     this.root.classList.toggle("dense", tall < 22);
-    this.root.setAttribute("viewBox", `0 0 ${width} ${height + AXIS}`);
-    this.root.setAttribute("height", height + AXIS);
+    this.root.setAttribute("viewBox", `0 0 ${width} ${height + AXIS + below}`);
+    this.root.setAttribute("height", height + AXIS + below);
     this.root.setAttribute("aria-label", this.words(timeline));
     if (!spans.length && !timeline.first.length) {
       const text = svg("text", { x: 8, y: 16 });
@@ -97,6 +100,33 @@ export class PlanPart {
   kind(span) {
     if (span.status === "running") return "running";
     return span.status === "to come" ? "coming" : "past";
+  }
+
+  // The values over time of one kind: a step line for each group of nodes with the same ones.
+  band({ name, unit, lines }, { x, top, width, nodes }, parts) {
+    const values = lines.flatMap(([, steps]) => steps.map(([, value]) => value));
+    const largest = Math.max(...values, 0);
+    const y = (value) => top + BAND.tall - ((BAND.tall - 18) * value) / (largest || 1);
+    const right = x(this.endS);
+    parts.push(svg("rect", { x: this.margin, y: top, width: width - 8 - this.margin, height: BAND.tall, class: "band" }));
+    const text = svg("text", { x: this.margin + 6, y: top + 12, class: "unit" });
+    text.textContent = `${name} ${unit}, up to ${largest.toPrecision(3)}`;
+    lines.slice(0, BAND.most).forEach(([names, steps], index) => {
+      const [[first, value], ...others] = steps;
+      const path = [`M${x(Math.max(0, first))} ${y(value)}`, ...others.map(([at, each]) => `H${x(at)}V${y(each)}`), `H${right}`];
+      const line = svg("path", { d: path.join(""), class: `series line${index}` });
+      const title = svg("title", {});
+      title.textContent = `${name} ${unit} on ${names.slice(0, 8).join(", ")}`;
+      line.append(title);
+      parts.push(line);
+      if (nodes > 1 && lines.length > 1) {
+        const which = svg("tspan", { class: `line${index}`, dx: 10 });
+        which.textContent = names.length === 1 ? names[0] : `${names[0]} and ${names.length - 1} more`;
+        text.append(which);
+      }
+    });
+    if (lines.length > BAND.most) text.append(` and ${lines.length - BAND.most} other series`);
+    parts.push(text);
   }
 
   // A box for each device or, where rows have the height `joined`, for devices that lie below each other.
