@@ -27,8 +27,8 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.page import write_section
+from ringmaster.features.retraining_value.value import Measurement, RunObservation, ValueTerms, decide
 from ringmaster.tasks.retraining.drift import DriftEntry, FeatureReference, drifts_of, references_of
-from ringmaster.tasks.retraining.value import Measurement, RunObservation, ValueTerms, decide
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "retraining.json"

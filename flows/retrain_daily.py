@@ -13,8 +13,8 @@ from ringmaster.flows.batch.embedded_prefect import FlowWithServer
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.caller import Caller
-from ringmaster.flows.retraining.champion_value import record_pictures
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
+from ringmaster.flows.retraining.new_data_rules import new_data_rules
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
 from ringmaster.flows.retraining.select_models import SelectedModels, inspect_models, select_models
 from ringmaster.flows.retraining.train_models import train_models
@@ -236,7 +236,8 @@ def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list
         ledger.log_metrics(run_id, [MetricPoint(name, float(value)) for name, value in report.figures().items()])
         ledger.set_note(run_id, report.markdown(with_picture=False))
         ledger.finish_run(run_id, "FINISHED" if status == RetrainingStatus.DONE else "FAILED")
-        record_pictures(run)
+        for rule in new_data_rules():
+            rule.record(run)
     except LedgerError as error:
         return [f"the report is not in MLflow: {error}"]
     return []

@@ -6,7 +6,7 @@ The inspection freezes the data of the run. Of the due models, as many as fit ar
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.batch.run_folder import with_models
-from ringmaster.flows.retraining.champion_value import (
-    MeasuredChampion,
-    measure_champion,
-    value_now,
-    window_of,
-)
+from ringmaster.flows.retraining.new_data_rules import rule_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.shrinking import SMALLER
 from ringmaster.model_lineage import ModelRecord
@@ -63,11 +58,8 @@ from ringmaster.tasks.retraining.selection import (
     due,
     has_prices,
 )
-from ringmaster.tasks.retraining.value import ValueDecision
 from ringmaster.tasks.storage.database import Database
 from ringmaster.techniques import Job
-
-PRICE_REMEDY = "To fix: give due.value.price, or train it once by --force"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +75,7 @@ class InspectedModel:
     fault: why the data could not be read.
     newest_before: its newest version at the inspection. None if there was none, or if the run was begun by an earlier
         release, which did not store it.
-    measured: the champion's metric on the data of this run, where the rules ask whether retraining pays.
+    measured: what the model's rule for new data has measured, in JSON.
     """
 
     model: ProductionModel
@@ -94,7 +86,7 @@ class InspectedModel:
     due: DueDecision | None = None
     fault: str = ""
     newest_before: int | None = None
-    measured: MeasuredChampion | None = None
+    measured: Mapping[str, Any] | None = None
 
     def has_made(self, newest: ModelRecord | None) -> bool:
         """Returns whether this run has trained the newest version: on its data, and after the inspection.
@@ -149,13 +141,14 @@ def _frozen(run: RetrainingRun, check: InspectedModel) -> InspectedModel:
 def _frozen_window(
     run: RetrainingRun, model: ProductionModel, copies: Callable[..., FrozenData]
 ) -> tuple[int | None, FrozenData]:
-    """Returns the days that the run reads, and copies of their files: of a longer window where the chosen has none."""
-    chosen, rule = window_of(run, model), model.rules.value
-    if chosen is not None and rule is not None:
-        for days in sorted(each for each in rule.windows if each >= chosen):
-            with suppress(ValueError):
-                return days, copies(model.job.data, window_days=days)
-    return chosen, copies(model.job.data, window_days=chosen)
+    """Returns the days that the run reads, and copies of their files: of the first window that has some."""
+    faults = []
+    for days in [model.window_days] if (rule := rule_of(model)) is None else rule.windows(run, model):
+        try:
+            return days, copies(model.job.data, window_days=days)
+        except ValueError as error:
+            faults.append(error)
+    raise faults[0]
 
 
 def _decided(
@@ -172,7 +165,10 @@ def _decided(
             "To fix: decide about it by `ringmaster promote`"
         )
     newest, champion = serving.latest, serving.champion
-    measured, value = _value(run, check, data, missing)
+    by_rule = None
+    if (rule := rule_of(model)) is not None and champion is not None and check.champion_dir is not None:
+        by_rule = rule.decide(run, model, champion, check.champion_dir, data)
+        missing += [by_rule.missing] * bool(by_rule.missing)
     seen = ModelObservations(
         run_date=run.date,
         digest=own["digest"],
@@ -184,33 +180,10 @@ def _decided(
         only_older=model.window_days is not None and _only_lost_files(run, check),
         had_champion=model.name in run.left_by_earlier("champions"),
         is_forced=model.name in run.forced,
-        value=value,
+        by_rule=None if by_rule is None else by_rule.decision,
     )
+    measured = None if by_rule is None else by_rule.measured
     return replace(check, data=own, due=due(serving, seen, model.rules), measured=measured)
-
-
-def _value(
-    run: RetrainingRun, check: InspectedModel, data: Mapping[str, Any], missing: list[str]
-) -> tuple[MeasuredChampion | None, ValueDecision | None]:
-    """Returns the champion's metric on the data of this run, and whether retraining pays, where the rules ask for that.
-
-    missing: gets why it is not known.
-    """
-    model, champion, folder = check.model, check.serving.champion, check.champion_dir
-    if model.rules.value is None or champion is None or folder is None:
-        return None, None
-    name = model.name if model.compare_on is None else model.compare_on.name
-    try:
-        if name not in data:
-            raise ValueError(f"the data of {name} cannot be read")
-        measured = measure_champion(run, model, folder, version=version_of(champion), data=data[name])
-    except (ValueError, OSError) as error:
-        missing.append(f"whether retraining pays is not known: {lasting(error)}")
-        return None, None
-    value = value_now(run, model, measured)
-    if value.terms is None:
-        missing.append(f"whether retraining pays is not known: no run has trained it. {PRICE_REMEDY}")
-    return measured, value.decision
 
 
 def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
@@ -302,7 +275,7 @@ def _plain(check: InspectedModel) -> dict[str, Any]:
         "files": to_json(check.files),
         "copies": [path for job in model.jobs for path in (job.data.path, job.data.held_out_path) if path is not None],
         "due": to_json(check.due),
-        "measured": to_json(check.measured),
+        "measured": check.measured,
         "window_days": model.window_days,
         "fault": check.fault,
     }
@@ -328,7 +301,7 @@ def _read(
         due=None if fields["due"] is None else from_json(DueDecision, fields["due"]),
         fault=fields["fault"],
         newest_before=fields.get("newest"),
-        measured=None if fields.get("measured") is None else from_json(MeasuredChampion, fields["measured"]),
+        measured=fields.get("measured"),
     )
 
 

@@ -32,6 +32,7 @@ from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import Makespan
+from ringmaster.tasks.retraining.due_keys import due_keys
 from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_named, load_policy
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueEntry, NumDays
@@ -183,22 +184,10 @@ def findings(entry: ProductionEntry, *, folder: Path) -> Iterator[Finding]:
         suite = None if due.assertions is None else due.assertions.suite
         yield from findings_where(
             (
-                due.min_new_samples and (model.window_days is not None or (due.value and due.value.windows)),
+                due.min_new_samples and model.window_days is not None,
                 (*at, "min_new_samples"),
                 "counts how data grows, and in a window it does not",
                 "take one of the two, or max_age_days",
-            ),
-            (
-                due.value is not None and due.value.windows and model.window_days is not None,
-                (*at, "value", "windows"),
-                "are days to choose from, and window_days names them",
-                "take one of the two",
-            ),
-            (
-                due.value is not None and due.value.windows and model.compare_on is None,
-                (*at, "value", "windows"),
-                "need rows of their own to measure the champion on, as other windows hold out other rows",
-                "name recent rows by compare_on",
             ),
             (
                 due.drift is not None and due.drift.psi is None and due.drift.ks is None,
@@ -213,6 +202,8 @@ def findings(entry: ProductionEntry, *, folder: Path) -> Iterator[Finding]:
                 "name a file with assertions, relative to this one",
             ),
         )
+        for kind in due_keys():
+            yield from kind.findings(model.model_dump(), at=("models", i))
 
 
 @dataclass(frozen=True, kw_only=True)

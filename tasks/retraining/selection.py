@@ -6,18 +6,18 @@ Models that do not fit are left for the next run. All functions are pure: they a
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.batch.references import Distinct, Positive
-from ringmaster.tasks.batch.sections import Section
+from ringmaster.tasks.batch.references import Positive
+from ringmaster.tasks.batch.sections import Section, keys_of
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.objectives import HOUR_S, objective_by_name
 from ringmaster.tasks.retraining.drift import Drift, DriftEntry
+from ringmaster.tasks.retraining.due_keys import MAX_DAYS, due_keys
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
-from ringmaster.tasks.retraining.value import ValueDecision
 
 Clock = Callable[[], float]
 """Returns the time in seconds since the epoch, as `time.time` does; tests and demonstrations pass their own."""
@@ -193,22 +193,7 @@ class AssertionsEntry(Section):
     predictions: str = Field(description="a JSONL or Parquet file of logged predictions, such as predictions.jsonl")
 
 
-MAX_DAYS = 36_500  # the largest number of days; dates have a limited range
 NumDays = Annotated[int, Field(ge=1, le=MAX_DAYS)]
-Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class ValueEntry(Section):
-    """What retraining costs, and what a worse model does."""
-
-    worth: Price = Field(description="the money that one unit of the metric costs in a day, such as 40")
-    price: Price | None = Field(
-        default=None, description="the price of one training, such as 12.5; that of the last one where it is left out"
-    )
-    horizon_days: NumDays = Field(default=90, description="days after which a training must have paid, such as 90")
-    windows: Annotated[list[NumDays], Distinct] = Field(
-        default=[], description="days of dated files to choose from in place of window_days, such as [7, 14, 28]"
-    )
 
 
 class DueEntry(Section):
@@ -226,9 +211,23 @@ class DueEntry(Section):
     assertions: AssertionsEntry | None = Field(
         default=None, description="{suite: tests.yaml, predictions: predictions.jsonl}"
     )
-    value: ValueEntry | None = Field(
-        default=None, description="retrains when that pays, rather than on all new data, such as {worth: 40}"
-    )
+
+
+if not TYPE_CHECKING:
+    entry = DueEntry
+    DueEntry = create_model("DueEntry", __base__=entry, __doc__=entry.__doc__, **keys_of(due_keys()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewDataDecision:
+    """Whether new data makes a model due, by a rule of a feature in place of `new_data`.
+
+    is_known: whether the rule could decide.
+    """
+
+    is_due: bool
+    why: str
+    is_known: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +244,7 @@ class ModelObservations:
         window.
     had_champion: whether the model had a champion after an earlier run.
     is_forced: whether a user requests the training in any case.
-    value: whether retraining pays, where the rules ask for it and it can be decided.
+    by_rule: the decision about new data by a rule of a feature; None where the model has none.
     """
 
     run_date: str
@@ -258,7 +257,7 @@ class ModelObservations:
     only_older: bool = False
     had_champion: bool = False
     is_forced: bool = False
-    value: ValueDecision | None = None
+    by_rule: NewDataDecision | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +286,8 @@ def due(serving: ServingVersions, seen: ModelObservations, rules: DueEntry = Due
         return _without_champion(serving, seen, is_known=is_known)
     is_new = not (is_known or seen.only_older or training_digest(champion) == seen.digest)
     reasons = [*_by_data(serving, seen, rules, is_new=is_new), *_by_age(serving, seen, rules)]
-    if seen.value is not None and seen.value.is_due and is_new:
-        reasons.append(seen.value.why)
+    if seen.by_rule is not None and seen.by_rule.is_due and is_new:
+        reasons.append(seen.by_rule.why)
     alarms = [drift.why for drift in seen.drifts if drift.has_drifted] if rules.drift else []
     alarms += seen.failed_assertions if rules.assertions else ()
     notes = list(seen.missing)
@@ -314,7 +313,7 @@ def _without_champion(serving: ServingVersions, seen: ModelObservations, *, is_k
 
 
 def _by_data(serving: ServingVersions, seen: ModelObservations, rules: DueEntry, *, is_new: bool) -> Iterator[str]:
-    if not (is_new and rules.new_data) or rules.value is not None or _too_little(serving, seen, rules):
+    if not (is_new and rules.new_data) or seen.by_rule is not None or _too_little(serving, seen, rules):
         return
     known = training_digest(serving.champion)
     if known is None:
@@ -335,10 +334,8 @@ def _by_age(serving: ServingVersions, seen: ModelObservations, rules: DueEntry) 
 
 def _why_not(serving: ServingVersions, seen: ModelObservations, rules: DueEntry, *, is_new: bool) -> Iterator[str]:
     champion, latest = serving.champion, serving.latest
-    if seen.value is not None:
-        yield seen.value.why if is_new else f"{seen.value.why}, but there is no new data to learn from"
-    elif is_new and rules.value is not None:
-        yield "whether retraining pays is not known yet"
+    if seen.by_rule is not None and (is_new or seen.by_rule.is_known):
+        yield seen.by_rule.why if is_new else f"{seen.by_rule.why}, but there is no new data to learn from"
     elif is_new and not rules.new_data:
         yield "there is new data, which alone does not count (new_data: false)"
     elif is_new and (grown := _too_little(serving, seen, rules)):

@@ -6,7 +6,8 @@ A feature's package has any of these modules, and the core imports those of the 
     trainer     its callbacks in training (`ringmaster.techniques.training.callbacks`), and inputs of models in
                 another form than batches have (`ringmaster.techniques.training.bound_loss`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
-                (`ringmaster.tasks.batch.file_hooks`)
+                (`ringmaster.tasks.batch.file_hooks`), and further keys of what makes production models due
+                (`ringmaster.tasks.retraining.due_keys`)
     terms       what it adds to the terms of plans (`ringmaster.tasks.planning.term_features`)
     execute     rules of what a job may do next (`ringmaster.tasks.execution.job_rules`), what it keeps in the records
                 of jobs (`ringmaster.tasks.storage.journal`), hooks of the executor
@@ -20,6 +21,7 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.recording.record_hooks`)
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
+    retraining  its rules for new data of production models (`ringmaster.flows.retraining.new_data_rules`)
     sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), its rules that end them
                 (`ringmaster.tasks.sweeping.stop_rules`), and its sections of their results
                 (`ringmaster.tasks.sweeping.results`)
@@ -69,6 +71,7 @@ BUILTIN = (
     "ringmaster.features.trackers",
     "ringmaster.features.image_text",
     "ringmaster.features.speech",
+    "ringmaster.features.retraining_value",
     "ringmaster.features.endpoint",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""

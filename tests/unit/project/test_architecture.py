@@ -260,6 +260,8 @@ OF_FEATURES = {
     "model_card": ("techniques", "model_lineage"),
     "engine_folders": ("techniques", "model_lineage"),
     "hub_folder": PACKAGES,
+    "retraining": PACKAGES,
+    "champion_value": PACKAGES,
     **dict.fromkeys(("tariff_values", "tariff_bound", "tariff_kernels", "tariff_search", "tariff_planner"), ("tasks",)),
     "waiting": ("tasks",),
     "pool_tariff": ("tasks",),

@@ -7,8 +7,7 @@ import pytest
 from ringmaster.model_lineage import DatasetInput
 from ringmaster.tasks.retraining.drift import Drift, DriftEntry
 from ringmaster.tasks.retraining.promotion import ServingVersions
-from ringmaster.tasks.retraining.selection import AssertionsEntry, DueEntry, ModelObservations, ValueEntry, due
-from ringmaster.tasks.retraining.value import ValueDecision
+from ringmaster.tasks.retraining.selection import AssertionsEntry, DueEntry, ModelObservations, NewDataDecision, due
 from tests.unit.promotion.fakes import version
 
 OLD, LOST, NEW = version(1, digest="old"), version(2, digest="lost"), version(3, digest="new")
@@ -147,37 +146,22 @@ def test_a_window_that_only_lost_days_brings_nothing_new():
     assert told(standing(OLD, OLD, OLD), AGED, only_older=True, trained="2026-11-19").is_due
 
 
-def worth_it(is_due: bool) -> ValueDecision:
-    return ValueDecision(
-        is_due=is_due,
-        waiting_cost=2.0,
-        waiting_cost_low=1.5,
-        waiting_cost_high=2.5,
-        break_even_cost=1.0 if is_due else 3.0,
-        interval_days=12,
-        excess=0.1,
-        rise=0.01,
-    )
+PAYS = NewDataDecision(is_due=True, why="it pays")
+WAITS = NewDataDecision(is_due=False, why="it does not pay")
+UNKNOWN = NewDataDecision(is_due=False, why="it is not known whether it pays", is_known=False)
 
 
-def test_by_value_new_data_alone_makes_no_model_due():
-    rules = DueEntry(value=ValueEntry(worth=1))
-    pays, waits = (
-        told(standing(OLD, OLD, OLD), rules, value=worth_it(True)),
-        told(standing(OLD, OLD, OLD), rules, value=worth_it(False)),
-    )
-    assert (pays.is_due, pays.why) == (True, "waiting costs 2 a day (1.5 to 2.5), retraining pays from 1 a day on")
-    assert (waits.is_due, waits.why) == (False, "waiting costs 2 a day (1.5 to 2.5), retraining pays from 3 a day on")
-    unknown = told(standing(OLD, OLD, OLD), rules)
-    assert (unknown.is_due, unknown.why) == (False, "whether retraining pays is not known yet")
+@pytest.mark.parametrize("decision", [PAYS, WAITS, UNKNOWN], ids=lambda each: each.why)
+def test_where_a_rule_decides_new_data_alone_makes_no_model_due(decision):
+    found = told(standing(OLD, OLD, OLD), by_rule=decision)
+    assert (found.is_due, found.why) == (decision.is_due, decision.why)
 
 
-def test_by_value_the_same_data_is_not_trained_on_again():
-    found = told(standing(NEW, NEW, NEW), DueEntry(value=ValueEntry(worth=1)), value=worth_it(True))
-    assert not found.is_due
-    assert found.why.endswith("but there is no new data to learn from")
+def test_where_a_rule_decides_the_same_data_is_not_trained_on_again():
+    found = told(standing(NEW, NEW, NEW), by_rule=PAYS)
+    assert (found.is_due, found.why) == (False, "it pays, but there is no new data to learn from")
+    assert told(standing(NEW, NEW, NEW), by_rule=UNKNOWN).why == "no new data since the champion was trained"
 
 
-def test_other_conditions_hold_beside_the_value():
-    rules = DueEntry(value=ValueEntry(worth=1), max_age_days=1)
-    assert told(standing(OLD, OLD, OLD), rules, value=worth_it(False), trained="2026-11-01").is_due
+def test_other_conditions_hold_beside_a_rule():
+    assert told(standing(OLD, OLD, OLD), DueEntry(max_age_days=1), by_rule=WAITS, trained="2026-11-01").is_due

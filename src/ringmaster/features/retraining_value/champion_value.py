@@ -9,6 +9,15 @@ from statistics import NormalDist
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.features.retraining_value.batch import ValueKeys
+from ringmaster.features.retraining_value.drawing import draw_value
+from ringmaster.features.retraining_value.value import (
+    Measurement,
+    RunObservation,
+    ValueDecision,
+    ValueTerms,
+    decide,
+)
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.model_lineage.ledger.families import final_fault
 from ringmaster.model_lineage.records import KEPT, PROMOTED
@@ -18,13 +27,17 @@ from ringmaster.tasks.retraining.policy import PLAIN_RULE
 from ringmaster.tasks.retraining.production import ProductionModel
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.retraining.runs import RunRecord
-from ringmaster.tasks.retraining.value import Measurement, RunObservation, ValueDecision, ValueTerms, decide
-from ringmaster.tasks.retraining.value_drawing import draw_value
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import metric_named
 
 PICTURE = "retraining/value.svg"
 """The artifact of the run that made a champion."""
+
+
+def value_rules(model: ProductionModel) -> ValueKeys | None:
+    """Returns what a model's rules say of the value of retraining; None if they do not ask for it."""
+    section = getattr(model.rules, ValueKeys.key)
+    return None if section is None else from_json(ValueKeys, section.model_dump())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +139,7 @@ class ChampionValue:
 
 def value_of(run: RetrainingRun, model: ProductionModel, records: Iterable[RunRecord]) -> ChampionValue:
     """Returns the value of retraining a model by what some runs have measured and paid."""
-    history, rule = ChampionHistory(), model.rules.value
+    history, rule = ChampionHistory(), value_rules(model)
     for record in records:
         history.add(model, record, price_per_device_hour=run.production.entry.night.price_per_device_hour)
     observations = tuple(history.observations)
@@ -144,7 +157,7 @@ def earlier_runs(run: RetrainingRun) -> list[RunRecord]:
 
 def window_of(run: RetrainingRun, model: ProductionModel) -> int | None:
     """Returns the days of dated files that a run reads: those of the file, or the ones chosen by earlier runs."""
-    rule = model.rules.value
+    rule = value_rules(model)
     if rule is None or not rule.windows:
         return model.window_days
     decision = value_of(run, model, earlier_runs(run)).decision
@@ -165,7 +178,7 @@ def value_now(run: RetrainingRun, model: ProductionModel, measured: MeasuredCham
 
 def record_pictures(run: RetrainingRun) -> None:
     """Draws the decisions of each model that is retrained when it pays, on the runs of its champion in MLflow."""
-    models = [model for model in run.production.models if model.rules.value is not None]
+    models = [model for model in run.production.models if value_rules(model) is not None]
     standings = run.standings() if models else {}
     for model in models:
         champion = standings[model.registered_name].champion

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringmaster.tasks.retraining.value import (
+from ringmaster.features.retraining_value.drawing import draw_value
+from ringmaster.features.retraining_value.value import (
     Measurement,
     RunObservation,
     ValueTerms,
@@ -17,7 +18,6 @@ from ringmaster.tasks.retraining.value import (
     realized_share,
     tenures_of,
 )
-from ringmaster.tasks.retraining.value_drawing import draw_value
 
 NOISE = 0.02
 TERMS = ValueTerms(price=1.0, worth=1.0)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.flows.retraining.champion_value import ChampionHistory
+from ringmaster.features.retraining_value.champion_value import ChampionHistory
 from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord
 
 MODEL = SimpleNamespace(

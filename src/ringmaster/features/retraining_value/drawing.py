@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
+from ringmaster.features.retraining_value.value import RunObservation, ValueTerms, decide
 from ringmaster.tasks.planning.gantt import round_step
-from ringmaster.tasks.retraining.value import RunObservation, ValueTerms, decide
 from ringmaster.text import page_template
 
 LEFT, RIGHT = 80, 920
