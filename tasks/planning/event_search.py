@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import mul
 
 from ringmaster.tasks.planning.bounds import job_costs
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
@@ -50,13 +51,14 @@ class ScheduleEvent:
 
 @dataclass(frozen=True)
 class Periods:
-    """A solution of the program.
+    """A solution of a program.
 
     lengths_s: the length of each period.
     shares: for each period, the share of each job that runs in it, by job id.
     value: of the objective.
     """
 
+    lp: "EventLp"
     lengths_s: tuple[float, ...]
     shares: tuple[dict[str, float], ...]
     value: float
@@ -94,20 +96,15 @@ class EventLp:
 
     def solved(self) -> Periods | None:
         """Returns an optimum; None where the order of events is impossible."""
-        import highspy
-
-        highs = self.lp.loaded()
-        highs.run()
-        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        if not (values := self.lp.values()):
             return None
-        values = highs.getSolution().col_value
         shares: list[dict[str, float]] = [{} for _ in range(self.num)]
         for column, job, p, whole in self.seconds:
             if values[column] > 1e-9:
                 shares[p][job] = shares[p].get(job, 0.0) + values[column] / whole
-        value = float(highs.getInfo().objective_function_value) * self.unit_s * self.scale
-        lengths = tuple(max(0.0, float(values[column])) * self.unit_s for column in self.lengths)
-        return Periods(lengths, tuple(shares), value)
+        value = math.fsum(map(mul, self.lp.costs, values)) * self.unit_s * self.scale
+        lengths = tuple(max(0.0, values[column]) * self.unit_s for column in self.lengths)
+        return Periods(self, lengths, tuple(shares), value)
 
     def nodes_in(self, p: int) -> list[PlanningNode]:
         """Returns the nodes that are there in a period."""
@@ -131,8 +128,7 @@ class EventLp:
             for k in job_costs.useful_options(job)
         ]
         for p in self._periods_of(job):
-            time = self.lp.row(-math.inf, 0.0)
-            self.lp.columns[self.lengths[p]].append((time, -1.0))
+            time = self.lp.row(-math.inf, 0.0, [(self.lengths[p], -1.0)])
             for option, whole_s in options:
                 whole = whole_s / self.unit_s
                 for kind in self.problem.types_of(option):
@@ -144,9 +140,8 @@ class EventLp:
         for p in range(self.num):
             groups = Counter((node.device_type, node.num_devices) for node in self.nodes_in(p))
             for (kind, size), count in groups.items():
-                rows = [self.lp.row(0.0, 0.0) for _ in range(size)]
-                self.lp.columns[self.lengths[p]].append((rows[0], -float(count)))
-                self.lp.add_walks(rows, p, kind)
+                first = self.lp.row(0.0, 0.0, [(self.lengths[p], -float(count))])
+                self.lp.add_walks([first, *(self.lp.row(0.0, 0.0) for _ in range(size - 1))], p, kind)
 
     def _add_latest(self, of: Coefficients) -> None:
         """Adds the maximum of factor x end as a column, and a row for each period in which jobs of a factor end."""
@@ -158,63 +153,48 @@ class EventLp:
             factors[p] = max(factor, factors.get(p, 0.0))
         value = self.lp.column(cost=of.largest / self.scale)
         for p, factor in factors.items():
-            row = self.lp.row(0.0, math.inf)
-            self.lp.columns[value].append((row, 1.0))
-            for q in range(p + 1):
-                self.lp.columns[self.lengths[q]].append((row, -factor / of.largest))
+            lengths = [(length, -factor / of.largest) for length in self.lengths[: p + 1]]
+            self.lp.row(0.0, math.inf, [(value, 1.0), *lengths])
 
     def _add_events(self) -> None:
         for p, event in enumerate(self.order):
             if event.at_s is None:
                 continue
             at = event.at_s / self.unit_s
-            is_release = event.kind is EventKind.RELEASE
-            row = self.lp.row(at if is_release else -math.inf, math.inf if is_release else at)
-            for q in range(p + 1):
-                self.lp.columns[self.lengths[q]].append((row, 1.0))
+            limits = (at, math.inf) if event.kind is EventKind.RELEASE else (-math.inf, at)
+            self.lp.row(*limits, [(length, 1.0) for length in self.lengths[: p + 1]])
 
 
 MAX_LPS, SIZE_OF_LPS = 24, 12_000  # linear programs of one search for the order, and their limit in jobs x periods
 PER_SIZE_S = 2e-4  # work of a linear program, per job and period
 
 
-@dataclass(frozen=True)
-class OrderFound:
-    """An order of events, and the periods between them in its linear program."""
-
-    order: list[ScheduleEvent]
-    periods: Periods
-    lp: EventLp
-
-
 def best_order(
     orders: Sequence[list[ScheduleEvent]], problem: Problem, of: Coefficients, bound_s: float, work: WorkBudget
-) -> OrderFound | None:
-    """Returns the best order of events that swaps of neighbours find from the best of the given ones."""
+) -> Periods | None:
+    """Returns the periods of the best order of events that swaps of neighbours find from the best of the given ones."""
 
-    def solved(order: list[ScheduleEvent]) -> OrderFound | None:
+    def solved(order: list[ScheduleEvent]) -> Periods | None:
         work.charge(PER_SIZE_S * (len(order) + 1) * len(problem.jobs))
-        lp = EventLp(problem, order, of, unit_s=bound_s)
-        periods = lp.solved()
-        return None if periods is None else OrderFound(order, periods, lp)
+        return EventLp(problem, order, of, unit_s=bound_s).solved()
 
     firsts = [solution for order in orders if (solution := solved(order))]
     if not firsts:
         return None
-    best, num_lps, i, unchanged = min(firsts, key=lambda solution: solution.periods.value), 0, 0, 0
+    best, num_lps, i, unchanged = min(firsts, key=lambda periods: periods.value), 0, 0, 0
     after = {job.id: set(job.after) for job in problem.jobs}
-    most = min(MAX_LPS, SIZE_OF_LPS // ((len(best.order) + 1) * len(problem.jobs)))
-    while num_lps < most and unchanged < len(best.order) - 1 and not work.is_over():
-        i = i % (len(best.order) - 1)
-        a, b = best.order[i], best.order[i + 1]
+    most, num_swaps = min(MAX_LPS, SIZE_OF_LPS // (best.lp.num * len(problem.jobs))), best.lp.num - 2
+    while num_lps < most and unchanged < num_swaps and not work.is_over():
+        i = i % num_swaps
+        a, b = best.lp.order[i], best.lp.order[i + 1]
         i, unchanged = i + 1, unchanged + 1
         if not _may_swap(a, b, after):
             continue
-        order = list(best.order)
+        order = list(best.lp.order)
         order[i - 1], order[i] = b, a
         num_lps += 1
         solution = solved(order)
-        if solution is not None and solution.periods.value < best.periods.value * (1 - 1e-6):
+        if solution is not None and solution.value < best.value * (1 - 1e-6):
             best, unchanged = solution, 0
     return best
 
@@ -333,7 +313,7 @@ def plan_by_events(
     if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:
         return None
 
-    def planned(order: OrderFound, trial: int) -> Plan | None:
+    def planned(order: Periods, trial: int) -> Plan | None:
         segments = _planned(order, safe.problem, least_s=least_s, seed=MAX_TRIALS * seed + trial, work=work)
         work.charge(PER_RETIMED_S * len(problem.jobs))
         exact = exactly(problem, safe.original(segments), objective=objective, least_s=least_s)
@@ -377,9 +357,9 @@ def within_fair_memory(problem: Problem) -> job_costs.NarrowedProblem | None:
     return replace(safe, problem=replace(safe.problem, nodes=nodes, jobs=tuple(jobs)))
 
 
-def _planned(ordered: OrderFound, problem: Problem, *, least_s: float, seed: int, work: WorkBudget) -> list[Segment]:
+def _planned(periods: Periods, problem: Problem, *, least_s: float, seed: int, work: WorkBudget) -> list[Segment]:
     """Returns the segments of all periods, one after another."""
-    shares = _gathered(ordered.periods, problem)
+    shares = _gathered(periods, problem)
     last = {job: p for p, of in enumerate(shares) for job in of}
     segments: list[Segment] = []
     now_s, started = 0.0, {job.id for job in problem.jobs if job.started}
@@ -387,7 +367,7 @@ def _planned(ordered: OrderFound, problem: Problem, *, least_s: float, seed: int
     for p, of in enumerate(shares):
         if not of:
             continue
-        nodes = tuple(replace(node, available_until_s=None) for node in ordered.lp.nodes_in(p))
+        nodes = tuple(replace(node, available_until_s=None) for node in periods.lp.nodes_in(p))
         jobs = [
             _part(problem.job(job), share, nodes, running.get(job), is_started=job in started, is_last=last[job] == p)
             for job, share in of.items()

@@ -328,9 +328,9 @@ class PlanSearch:
             return
         proof = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
         if proof is not None:
-            self.rigid_s, self.solver = proof.lower_s, "exhausted search"
-        if proof is not None and proof.orders is not None:
-            self._take(Plan(self.problem.name, segments_of(self.problem, proof.orders), method="exhausted search"))
+            (self.rigid_s, orders), self.solver = proof, "exhausted search"
+            if orders is not None:
+                self._take(Plan(self.problem.name, segments_of(self.problem, orders), method="exhausted search"))
 
     def _proved(self) -> Plan:
         """Returns the best plan with its lower bounds and their proofs."""

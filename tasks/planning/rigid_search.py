@@ -306,18 +306,6 @@ CLOSE = 2e-5  # a plan this close to the optimum counts as optimal: searching fo
 MARGIN = 1e-9  # relative rounding error
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Result of the search.
-
-    lower_s: no plan without preemption ends before this time.
-    orders: the orders of a better plan, or None where none was found.
-    """
-
-    lower_s: float
-    orders: tuple[Order, ...] | None = None
-
-
 def search(
     problem: Problem,
     *,
@@ -325,11 +313,12 @@ def search(
     upper_s: float,
     max_work: int = MAX_WORK,
     budget: WorkBudget | None = None,
-) -> Proof | None:
-    """Returns the best plan if one ends before `upper_s`, the makespan of a known plan; or else a proved lower bound.
+) -> tuple[float, tuple[Order, ...] | None] | None:
+    """Returns the seconds before which no plan without preemption ends, and the orders of the best plan.
 
-    Returns None where the problem has too many jobs or gangs over several nodes, where the known plan is as good as
-    `lower_s`, or where the budget is spent first.
+    The orders are None where no plan ends before `upper_s`, the makespan of a known plan. Returns None where the
+    problem has too many jobs or gangs over several nodes, where the known plan is as good as `lower_s`, or where the
+    budget is spent first.
 
     problem: as `job_costs.without_overheads` returns it.
     max_work: limit of the steps of the dynamic program.
@@ -345,7 +334,7 @@ def search(
         orders, end_s = ExhaustiveSearch(problem, limit_s, max_work, budget or WorkBudget()).run()
     except SpentError:
         return None
-    return Proof(max(lower_s, end_s * (1 - MARGIN)), orders)
+    return max(lower_s, end_s * (1 - MARGIN)), orders
 
 
 class ExhaustiveSearch:

@@ -299,10 +299,9 @@ class CompletionModel(WindowRows):
         waits = []
         for other in job.after:
             a = self.class_of[other]
-            row = self._after[a, c] = self.lp.row(0.0, math.inf)
-            self.lp.columns[self._completion[c]].append((row, 1.0 / count))
-            self.lp.columns[self._completion[a]].append((row, -1.0))
-            waits.append((row, -1.0 / count))
+            ends = [(self._completion[c], 1.0 / count), (self._completion[a], -1.0)]
+            self._after[a, c] = self.lp.row(0.0, math.inf, ends)
+            waits.append((self._after[a, c], -1.0 / count))
         order = {i: self.order_rows(c, i) for i in self.windows[c] if i < self.last and self.is_ordered[c]}
         every, kappa = self.lp.row(float(count), float(count)), kappa_of(job, self.problem)
         ends_s = (*self.points_s[1:], math.inf)

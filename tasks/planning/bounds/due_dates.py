@@ -252,8 +252,7 @@ class _DueModel(windows.WindowRows):
         self.add_nodes()
 
     def _add_job(self, c: int) -> None:
-        work = self.lp.row(0.0, math.inf)
-        self.lp.columns[self._done].append((work, -1.0))
+        work = self.lp.row(0.0, math.inf, [(self._done, -1.0)])
         for i in self.windows[c]:
             if i == self.last or self._values[i] >= self._dues[self.jobs[c].id]:
                 continue

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Entries = Sequence[tuple[int, float]]  # (row, coefficient) of a column
+Entries = Sequence[tuple[int, float]]  # (row, coefficient) of a column, or (column, coefficient) of a row
 
 
 @dataclass
@@ -23,10 +23,12 @@ class LinearProgram:
     integer: list[int] = field(default_factory=list)
     slots: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
-    def row(self, lower: float, upper: float) -> int:
-        """Adds a row and returns its index."""
+    def row(self, lower: float, upper: float, entries: Entries = ()) -> int:
+        """Adds a row and returns its index. entries: the (column, coefficient) of columns that are there."""
         self.lower.append(lower)
         self.upper.append(upper)
+        for column, coefficient in entries:
+            self.columns[column].append((len(self.lower) - 1, coefficient))
         return len(self.lower) - 1
 
     def column(

@@ -240,8 +240,7 @@ class WindowRows:
                 self.lp.column(column, upper=self.points[i + 1] - self.points[i])
             else:
                 assert self.end is not None
-                stop = self.lp.row(-math.inf, -self.points[i])
-                self.lp.columns[self.end].append((stop, -1.0))
+                stop = self.lp.row(-math.inf, -self.points[i], [(self.end, -1.0)])
                 self.lp.column([*column, (stop, 1.0)])
 
     def add_nodes(self) -> None:
@@ -258,8 +257,7 @@ class WindowRows:
         if i < self.last or self.end is None:
             there = count * (min(until, self.points[i + 1]) - self.points[i])
             return [self.lp.row(there, there), *(self.lp.row(0.0, 0.0) for _ in range(size - 1))]
-        first = self.lp.row(-math.inf, -count * self.points[i])
-        self.lp.columns[self.end].append((first, -float(count)))
+        first = self.lp.row(-math.inf, -count * self.points[i], [(self.end, -float(count))])
         if until < math.inf:
             rest = [self.lp.row(0.0, 0.0) for _ in range(size)]
             self.lp.column([(first, 1.0), (rest[0], -1.0)], upper=count * (until - self.points[i]))
@@ -378,6 +376,5 @@ class WindowModel(WindowRows):
             self._time[c, i] = self.lp.row(-math.inf, count * (self.points[i + 1] - begins))
         else:
             assert self.end is not None
-            self._time[c, i] = self.lp.row(-math.inf, -count * begins)
-            self.lp.columns[self.end].append((self._time[c, i], -float(count)))
+            self._time[c, i] = self.lp.row(-math.inf, -count * begins, [(self.end, -float(count))])
         return self._time[c, i]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.errors import NoRoomError
-from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
+from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
@@ -84,6 +84,7 @@ class DeviceTimeline:
         length_s: float | None = None,
         cheaply_by_s: float | None = None,
         group: str = "",
+        node: int | None = None,
     ) -> tuple[float, list[int]]:
         """Returns the earliest start from `ready_s` at which the gang fits, and its nodes.
 
@@ -92,13 +93,14 @@ class DeviceTimeline:
         length_s: seconds for which the gang must fit; None for those of the whole job.
         cheaply_by_s: take the cheapest nodes instead, where the job then still ends by that time.
         group: within whose limit the gang must fit.
+        node: the index of the only node that it may use; None for any.
 
         Raises NoRoomError where the gang fits nowhere.
         """
         whole_s = option.whole_s if length_s is None else length_s
         limited = self._limited.get(group)
         while True:
-            start_s, nodes = self._earliest(option, ready_s, whole_s, cheaply_by_s=cheaply_by_s)
+            start_s, nodes = self._earliest(option, ready_s, whole_s, cheaply_by_s=cheaply_by_s, node=node)
             ready_s = start_s if limited is None else limited.earliest(option.num_devices, start_s, whole_s)
             if ready_s <= start_s:
                 return start_s, nodes
@@ -106,13 +108,13 @@ class DeviceTimeline:
                 raise NoRoomError(f"the limit of {group} is less than {option.num_devices} devices")
 
     def _earliest(
-        self, option: Option, ready_s: float, whole_s: float, *, cheaply_by_s: float | None
+        self, option: Option, ready_s: float, whole_s: float, *, cheaply_by_s: float | None, node: int | None
     ) -> tuple[float, list[int]]:
         starts = np.maximum(self._free_s[:, option.slot - 1], ready_s)
         kind = (option.device_type, option.slot, option.host_memory_bytes)
         if kind not in self._unfit:
             self._unfit[kind] = np.array([not option.runs_on(node) for node in self._nodes])
-        starts[self._unfit[kind]] = np.inf
+        starts[self._unfit[kind] | (node is not None and np.arange(starts.size) != node)] = np.inf
         if option.host_memory_bytes:
             for v in np.flatnonzero(np.isfinite(starts)):
                 starts[v] = self._with_memory(option, int(v), starts[v], whole_s)
@@ -138,10 +140,6 @@ class DeviceTimeline:
             idle_s = np.maximum(start_s - self._free_s[ties], 0.0).sum(axis=1)
             return start_s, [int(ties[idle_s.argmin()])]
         return start_s, [int(ties[0])]
-
-    def earliest_on(self, option: Option, node: int) -> float:
-        """Returns the earliest start of the gang on one given node."""
-        return float(self._free_s[node, option.slot - 1])
 
     def take(
         self, option: Option, start_s: float, nodes: Sequence[int], length_s: float | None = None, *, group: str = ""
@@ -230,6 +228,7 @@ def schedule_pieces(
     *,
     prices: Mapping[str, float] | None = None,
     one_a_node: bool = False,
+    nodes: Mapping[str, int] | None = None,
 ) -> tuple[Segment, ...]:
     """Schedules one segment per piece, in the given order.
 
@@ -237,6 +236,7 @@ def schedule_pieces(
     the job is running continues on its devices. Raises NoRoomError where a piece fits nowhere.
 
     prices, one_a_node: as in `schedule`.
+    nodes: by job, the index of the only node that it may start on; its option is for one node.
     """
     jobs, timeline, segments = {job.id: job for job in problem.jobs}, DeviceTimeline(problem, prices), []
     firsts, lasts = dict[str, int](), dict[str, int]()
@@ -259,10 +259,15 @@ def schedule_pieces(
         else:
             waits = (ends[other] for other in job.after) if is_first else (ends[job_id],)
             by_s = (np.inf if job.deadline_s is None else job.deadline_s) if prices else None
-            start_s, nodes = timeline.earliest(
-                option, max([job.release_s, *waits]), length_s=length_s, cheaply_by_s=by_s, group=job.group
+            start_s, chosen = timeline.earliest(
+                option,
+                max([job.release_s, *waits]),
+                length_s=length_s,
+                cheaply_by_s=by_s,
+                group=job.group,
+                node=(nodes or {}).get(job_id),
             )
-            gang = timeline.take(option, start_s, nodes, length_s, group=job.group)
+            gang = timeline.take(option, start_s, chosen, length_s, group=job.group)
         ends[job_id] = start_s + length_s
         if one_a_node:
             timeline.fill([node for node, _ in gang], ends[job_id])
@@ -366,23 +371,10 @@ def segments_of(problem: Problem, orders: Sequence[Order]) -> tuple[Segment, ...
 
     Jobs that run at time 0 are in no order: they continue on their devices. Gangs are on one node.
     """
-    jobs, timeline, segments = {job.id: job for job in problem.jobs}, DeviceTimeline(problem), []
-    for job in problem.jobs:
-        if job.running is not None:
-            k = job.running.option
-            whole_s = whole_of(job, k, problem.switch_cost_s)
-            timeline.hold(job.options[k], job.running.devices, whole_s)
-            overhead_s = whole_s - job.options[k].runtime_s
-            segments.append(Segment(job.id, k, 0.0, whole_s, 1.0, overhead_s, job.running.devices))
-    for v, order in enumerate(orders):
-        for job_id, k in order:
-            option = jobs[job_id].options[k]
-            whole_s = whole_of(jobs[job_id], k, problem.switch_cost_s)
-            start_s = timeline.earliest_on(option, v)
-            gang = timeline.take(option, start_s, [v], whole_s)
-            overhead_s = whole_s - option.runtime_s
-            segments.append(Segment(job_id, k, start_s, start_s + whole_s, 1.0, overhead_s, gang))
-    return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
+    running = [(job.id, job.running.option, 1.0) for job in problem.jobs if job.running is not None]
+    pieces = [*running, *((job_id, k, 1.0) for order in orders for job_id, k in order)]
+    nodes = {job_id: v for v, order in enumerate(orders) for job_id, _ in order}
+    return schedule_pieces(problem, pieces, nodes=nodes)
 
 
 def current_practice(problem: Problem) -> Plan:

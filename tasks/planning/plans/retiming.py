@@ -93,57 +93,39 @@ class _Structure:
 
     def best_lengths_s(self, of: Coefficients) -> list[float] | None:
         """Returns the lengths of the segments in an optimum of the linear program; None where there is none."""
-        num, infinity = len(self.segments), math.inf
+        num, lp = len(self.segments), LinearProgram()
         unit_s = max(sum(self.paid_s), *(self._runtime_s(i) for i in range(num)))
         unit_s = max(max(s.end_s for s in self.segments), unit_s / num)
-        # Columns: start of each segment, length of each segment, the last end T, lateness of each job.
-        last, late = 2 * num, {job_id: 2 * num + 1 + j for j, job_id in enumerate(self.jobs)}
-        rows: list[tuple[float, float, list[tuple[int, float]]]] = []
-        for job_id, job in self.jobs.items():
-            own_rows = self.of_job[job_id]
-            owed = 1.0 + sum(self.paid_s[i] / self._runtime_s(i) for i in own_rows)
-            fastest_s = min(self._runtime_s(i) for i in own_rows)
-            row = [(num + i, fastest_s / self._runtime_s(i)) for i in own_rows]
-            rows.append((owed * fastest_s / unit_s, owed * fastest_s / unit_s, row))
-            if job.deadline_s is not None:
-                rows.append((-infinity, job.deadline_s / unit_s, [*_end(own_rows[-1], num), (late[job_id], -1.0)]))
-        for i, k in self.follows:
-            rows.append((0.0, infinity, [(k, 1.0), (i, -1.0), (num + i, -1.0)]))
-        nodes = {node.id: node for node in self.problem.nodes}
-        for i, segment in enumerate(self.segments):
-            factor = of.latest.get(segment.job, 0.0) / of.largest if of.largest else 1.0
-            if factor:
-                rows.append((0.0, infinity, [(last, 1.0), (i, -factor), (num + i, -factor)]))
-            untils = [u for v, _ in segment.devices if (u := nodes[v].available_until_s) is not None]
-            if untils:
-                rows.append((-infinity, min(untils) / unit_s, _end(i, num)))
         prices = [sum(of.prices.get(v, 0.0) * len(ids) for v, ids in s.devices) for s in self.segments]
         scale = of.per_second + max(prices) or 1.0
-        cost = np.zeros(2 * num + 1 + len(self.jobs))
-        cost[last], cost[last + 1 :] = of.largest / scale or 10 * TRIFLE, LATE
-        cost[: 2 * num] += TRIFLE / num
+        starts = [lp.column(cost=TRIFLE / num) for _ in self.segments]
+        lengths = [lp.column(cost=TRIFLE / num + price / scale) for price in prices]
+        last = lp.column(cost=of.largest / scale or 10 * TRIFLE)
         for job_id, weight in of.ends.items():
-            i = self.of_job[job_id][-1]
-            cost[[i, num + i]] += weight / scale
-        cost[num : 2 * num] += np.array(prices) / scale
-        lower, upper = np.zeros(cost.size), np.full(cost.size, infinity)
-        lower[num : 2 * num] = np.array(self.least_s) / unit_s
+            for column in (starts[self.of_job[job_id][-1]], lengths[self.of_job[job_id][-1]]):
+                lp.costs[column] += weight / scale
+        for job_id, job in self.jobs.items():
+            own_rows, late = self.of_job[job_id], lp.column(cost=LATE)
+            owed = 1.0 + sum(self.paid_s[i] / self._runtime_s(i) for i in own_rows)
+            fastest_s = min(self._runtime_s(i) for i in own_rows)
+            work = owed * fastest_s / unit_s
+            lp.row(work, work, [(lengths[i], fastest_s / self._runtime_s(i)) for i in own_rows])
+            if job.deadline_s is not None:
+                lp.row(-math.inf, job.deadline_s / unit_s, [*_end(own_rows[-1], num), (late, -1.0)])
+        for i, k in self.follows:
+            lp.row(0.0, math.inf, [(starts[k], 1.0), (starts[i], -1.0), (lengths[i], -1.0)])
+        nodes = {node.id: node for node in self.problem.nodes}
         for i, segment in enumerate(self.segments):
-            lower[i] = self.jobs[segment.job].release_s / unit_s
-            if self.held_at_0[i]:
-                upper[i] = 0.0
-        lp = LinearProgram(
-            lower=[row[0] for row in rows],
-            upper=[row[1] for row in rows],
-            columns=[[] for _ in cost],
-            limits=list(zip(lower, upper, strict=True)),
-            costs=list(cost),
-        )
-        for number, (_, _, entries) in enumerate(rows):
-            for column, x in entries:
-                lp.columns[column].append((number, x))
+            lp.limits[starts[i]] = self.jobs[segment.job].release_s / unit_s, 0.0 if self.held_at_0[i] else math.inf
+            lp.limits[lengths[i]] = self.least_s[i] / unit_s, math.inf
+            factor = of.latest.get(segment.job, 0.0) / of.largest if of.largest else 1.0
+            if factor:
+                lp.row(0.0, math.inf, [(last, 1.0), (starts[i], -factor), (lengths[i], -factor)])
+            untils = [u for v, _ in segment.devices if (u := nodes[v].available_until_s) is not None]
+            if untils:
+                lp.row(-math.inf, min(untils) / unit_s, _end(i, num))
         values = lp.values(tolerance=1e-9)
-        return [x * unit_s for x in values[num : 2 * num]] if values else None
+        return [values[length] * unit_s for length in lengths] if values else None
 
     def with_lengths(self, lengths_s: Sequence[float]) -> tuple[Segment, ...]:
         """Returns segments of about those lengths, each as early as the order allows.

@@ -72,24 +72,24 @@ def _ends_s(node: PlanningNode, order: tuple[Option, ...]) -> float:
 def test_what_is_proved_optimal_is_optimal(seed, sizes, num_jobs):
     problem = drawn(seed, sizes, num_jobs)
     optimum_s, bound_s = shortest_s(problem), preemptive_bound(problem).seconds
-    found = search(problem, lower_s=bound_s, upper_s=1.2 * optimum_s)
-    plan = Plan(problem.name, segments_of(problem, found.orders), solver_bound_s=found.lower_s)
+    lower_s, orders = search(problem, lower_s=bound_s, upper_s=1.2 * optimum_s)
+    plan = Plan(problem.name, segments_of(problem, orders), solver_bound_s=lower_s)
     assert verify(plan, problem) == []
     assert plan.makespan_s == pytest.approx(optimum_s)
     assert plan.solver_bound_s == pytest.approx(optimum_s, rel=1e-6)
     # No plan ends before the optimum, and the search proves that within its tolerance.
-    proved = search(problem, lower_s=bound_s, upper_s=optimum_s)
-    assert proved.orders is None
-    assert optimum_s * (1 - 2 * CLOSE) <= proved.lower_s <= optimum_s
+    lower_s, orders = search(problem, lower_s=bound_s, upper_s=optimum_s)
+    assert orders is None
+    assert optimum_s * (1 - 2 * CLOSE) <= lower_s <= optimum_s
 
 
 def test_a_spent_budget_claims_nothing_that_is_false():
     problem = drawn(7, (4,), 9)
     bound_s = preemptive_bound(problem).seconds
-    optimum_s = search(problem, lower_s=bound_s, upper_s=2 * bound_s).lower_s
+    optimum_s, _ = search(problem, lower_s=bound_s, upper_s=2 * bound_s)
     for max_work in (1, 10_000, 100_000):
         found = search(problem, lower_s=bound_s, upper_s=2 * bound_s, max_work=max_work)
-        assert found is None or bound_s < found.lower_s <= optimum_s * (1 + 1e-6)
+        assert found is None or bound_s < found[0] <= optimum_s * (1 + 1e-6)
 
 
 def test_what_is_too_large_is_not_searched():
@@ -130,8 +130,8 @@ def annealed(problem: Problem) -> Plan:
 def test_annealing_finds_what_the_exhaustive_search_proves():
     problem = drawn(3, (4, 2), 7)
     plan = annealed(problem)
-    proved = search(problem, lower_s=1.0, upper_s=plan.makespan_s * 1.01)
-    assert plan.makespan_s == pytest.approx(proved.lower_s, rel=0.01)
+    lower_s, _ = search(problem, lower_s=1.0, upper_s=plan.makespan_s * 1.01)
+    assert plan.makespan_s == pytest.approx(lower_s, rel=0.01)
     assert plan == annealed(problem)
 
 
