@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,13 @@ from ringmaster.flows.dated_runs import runs_below
 from ringmaster.tasks.control.batch_terms import ALONE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning import Problem
+from ringmaster.tasks.planning.objectives import objective_by_name, objective_names
 from ringmaster.tasks.pool.active_batches import features_of_pool, quota_text, quotas_of_pool
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, hand_over, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.tasks.storage.schema import PLANS, check_release
+from ringmaster.tasks.storage.schema import BATCHES, PLANS, check_release
 from ringmaster.techniques.job_features import is_name
 
 if TYPE_CHECKING:
@@ -182,7 +183,31 @@ def check_terms(batch: Batch, database: Database, *, notice: Callable[[str], Non
     from ringmaster.tasks.batch.placement import check_placement  # imports pydantic
 
     names = [node.name for node in NodeRegistry(database).all()]
-    check_placement(batch, nodes=names, are_all=False, of_pool=features_of_pool(database), notice=notice)
+    of_pool = features_of_pool(database)
+    check_placement(batch, nodes=names, are_all=False, of_pool=of_pool, notice=notice)
+    others = objectives_of_pool(database) - {batch.objective}
+    if line := objectives_in_words(batch.objective, others):
+        notice(line)
+
+
+def objectives_of_pool(database: Database) -> set[str]:
+    """Returns the objectives of the batches that have not ended. Reads no batch as a whole."""
+    objective = BATCHES.c.content["terms"]["objective"].as_string()
+    return {*database.scalars(select(objective).where(BATCHES.c.status == BatchStatus.SUBMITTED))}
+
+
+def objectives_in_words(own: str, others: Collection[str]) -> str:
+    """Returns how a batch is planned beside running batches with other objectives; empty where there are none."""
+    known = objective_names()
+    waiting = {name for name in (own, *others) if name in known and objective_by_name(name).may_wait}
+    if not others or not waiting:
+        return ""
+    there = f"the pool trains batches by {', '.join(sorted(others))}"
+    if len(waiting) > 1:
+        return f"{there}: beside this one by {own}, all are planned by their ends, and nothing waits for good hours"
+    if own in waiting:
+        return f"{there}: these are planned first, by their ends, and this one by {own} in what they leave"
+    return f"{there}: these are planned in what this batch leaves"
 
 
 def timeout(timeout_s: float) -> Callable[[], bool]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion
+from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_by_name
 from ringmaster.tasks.planning.term_features import DeviceUse, TermsFeature, combined_features
 from ringmaster.tasks.storage.journal import Journal, SegmentRecord
 
@@ -105,7 +105,8 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms 
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
     and nobody has set a priority or a weight; without batches it is the makespan. Otherwise it is the sum of weight x
-    end over all jobs. A job's weight is the weight that its batch gives it, times
+    end over all jobs; jobs whose batches may wait are then planned in what the others leave, if they request the same
+    objective and something depends on the time. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
     price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch or the
     pool names. Features combine theirs with those of the pool (`TermsFeature.combined`).
@@ -117,6 +118,9 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms 
     objective = WeightedCompletion.name
     if len(objectives) == 1 and not has_priorities:
         (objective,) = objectives
+    patient = [each for each in every if not has_priorities and objective_by_name(each.given.objective).may_wait]
+    waiting = {each.given.objective for each in patient}
+    second = next(iter(waiting)) if len(waiting) == 1 < len(objectives) else ""
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
@@ -144,5 +148,7 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms 
         price_per_device_hour=max(prices, default=1.0),
         max_devices=max_devices,
         shares=shares,
+        second=second,
+        patient=tuple(each.qualified(job) for each in patient for job in each.jobs if second),
         features=combined_features([each.given.features for each in every], of_pool=of_pool.features),
     )

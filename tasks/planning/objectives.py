@@ -103,12 +103,14 @@ class Objective(ABC):
     only_last_end: the value is the end of the last job. The searches for that end apply, such as the configuration LP.
     trains_alone: jobs are never trained together, as the value depends on what each of them takes alone.
     keeps_budgets: plans keep the budgets of the problem, which `faults` checks.
+    may_wait: jobs may wait for a better time, as far as their deadlines allow it.
     """
 
     name: str
     only_last_end: bool = False
     trains_alone: bool = False
     keeps_budgets: bool = False
+    may_wait: bool = False
 
     @abstractmethod
     def coefficients(self, problem: Problem) -> Coefficients:
@@ -323,6 +325,8 @@ class PlanningTerms:
     max_devices, shares: by user, the most devices that the user's jobs may hold at a time, as a number and as a share
         of all devices. A quota never keeps a job from running: it is at least the smallest gang of each.
     features: what optional features add.
+    second: where something depends on the time, the objective by which jobs that are `patient` are planned in what the
+        others leave (`two_objectives`); empty for none.
     """
 
     objective: str = "makespan"
@@ -333,6 +337,8 @@ class PlanningTerms:
     max_devices: Mapping[str, int] = field(default_factory=dict, metadata=SINCE_LATER)
     shares: Mapping[str, float] = field(default_factory=dict, metadata=SINCE_LATER)
     features: tuple[TermsFeature, ...] = stored_features(terms_feature)
+    second: str = field(default="", metadata=SINCE_LATER)
+    patient: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
 
     def on(
         self,
@@ -368,6 +374,10 @@ class PlanningTerms:
         problem = replace(problem, jobs=jobs, nodes=nodes, quotas=self._quotas(jobs, problem.num_devices))
         for feature in self.features:
             problem = feature.on(problem, now_s=wall_clock(), past=past)
+        if self.second and problem.has_series:
+            patient = set(self.patient)
+            kept = (replace(job, weight=0.0) if job.id in patient else job for job in problem.jobs)
+            problem = replace(problem, jobs=tuple(kept))
         return problem
 
     def _quotas(self, jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, int]:

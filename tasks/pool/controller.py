@@ -32,6 +32,7 @@ from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
+from ringmaster.tasks.planning.two_objectives import plan_by_two
 from ringmaster.tasks.pool.active_batches import (
     active_batch,
     as_logged,
@@ -154,8 +155,11 @@ class PoolController:
 
     def make_plan(self, problem: Problem) -> Plan:
         """Returns a plan for the current objective, checked by the verifier. May be called from any thread."""
-        objective, ends_s = self._terms.objective, self._ends_s
+        objective, second, ends_s = self._terms.objective, self._terms.second, self._ends_s
         make_plan = partial(checked_plan, work_s=PLANNING_WORK_S, seed=self._seed, objective=objective)
+        if second and problem.has_series:
+            half = partial(checked_plan, work_s=PLANNING_WORK_S / 2, seed=self._seed)
+            make_plan = partial(plan_by_two, first=objective, second=second, make_plan=half)
         return plan_before_ends(problem, ends_s=ends_s, objective=objective, make_plan=make_plan)
 
     def listen(self, event: ExecutionEvent) -> None:

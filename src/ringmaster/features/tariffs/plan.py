@@ -22,6 +22,7 @@ class TariffObjective(Objective):
     """A sum of the last end, money and emissions, with factors of the problem."""
 
     keeps_budgets = True
+    may_wait = True
 
     @abstractmethod
     def factors(self, problem: Problem) -> Factors:
