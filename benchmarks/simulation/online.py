@@ -37,7 +37,8 @@ from scipy.sparse import csr_array
 
 from benchmarks.page import write_section
 from benchmarks.planning.rounds import ROUND_S, SIA_POWER, SIA_WAITS
-from ringmaster.tasks.execution.dispatch import PlannedSegment, PlanSimulator, in_steps
+from ringmaster.tasks.execution.dispatch import PlannedSegment, in_steps
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.execution.replan_policy import plan_rest, remaining
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.objectives import MeanCompletion

@@ -13,16 +13,10 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from ringmaster.tasks.execution.dispatch import (
-    DeviceId,
-    OngoingSegment,
-    PlannedSegment,
-    PlanSimulator,
-    SimulatedSegment,
-    in_steps,
-)
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from ringmaster.tasks.execution.execution_events import Prediction
 from ringmaster.tasks.execution.forecast import EarliestEnds, predict, seconds_left
+from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator, SimulatedSegment
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     ReplanPolicy,

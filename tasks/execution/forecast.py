@@ -45,8 +45,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlanSimulator, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
 from ringmaster.tasks.execution.execution_events import COVERAGE, PredictedEnd, Prediction
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import certified_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only

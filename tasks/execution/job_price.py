@@ -20,8 +20,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator, by_node
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, by_node
 from ringmaster.tasks.execution.job_progress import range_text
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy, left_s
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Segment
 from ringmaster.tasks.planning.durations import seconds_text

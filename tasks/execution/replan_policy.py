@@ -36,7 +36,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator, by_node
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, by_node
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import Objective, objective_by_name, plan_giving_up_bounds

@@ -15,17 +15,11 @@ from functools import partial
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import (
-    DeviceId,
-    OngoingSegment,
-    PlannedSegment,
-    PlanSimulator,
-    in_steps,
-    waits_of,
-)
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps, waits_of
 from ringmaster.tasks.execution.forecast import Draws, EarliestEnds, ForecastConditions, options_of, seconds_left
 from ringmaster.tasks.execution.job_price import JobPrice, price_of
 from ringmaster.tasks.execution.job_table import keeps_layout
+from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.replan_policy import (
     EPS_S,

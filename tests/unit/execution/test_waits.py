@@ -9,7 +9,6 @@ import pytest
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.dispatch import (
     PlannedSegment,
-    PlanSimulator,
     end_of,
     hand_over,
     in_steps,
@@ -18,6 +17,7 @@ from ringmaster.tasks.execution.dispatch import (
     waits_of,
 )
 from ringmaster.tasks.execution.execution_events import SegmentStarted
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.execution.progress import LOOK_S, PlanProgress
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.techniques import registry

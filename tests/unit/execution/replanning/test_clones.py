@@ -6,10 +6,11 @@ from random import Random
 import pytest
 
 from ringmaster.features.warm_start.job import WarmStart
-from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
+from ringmaster.tasks.execution.dispatch import in_steps
 from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.execution.job_price import price_of
 from ringmaster.tasks.execution.job_table import added_jobs
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from benchmarks.load_traces import KINDS, LENGTHS_S, replayed
-from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
+from ringmaster.tasks.execution.dispatch import in_steps
 from ringmaster.tasks.execution.execution_events import (
     COVERAGE,
     FIRST_PREDICTION,
@@ -43,6 +43,7 @@ from ringmaster.tasks.execution.forecast import (
     t_quantile,
 )
 from ringmaster.tasks.execution.forecaster import EVERY_S, MAX_SHARE
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound

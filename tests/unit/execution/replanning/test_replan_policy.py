@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
-from ringmaster.tasks.execution.dispatch import PlannedSegment, PlanSimulator, end_of, hand_over
+from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
 from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy, ReplanTrigger, is_worth_it, remaining
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
