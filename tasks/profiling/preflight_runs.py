@@ -1,5 +1,6 @@
 """The preflight of jobs in worker processes, which prepares their data and lists the options that could train them."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from ringmaster.techniques import Job, registry
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
 from ringmaster.techniques.job_features import Effect
+from ringmaster.techniques.job_specs import Adapter
 from ringmaster.techniques.preflight_result import Preflight, PreflightOrder
 from ringmaster.techniques.processes import gang_events
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
@@ -226,12 +228,19 @@ def distinct(preflights: Mapping[str, Preflight]) -> list[EquivalentJobs]:
 def preflight_key(job: Job, *, weights: Mapping[str, str]) -> str:
     """Returns a key that is equal for jobs of which a preflight finds the same.
 
-    All of the job counts that has an effect on a step, but not the size of a clipped gradient. The data counts by its
-    spec: the same path at two moments is one preflight, two paths are two.
+    All of the job counts that has an effect on a step, but not the sizes of numbers that only scale it: of a clipped
+    gradient, of a weight decay, of a LoRA's product. The data counts by its spec: the same path at two moments is one
+    preflight, two paths are two.
 
     weights: the folders of models that jobs adapt, as in `PreflightOrder.weights`.
     """
-    job_spec = replace(job, clip_grad_norm=job.clip_grad_norm and 1.0)
+    adapter, optimizer = job.adapter, job.optimizer
+    if adapter is not None:
+        adapter = replace(adapter, alpha=Adapter.alpha)
+    decay = optimizer.options.get("weight_decay")
+    if isinstance(decay, float) and 0 < decay < math.inf:  # else the optimizer may refuse it
+        optimizer = replace(optimizer, options={**optimizer.options, "weight_decay": 1.0})
+    job_spec = replace(job, adapter=adapter, optimizer=optimizer, clip_grad_norm=job.clip_grad_norm and 1.0)
     base = job.base and weights.get(job.name, "a job of the batch")
     return digest([job_spec.fields_with(Effect.STEP), job.trains, base], length=32)
 

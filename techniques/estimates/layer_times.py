@@ -105,7 +105,9 @@ def layer_times(
     slots = slots[:MAX_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots]]
     libraries = [torch.__version__, transformers.__version__]
-    what = [job.fields_with(Effect.MODEL, but=frozenset({"evaluation"})), facts, rows, *source_states(job)]
+    # Layers are measured without an adapter: of the model's facts, those of an adapter do not count.
+    model = job.fields_with(Effect.MODEL, but=frozenset({"evaluation"}))
+    what = [model, facts.decoder, rows, *source_states(job)]
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
 
     def measure() -> LayerTimes:

@@ -40,6 +40,7 @@ CUBLAS_BYTES = 64 << 20  # of workspaces that cuBLAS allocates for the matrix pr
 VERSION = 6  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
+USUAL_RANK = 16
 # Rough share of the activations that is stored under each kind of recomputation.
 KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
 # Along these axes ranks hold different state; along others they are alike.
@@ -275,9 +276,16 @@ def kept_bytes_a_row(workload: Workload) -> float | None:
 
 
 def estimate_alone(workload: Workload) -> RankEstimate | EstimateError:
-    """Estimates a few rows on one device: what the model itself computes and stores."""
+    """Estimates a few rows on one device: what the model itself computes and stores.
+
+    A LoRA of a small rank counts as one of `USUAL_RANK`: what its products store is little beside what the model does,
+    and jobs that differ in their ranks, as the trials of a sweep do, share an estimate, which takes a second.
+    """
     facts, num_rows = workload.facts, num_outlined_rows(workload)
     scene = single_scene(workload, num_rows=num_rows)
+    if (adapter := scene.job.adapter) is not None and adapter.from_pretrained is None:
+        usual = replace(adapter, rank=max(adapter.rank, USUAL_RANK))
+        scene = replace(scene, job=replace(scene.job, adapter=usual))
     num_layers = facts.num_layers if facts.decoder and not workload.job.freeze else 0
     return estimate_ranks([scene], num_layers=num_layers, at_once=workload.at_once)[0]
 

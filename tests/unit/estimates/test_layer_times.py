@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates import layer_times as measuring
 from ringmaster.techniques.estimates import time_estimate
@@ -100,6 +100,16 @@ def test_layers_of_one_kind_are_measured_once_and_kept(tmp_path, monkeypatch):
     assert layer_times(job, slots=SLOTS, **options).layers_s == (1, 2, 3, 4)
     both = layer_times(job, slots=[*SLOTS, Slot(kind="cpu", index=1)], **options)
     assert both == found  # the mean of two devices, each less its own empty stage
+
+
+def test_jobs_with_other_adapters_share_the_times_of_their_layers(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "_median_s", run_once)
+    for rank in (4, 8):
+        adapter = Adapter(rank=rank)
+        facts = model_facts(LLAMA, data=TOKENS, adapter=adapter)
+        job = replace(JOB, adapter=adapter)
+        assert layer_times(job, data=TOKENS, facts=facts, num_rows=1, slots=SLOTS, cache_dir=tmp_path)
+    assert len([*tmp_path.iterdir()]) == 1
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-params"])

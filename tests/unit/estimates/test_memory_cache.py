@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import PreparedData
+from ringmaster.techniques.estimates import memory
 from ringmaster.techniques.estimates.memory import (
     CUBLAS_BYTES,
     FEW_LAYERS,
+    EstimateError,
     Workload,
     _file,
     _plain,
@@ -17,6 +19,7 @@ from ringmaster.techniques.estimates.memory import (
     forecast_memory,
 )
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.technique import GangShape
 
@@ -134,3 +137,22 @@ def test_an_estimate_stands_for_another_job_only_if_nothing_that_takes_memory_di
     before = file()
     factory.write_text("def build(): return 1 + 1")
     assert file() != before
+
+
+def test_loras_of_small_ranks_share_the_estimate_of_their_model(tmp_path, monkeypatch):
+    """Estimates are requested for one rank, which stands for all below it; a larger one has its own."""
+    requested = []
+
+    def estimate(scenes, **_):
+        requested.extend(_file(_plain(scene)) for scene in scenes)
+        return [EstimateError(message="")]
+
+    monkeypatch.setattr(memory, "estimate_ranks", estimate)
+    for rank in (4, 8, 16, 32):
+        job = replace(JOB, adapter=Adapter(rank=rank))
+        facts = ModelFacts(num_parameters=1, parameter_bytes=4, largest_layer_bytes=4, num_layers=2, has_dropout=False)
+        memory.estimate_alone(
+            Workload(job=job, data=to_json(TOKENS), facts=facts, techniques={}, cache_dir=str(tmp_path))
+        )
+    assert len(set(requested[:3])) == 1
+    assert requested[3] != requested[0]

@@ -9,7 +9,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.features.target.job import Variables
 from ringmaster.tasks.profiling import preflight_runs as stage
-from ringmaster.techniques import DataSpec
+from ringmaster.techniques import Adapter, DataSpec, OptimizerSpec
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.estimates.job_preflight import num_workers
 from ringmaster.techniques.preflight_result import PreflightOrder
@@ -137,3 +137,15 @@ def test_text_without_a_kind_is_shown_before_planning(prepared):
     text = replace(job("text"), data=DataSpec(path="prose.txt", seq_len=8))
     found = stage.data_lines([text], {"text": replace(preflight(text), data=prepared("prose", "ab"))})
     assert found == ["text: prose as language-modeling; 1 samples to train on, 1 held out"]
+
+
+def test_jobs_that_differ_in_what_scales_a_gradient_are_inspected_once():
+    """A weight decay that an optimizer may refuse, or none, is another inspection."""
+
+    def key(decay=None, alpha=16.0):
+        options = {} if decay is None else {"weight_decay": decay}
+        own = replace(job("a"), adapter=Adapter(alpha=alpha), optimizer=OptimizerSpec(options=options))
+        return stage.preflight_key(own, weights={})
+
+    assert key(0.1) == key(0.01) == key(0.1, alpha=32.0)
+    assert len({key(), key(0.0), key(0.1), key(-0.1)}) == 4
