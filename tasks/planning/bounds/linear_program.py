@@ -93,28 +93,30 @@ class LinearProgram:
 
         tolerance: by which constraints may be violated.
         """
+        return self.optimum(tolerance=tolerance)[0]
+
+    def optimum(self, *, tolerance: float = 1e-7) -> tuple[list[float], list[float]]:
+        """Solves the program and returns an optimum by column, and the dual prices of its rows; [] and [] without one.
+
+        tolerance: by which constraints may be violated.
+        """
         import highspy
 
         highs = self.loaded()
         highs.setOptionValue("primal_feasibility_tolerance", tolerance)
         highs.run()
         if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return []
-        return [float(value) for value in highs.getSolution().col_value]
+            return [], []
+        solution = highs.getSolution()
+        return list(map(float, solution.col_value)), list(map(float, solution.row_dual))
 
-    def prices(self, *, only_optimal: bool = False) -> list[float] | None:
+    def prices(self) -> list[float] | None:
         """Solves the program and returns the dual prices of its rows; None without finite ones.
 
         A row `>=` has a price >= 0, and a row `<=` one <= 0, up to the solver's tolerance.
-
-        only_optimal: also None where the program has no optimum, of which the prices may prove nothing.
         """
-        import highspy
-
         highs = self.loaded()
         highs.run()
-        if only_optimal and highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return None
         prices = [float(price) for price in highs.getSolution().row_dual]
         return prices if prices and all(map(math.isfinite, prices)) else None
 

@@ -372,6 +372,7 @@ class TariffProgram:
         self.num = len(bound.points_s) if last is None else last + 1
         before_s = math.inf if last is None else bound.ends_s[last]
         self.end: int | None = None
+        self.end_s = 0.0
         self.value_unit = self._value_unit()
         if last is not None:
             self.end = lp.column(cost=self.factors.end * self.unit_s / self.value_unit)
@@ -463,9 +464,13 @@ class TariffProgram:
                     self.lp.add_walks([first, *(self.lp.row(0.0, 0.0) for _ in range(size - 1))], i, kind)
 
     def solve(self) -> TariffPrices | None:
-        """Returns the dual prices; None where the program has no solution."""
-        duals = self.lp.prices(only_optimal=True)
-        return None if duals is None else self._prices(duals)
+        """Returns the dual prices; None where the program has no solution. Sets `end_s`, where the end is not free."""
+        values, duals = self.lp.optimum()
+        if not values:
+            return None
+        if self.end is not None:
+            self.end_s = values[self.end] * self.unit_s
+        return self._prices(duals)
 
     def _prices(self, duals: Sequence[float]) -> TariffPrices:
         num, per_second = len(self.bound.points_s), self.value_unit / self.unit_s

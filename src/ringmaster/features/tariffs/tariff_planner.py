@@ -47,6 +47,7 @@ class TariffProof:
             self.starts = list(self.bound.points_s)
         else:
             self.ends, self.starts = [math.inf], [0.0]
+        self.last_ends_s = [max(start_s, bound_s) for start_s in self.starts]  # of optima of the linear programs
         self.least = [-math.inf] * len(self.ends)
         self.index = [0] * len(self.ends)
         self.is_solved = [False] * len(self.ends)
@@ -58,7 +59,7 @@ class TariffProof:
         if self.factors.end:
             self._solve(None, replace(self.factors, end=0.0))
         while not self.is_infeasible:
-            worst = min(self._open(), key=lambda i: self.least[i])
+            worst = self.worst
             if self.is_solved[worst] or (len(self.prices) > 1 and self.work.is_over()):
                 return
             self.is_solved[worst] = True
@@ -78,6 +79,8 @@ class TariffProof:
             self.is_infeasible = last is None
             return
         self.prices.append(self._lasting(prices))
+        if last is not None:
+            self.last_ends_s[last] = program.end_s
         self._evaluate(len(self.prices) - 1)
 
     def _lasting(self, prices: TariffPrices) -> TariffPrices:
@@ -111,9 +114,9 @@ class TariffProof:
         return max(0.0, min((self.least[i] for i in self._open()), default=0.0))
 
     @property
-    def best_prices(self) -> TariffPrices:
-        """The prices of the interval with the least bound."""
-        return self.prices[self.index[min(self._open(), key=lambda i: self.least[i])]]
+    def worst(self) -> int:
+        """The interval with the least bound."""
+        return min(self._open(), key=lambda i: self.least[i])
 
     def certificate(self) -> TariffCertificate:
         """Returns the certificate of the bound, with the prices that it uses."""
@@ -230,7 +233,8 @@ def _searched(
     search = TariffSearch(
         problem,
         factors,
-        prices=proof.best_prices,
+        prices=proof.prices[proof.index[proof.worst]],
+        end_s=proof.last_ends_s[proof.worst],
         points_s=proof.bound.points_s,
         kinds=proof.bound.kinds,
         start=constant.segments if constant else (),

@@ -7,8 +7,9 @@ a dynamic program (`tariff_kernels`), in one run or with pauses, which pay what 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -29,24 +30,47 @@ MAX_TRIED = 8  # nodes that a job is placed on at random, where there are more
 HEAT, COLD = 5e-4, 2e-5  # first and last temperature of annealing, as shares of the value
 MAX_STALE = 4_000  # trials without a better plan after which the search ends
 STRICTER = (2.0, 4.0, 16.0, 64.0, 1024.0)  # multiples of the worth of budgets that first plans try
-EXCESS = 20.0  # worth of exceeding a budget by its whole, in values of the plan
+NEAR_BUDGET = 0.2  # share of a budget's multiplier by which annealing is drawn to where the budget is just used up
+STRICT_BUDGET = 4.0  # further multiple of it that what exceeds the budget is worth at the end of annealing
+LEARNING_RATE = 2e-3  # by which a budget's multiplier grows or falls in each trial
+GUIDED_TRIALS = 100  # after which jobs are placed by the present multipliers
+EARLY_ROUNDS = 6  # searches of plans that end by a given time
+MAX_ROUNDS = 20  # of them, where nothing but the end counts
+CLOSE_ENDS = 5e-4  # relative difference of two given times at which these searches end
+SHARE_OF_ROUND = 0.12  # of the work that is left before them
+LATER = 0.02  # share of the bound's end by which the first of these times is later
 
 Place = tuple[int, tuple[int, ...]]  # index of an option of the job, and of nodes
 
 
 @dataclass(frozen=True)
 class Score:
-    """The value of a plan, and by how much it exceeds its budgets, as a share of them."""
+    """The value of a plan, and by how much it exceeds its budgets, as a share of them.
+
+    over: by budget, what the plan takes less the budget.
+    rest: the value without the part of the last end.
+    """
 
     value: float
     excess: float
+    over: Mapping[str, float]
+    rest: float
 
     def __lt__(self, other: "Score") -> bool:
         return (self.excess, self.value) < (other.excess, other.value)
 
-    def energy(self, unit: float) -> float:
-        """Returns what annealing minimises."""
-        return self.value + EXCESS * self.excess * unit
+    def energy(self, multipliers: Mapping[str, float], *, has_end: bool = True, strictness: float = 0.0) -> float:
+        """Returns what annealing minimises: the Lagrangian, and a part that draws plans to where budgets are used up.
+
+        multipliers: by budget, what a unit of it is worth.
+        has_end: whether the last end counts.
+        strictness: a further multiple of it that what exceeds a budget is worth.
+        """
+        terms = (
+            multipliers[name] * (over + NEAR_BUDGET * abs(over) + strictness * max(0.0, over))
+            for name, over in self.over.items()
+        )
+        return (self.value if has_end else self.rest) + math.fsum(terms)
 
 
 class TariffSearch:
@@ -54,6 +78,7 @@ class TariffSearch:
 
     prices: dual prices of the bound, on windows that begin at `points_s`; `kinds` are the names of the kinds of nodes
         there.
+    end_s: when plans of about the value of the bound end.
     start: segments of a plan from which the search may begin; () for none.
     """
 
@@ -65,6 +90,7 @@ class TariffSearch:
         prices: TariffPrices,
         points_s: Sequence[float],
         kinds: Mapping[str, Sequence[PlanningNode]],
+        end_s: float,
         start: Sequence[Segment],
         least_s: float,
         is_split: bool,
@@ -72,7 +98,8 @@ class TariffSearch:
         work: WorkBudget,
     ) -> None:
         self.problem, self.factors, self.least_s, self.is_split = problem, factors, least_s, is_split
-        self.random, self.work, self.prices = Random(seed), work, prices
+        self.random, self.work, self.prices, self.end_s = Random(seed), work, prices, end_s
+        self.latest_s = math.inf  # by which all jobs end
         self.index = {job.id: j for j, job in enumerate(problem.jobs)}
         self.node_index = {node.id: v for v, node in enumerate(problem.nodes)}
         self.nexts: dict[str, list[str]] = {job.id: [] for job in problem.jobs}
@@ -91,6 +118,7 @@ class TariffSearch:
         )
         self.worth = np.zeros(len(problem.jobs))
         self.taken = {name: np.zeros(len(problem.jobs)) for name in self.budgets}
+        self.multipliers = dict.fromkeys(self.budgets, 0.0)
         self.guess = np.zeros(len(problem.jobs))
         self.pins = np.array([job.running.pinned_until_s if job.running else 0.0 for job in problem.jobs])
 
@@ -241,10 +269,11 @@ class TariffSearch:
         longest = 1.05 * max(o.whole_s for o in job.options) + self.problem.switch_cost_s
         high = max(low, last, float(self.rules.points[-1])) + longest
         befores = [float(runs.starts[i, 0]) for i in map(self.index.__getitem__, self.nexts[job.id]) if runs.counts[i]]
-        high = min([high, *befores, *([job.deadline_s] if job.deadline_s is not None else [])])
+        high = min([high, self.latest_s, *befores, *([job.deadline_s] if job.deadline_s is not None else [])])
+        end_rate = self.factors.end if math.isinf(self.latest_s) else 0.0
         steps = np.zeros(1)
         cost, guess = insert(
-            self.rules, runs, j, low, high, last, self.factors.end, self.least_s, self.pins[j], self.is_split,
+            self.rules, runs, j, low, high, last, end_rate, self.least_s, self.pins[j], self.is_split,
             scarcity, self.guess[j], self._tried(j), steps,
         )  # fmt: skip
         self.work.charge(STEP_S * float(steps[0]))
@@ -278,13 +307,14 @@ class TariffSearch:
     def score(self) -> Score:
         """Returns the score of the present plan."""
         end = max(map(self._end, range(len(self.problem.jobs))))
-        excess = (
-            max(0.0, float(self.taken[name].sum()) - budget) / (budget or 1.0) for name, budget in self.budgets.items()
-        )
-        return Score(self.factors.end * end + float(self.worth.sum()), math.fsum(excess))
+        over = {name: float(self.taken[name].sum()) - budget for name, budget in self.budgets.items()}
+        excess = (max(0.0, over[name]) / (budget or 1.0) for name, budget in self.budgets.items())
+        rest = float(self.worth.sum())
+        return Score(self.factors.end * end + rest, math.fsum(excess), over, rest)
 
-    def guided_by(self, multipliers: Mapping[str, float]) -> None:
+    def guide_by(self, multipliers: Mapping[str, float]) -> None:
         """Lets jobs be placed as if a unit of each budget were worth so much in addition."""
+        self.multipliers = dict(multipliers)
         factors = replace(
             self.factors,
             cost=self.factors.cost + multipliers.get("cost", 0.0),
@@ -294,17 +324,25 @@ class TariffSearch:
         rates = self._rates([nodes[i] for i in range(len(nodes))], self.rules.points.tolist(), factors)
         self.rules = self.rules._replace(plain=rates[0], energy=rates[1])
 
-    def improve(self, *, enough: float) -> None:
+    def improve(self, *, enough: float, share: float = 1.0) -> Score:
         """Takes jobs out of the present plan and places them again, and leaves the best plan as the present one.
 
         enough: the search ends at a plan of that value.
+        share: of the work that is left, to be done.
         """
         now = best = self.score()
-        kept, unit = self._copy(), max(abs(now.value), 1e-300)
-        stale, began = 0, self.work.spent_s
-        while not self.work.is_over() and stale < MAX_STALE and (best.excess > 0 or best.value > enough):
-            share = (self.work.spent_s - began) / max(1e-9, self.work.limit_s - began)
-            heat = unit * HEAT * (COLD / HEAT) ** min(1.0, max(share, stale / MAX_STALE))
+        has_end = math.isinf(self.latest_s)
+        worth = math.fsum(self.multipliers[name] * budget for name, budget in self.budgets.items())
+        kept, unit = self._copy(), max((now.value if has_end else now.rest) or worth, 1e-300)
+        stale, trials, began, limit = 0, 0, self.work.spent_s, share * self.work.left_s
+        while stale < MAX_STALE and (best.excess > 0 or (best.value > enough and (has_end or best.rest > 0))):
+            done = (self.work.spent_s - began) / max(1e-9, limit)
+            if done >= 1 or self.work.is_over():
+                break
+            heat = unit * HEAT * (COLD / HEAT) ** min(1.0, max(done, stale / MAX_STALE))
+            trials += 1
+            if has_end or now.rest > 0:  # else only the budgets matter
+                self._learn(now, trials)
             chosen = self._related()
             before = self._copy(chosen)
             self.work.charge(TRIAL_S)
@@ -315,7 +353,10 @@ class TariffSearch:
                 self._restore(before)
                 continue
             score = self.score()
-            if score.energy(unit) > now.energy(unit) - heat * math.log(1.0 - self.random.random()):
+            energy = partial(
+                Score.energy, multipliers=self.multipliers, has_end=has_end, strictness=STRICT_BUDGET * done
+            )
+            if energy(score) > energy(now) - heat * math.log(1.0 - self.random.random()):
                 self._restore(before)
                 continue
             now = score
@@ -323,6 +364,14 @@ class TariffSearch:
                 stale = 0 if now.value < best.value * (1 - 1e-5) or now.excess < best.excess else stale
                 best, kept = now, self._copy()
         self._restore(kept)
+        return best
+
+    def _learn(self, now: Score, trials: int) -> None:
+        """Raises the multipliers of budgets that the present plan exceeds, and lowers the others."""
+        for name, over in now.over.items():
+            self.multipliers[name] *= math.exp(math.copysign(LEARNING_RATE, over))
+        if self.budgets and trials % GUIDED_TRIALS == 0:
+            self.guide_by(self.multipliers)
 
     def _related(self) -> list[int]:
         """Returns one to four jobs, of which the others mostly run on nodes and at times near the first one's."""
@@ -360,24 +409,71 @@ class TariffSearch:
         constant: a plan at constant prices.
         enough: the search ends at a plan of that value.
         """
-        starts: list[tuple[Score, tuple[Any, ...]]] = []
-        if constant is not None and self.take(constant.segments):
-            starts.append((self.score(), self._copy()))
         sizes = [min(o.num_devices * o.whole_s for o in job.options) for job in self.problem.jobs]
-        order = sorted(range(len(sizes)), key=lambda j: -sizes[j])
+        order, known = sorted(range(len(sizes)), key=lambda j: -sizes[j]), self._budget_worth(enough)
+        starts = [] if constant is None or not self.take(constant.segments) else [self._copy()]
+        if not self._start(order, known, starts):
+            return ()
+        if self.factors.end:
+            self._search_early(order, known, enough=enough)
+        self.improve(enough=enough)
+        return self.segments()
+
+    def _start(self, order: Sequence[int], known: Mapping[str, float], copies: Iterable[tuple[Any, ...]]) -> bool:
+        """Makes the best of given and of constructed plans the present one; returns False where there is none.
+
+        known: by budget, what a unit of it is worth.
+        copies: of plans.
+        """
+        starts: list[tuple[Score, tuple[Any, ...]]] = []
+        for copy in copies:
+            self._restore(copy)
+            starts.append((self.score(), copy))
         for multiple in (1.0, *STRICTER) if self.budgets else (1.0,):
-            self.guided_by({name: multiple * worth for name, worth in self._budget_worth(enough).items()})
+            self.guide_by({name: multiple * worth for name, worth in known.items()})
             for scarcity in (1.0, 0.5, 0.0):
                 if self.construct(order, scarcity=scarcity):
                     starts.append((self.score(), self._copy()))
             if any(score.excess <= 0 for score, _ in starts):
                 break
-        if not starts:
-            return ()
-        unit = max(abs(starts[0][0].value), 1e-300)
-        self._restore(min(starts, key=lambda pair: pair[0].energy(unit))[1])
-        self.improve(enough=enough)
-        return self.segments()
+        self.guide_by(known)
+        energy = partial(Score.energy, multipliers=known, has_end=math.isinf(self.latest_s))
+        if starts:
+            self._restore(min(starts, key=lambda pair: (pair[0].excess > 0, energy(pair[0])))[1])
+        return bool(starts)
+
+    def _search_early(self, order: Sequence[int], known: Mapping[str, float], *, enough: float) -> None:
+        """Improves the present plan by searches of plans that end by given times, near the end of the bound.
+
+        No job alone makes the last end earlier where several end then. So the end is given, and the rest is minimised.
+        """
+        best, kept = self.score(), self._copy()
+        each_s = self.work.left_s * (SHARE_OF_ROUND if best.rest > 0 else 1 / EARLY_ROUNDS)
+        early_s, late_s = self.end_s, max(map(self._end, range(len(self.problem.jobs))))
+        late_s = late_s if best.excess <= 0 and late_s > early_s else math.inf
+        self.latest_s = min(early_s * (1 + LATER), (early_s + late_s) / 2)
+        for _ in range(EARLY_ROUNDS if best.rest > 0 else MAX_ROUNDS):
+            is_done = best.excess <= 0 and (best.value <= enough or late_s - early_s < CLOSE_ENDS * late_s)
+            if is_done or self.work.is_over():
+                break
+            start, score = [self._copy()] if self._shorten(order) else [], None
+            if self._start(order, known, start):
+                score = self.improve(enough=enough, share=each_s / max(each_s, self.work.left_s))
+            if score is not None and score < best:
+                best, kept = score, self._copy()
+            if score is not None and score.excess <= 0 and score == best:
+                late_s, self.latest_s = self.latest_s, (early_s + self.latest_s) / 2
+            else:
+                step_s = 2 * (self.latest_s - self.end_s)
+                early_s, self.latest_s = self.latest_s, min((self.latest_s + late_s) / 2, self.latest_s + step_s)
+        self.latest_s = math.inf
+        self._restore(kept)
+
+    def _shorten(self, order: Sequence[int]) -> bool:
+        """Places the jobs anew that end after `latest_s`; returns False where some fit nowhere."""
+        late = [j for j in order if not 0 < self._end(j) <= self.latest_s]
+        self.runs.counts[late] = 0
+        return all(self._place(j, scarcity=1.0) for j in self._after_others(late))
 
     def _budget_worth(self, value: float) -> dict[str, float]:
         """Returns what a unit of each budget is worth by the bound, and at least a little."""

@@ -164,6 +164,18 @@ def test_budgets_are_kept_and_those_that_cannot_be_are_refused_with_the_proof():
         solve(tight)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_plans_are_near_the_bound_where_a_budget_binds_or_the_end_is_weighed(seed: int):
+    problem = small(seed)
+    cheapest = solve(problem, objective="cost", work_s=0.3).value
+    soonest = measures_of(solve(problem, work_s=WORK_S), problem).cost
+    tight = replace(problem, budgets={"cost": 0.7 * cheapest + 0.3 * soonest}, factors={"end": 1.0})
+    weighed = replace(problem, factors={"cost": 1.0, "end": 0.5 * cheapest / 86_400.0})
+    for each in (tight, weighed):
+        plan = solve(each, objective="trade-off", work_s=1.5)
+        assert verify(plan, each) == [] and plan.gap < 0.02
+
+
 @pytest.mark.parametrize("preemption", ["auto", "never"])
 def test_a_constant_series_has_the_plan_and_the_bound_of_a_price(preemption):
     plain = draw("tiny", seed=3)
