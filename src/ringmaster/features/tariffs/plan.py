@@ -54,10 +54,7 @@ class TariffObjective(Objective):
         """Returns a value that no plan is below, without a solver: each job at its cheapest time and option."""
         if self.is_linear(problem):
             return super().lower_bound(problem, bound)
-        factors = self.factors(problem)
-        if problem.is_fused:
-            return factors.end * bound.seconds
-        tariffs = TariffBound(problem, factors)
+        tariffs = TariffBound(problem, self.factors(problem))
         prices = TariffPrices(slots=({},) * len(tariffs.points_s))
         return max(0.0, tariffs.between(prices, bound.seconds, tariffs.latest_end_s))
 
@@ -65,8 +62,6 @@ class TariffObjective(Objective):
         """Returns the best lower bound on the value with its certificate."""
         if self.is_linear(problem):
             return super().best_bound(problem, bound)
-        if problem.is_fused:
-            return ValueBound(self.lower_bound(problem, bound), None)
         from ringmaster.features.tariffs.tariff_planner import TariffProof
 
         proof = TariffProof(problem, self.factors(problem), bound_s=bound.seconds)
@@ -80,8 +75,6 @@ class TariffObjective(Objective):
         """
         if self.is_linear(problem) or certificate is None:
             return super().certified_bound(certificate, problem, bound_s=bound_s) if self.is_linear(problem) else 0.0
-        if problem.is_fused:
-            raise ValueError("prices by the hour cannot be checked where options train several jobs")
         proof = TariffCertificate.from_json(certificate.of_objective)
         tariffs = TariffBound(problem, self.factors(problem), points_s=proof.points_s)
         return tariffs.proved(proof, bound_s=bound_s)

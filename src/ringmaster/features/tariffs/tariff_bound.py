@@ -19,14 +19,16 @@ includes mu. So every plan that ends at T has a value of at least
     D(T)  =  end T + sum_j least(j) - sum_i (what nodes, jobs and quotas earn in window i until T)
              - sum_m mu(m) budget(m)
 
+Where options train several jobs, least(j) is a worth of the job's whole work, such that the jobs of no option are worth
+more together than runtime(o) seconds of it cost at the cheapest prices of a window in which all of them may run.
+
 D is linear between the points at which a rate of earning changes. A certificate divides the possible ends into
 intervals, and names for each the prices for which min D over it is to be computed. The least of these minima is the
 bound. Where `end` is 0, one interval suffices.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -34,14 +36,12 @@ from typing import Any
 
 from ringmaster.features.tariffs.tariff_values import Factors, change_points, price_steps, watts
 from ringmaster.tasks.planning.bounds import job_costs
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.bounds.windows import Rate, evenly
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode, Steps
-from ringmaster.tasks.planning.problems.series import J_PER_KWH, MEASURES
+from ringmaster.tasks.planning.problems.series import J_PER_KWH
 
 MAX_WINDOWS = 400
-UNDONE = 100.0  # price of a job that is left undone, in values of the whole
 MAX_COLUMNS = 40_000  # of a linear program, from which the limit of windows follows
 
 
@@ -53,12 +53,14 @@ class TariffPrices:
     jobs: by job, the worth of its own time in each window.
     quotas: by group, the worth of a device that it holds in each window.
     budgets: by measure, the worth of a unit of its budget, at any time.
+    covers: by job, what its whole work is worth, where options train several jobs.
     """
 
     slots: tuple[Mapping[str, Mapping[int, float]], ...]
     jobs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     quotas: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     budgets: Mapping[str, float] = field(default_factory=dict)
+    covers: Mapping[str, float] = field(default_factory=dict)
 
     def slot_price(self, window: int, kind: str, slot: int) -> float:
         """Returns the worth of a slot, which is at least that of any smaller one: that would fit it, too."""
@@ -68,6 +70,7 @@ class TariffPrices:
     def every(self) -> Iterator[float]:
         """Yields all prices."""
         yield from self.budgets.values()
+        yield from self.covers.values()
         for by_kind in self.slots:
             for prices in by_kind.values():
                 yield from prices.values()
@@ -81,6 +84,7 @@ class TariffPrices:
             "jobs": {job: list(row) for job, row in self.jobs.items()},
             "quotas": {group: list(row) for group, row in self.quotas.items()},
             "budgets": dict(self.budgets),
+            **({"covers": dict(self.covers)} if self.covers else {}),
         }
 
 
@@ -96,6 +100,7 @@ def prices_from_json(data: Any, num_windows: int) -> TariffPrices:
         jobs={job: _row(row, num_windows) for job, row in _object(data, "jobs").items()},
         quotas={group: _row(row, num_windows) for group, row in _object(data, "quotas").items()},
         budgets={name: _number(price) for name, price in _object(data, "budgets").items()},
+        covers={job: _number(price) for job, price in _object(data, "covers").items()},
     )
     if any(not math.isfinite(price) or price < 0 for price in prices.every()):
         raise ValueError("a price is negative or not finite")
@@ -232,7 +237,10 @@ class TariffBound:
 
     def between(self, prices: TariffPrices, start_s: float, end_s: float) -> float:
         """Returns the least value that plans have whose last job ends between two times, as prices prove."""
-        cost = math.fsum(self._least_of(job, prices, before_s=end_s) for job in self.problem.jobs)
+        if self.problem.is_fused:
+            cost = self._covered(prices, before_s=end_s)
+        else:
+            cost = math.fsum(self._least_of(job, prices, before_s=end_s) for job in self.problem.jobs)
         if math.isinf(cost):
             return math.inf
         cost -= math.fsum(price * self.problem.budgets.get(name, 0.0) for name, price in prices.budgets.items())
@@ -259,22 +267,54 @@ class TariffBound:
 
     def _least_of(self, job: PlanningJob, prices: TariffPrices, *, before_s: float) -> float:
         """Returns the least that a job costs at the prices in the windows before a time."""
-        windows, per_second = self.windows_of(job, before_s=before_s), []
+        windows, job = self.windows_of(job, before_s=before_s), self.jobs[job.id]
         if not windows:
             return math.inf
-        job = self.jobs[job.id]
-        own, of_group = prices.jobs.get(job.id), prices.quotas.get(job.group)
-        for option in job.options:
-            least = math.inf
-            kinds = self.kinds_of(option)
-            for i in windows:
-                further = (own[i] if own else 0.0) + option.num_devices * (of_group[i] if of_group else 0.0)
-                for kind in kinds:
-                    slot = option.num_nodes * prices.slot_price(i, kind, option.slot)
-                    rate = self._rate(option, kind, i, prices.budgets)
-                    least = min(least, slot + further + option.num_devices * rate)
-            per_second.append(least)
+        per_second = [self._least_price(job, option, prices, windows) for option in job.options]
         return job_costs.least_of(job, per_second, self.problem.switch_cost_s)
+
+    def _least_price(self, job: PlanningJob, option: Option, prices: TariffPrices, windows: Iterable[int]) -> float:
+        """Returns the least worth of a second under an option of a job in some windows."""
+        own = [row for name in (job.id, *option.jobs) if (row := prices.jobs.get(name))]
+        of_group, kinds, least = prices.quotas.get(job.group), self.kinds_of(option), math.inf
+        for i in windows:
+            further = sum(row[i] for row in own) + option.num_devices * (of_group[i] if of_group else 0.0)
+            for kind in kinds:
+                slot = option.num_nodes * prices.slot_price(i, kind, option.slot)
+                rate = self._rate(option, kind, i, prices.budgets)
+                least = min(least, slot + further + option.num_devices * rate)
+        return least
+
+    def windows_of_group(self, job: PlanningJob, option: Option, *, before_s: float) -> list[int]:
+        """Returns the windows that begin before a time and in which all jobs of an option may run."""
+        windows = self.windows_of(job, before_s=before_s)
+        for name in option.jobs:
+            others = set(self.windows_of(self.problem.job(name), before_s=before_s))
+            windows = [i for i in windows if i in others]
+        return windows
+
+    def _covered(self, prices: TariffPrices, *, before_s: float) -> float:
+        """Returns what all jobs cost at least at the prices in the windows before a time, alone or in groups.
+
+        The worth of the jobs of an option is reduced to what its seconds cost, where it is more.
+        """
+        rows = []
+        for job in self.jobs.values():
+            for option in job.options:
+                if windows := self.windows_of_group(job, option, before_s=before_s):
+                    cost = option.runtime_s * self._least_price(job, option, prices, windows)
+                    rows.append(((job.id, *option.jobs), cost))
+        possible = {name for members, _ in rows for name in members}
+        if len(possible) < len(self.jobs):
+            return math.inf
+        covers = {name: prices.covers.get(name, 0.0) for name in possible} if prices.covers else {}
+        for members, cost in () if covers else rows:
+            shares = ((name, min(cost / len(members), covers.get(name, math.inf))) for name in members)
+            covers |= dict(shares)
+        for members, cost in rows:
+            if (total := sum(covers[name] for name in members)) > cost:
+                covers |= {name: covers[name] * (cost / total) for name in members}
+        return math.fsum(covers.values())
 
     def _rate(self, option: Option, kind: str, window: int, budgets: Mapping[str, float]) -> float:
         """Returns the worth of a device-second, including what it takes of the budgets."""
@@ -349,151 +389,10 @@ def _with_useful_options(job: PlanningJob) -> PlanningJob:
 def _is_beaten(option: Option, other: Option, *, first: bool) -> bool:
     if (option.device_type, option.host_memory_bytes) != (other.device_type, other.host_memory_bytes):
         return False
-    if (option.power_w is None) != (other.power_w is None):
+    if (option.power_w is None) != (other.power_w is None) or set(option.jobs) != set(other.jobs):
         return False
     mine, others = (
         (o.num_nodes, o.slot, o.runtime_s, o.power_w or 0.0, o.startup_s, o.save_s, o.evaluate_s)
         for o in (option, other)
     )
     return all(b <= a for a, b in zip(mine, others, strict=True)) and (mine != others or first)
-
-
-class TariffProgram:
-    """The linear program of a bound for plans that end in one window, or at any time.
-
-    last: the index of the window in which the last job ends; None where the end is free, and costs nothing.
-    """
-
-    def __init__(self, bound: TariffBound, *, last: int | None, factors: Factors | None = None) -> None:
-        self.bound, self.last, self.factors = bound, last, factors or bound.factors
-        problem, lp = bound.problem, LinearProgram()
-        self.lp = lp
-        self.unit_s = max(bound.points_s[-1], max(min(o.whole_s for o in job.options) for job in problem.jobs))
-        self.num = len(bound.points_s) if last is None else last + 1
-        before_s = math.inf if last is None else bound.ends_s[last]
-        self.end: int | None = None
-        self.end_s = 0.0
-        self.value_unit = self._value_unit()
-        if last is not None:
-            self.end = lp.column(cost=self.factors.end * self.unit_s / self.value_unit)
-            lp.limits[self.end] = (bound.points_s[last] / self.unit_s, min(before_s, bound.latest_end_s) / self.unit_s)
-        self.budgets = {name: lp.row(-math.inf, 1.0) for name in MEASURES if problem.budgets.get(name, 0.0) > 0}
-        self.time: dict[tuple[int, int], int] = {}
-        self.quota: dict[tuple[str, int], int] = {}
-        for c, members in enumerate(problem.classes):
-            self._add_class(c, problem.jobs[members[0]], len(members), before_s)
-        self._add_nodes()
-
-    def _value_unit(self) -> float:
-        """Returns a value of the size of the optimum, which makes the objective about 1."""
-        bound = self.bound
-        none = TariffPrices(slots=({},) * len(bound.points_s))
-        plain = TariffBound(bound.problem, self.factors, points_s=bound.points_s)
-        total = plain.between(none, self.unit_s, math.inf)
-        return total if 0 < total < math.inf else 1.0
-
-    def _add_class(self, c: int, job: PlanningJob, count: int, before_s: float) -> None:
-        bound, lp = self.bound, self.lp
-        work = lp.row(float(count), math.inf)
-        job = bound.jobs[job.id]
-        if self.end is not None:  # work that such an early end leaves undone, so that there is an optimum
-            lp.column([(work, 1.0)], cost=UNDONE)
-        for i in bound.windows_of(job, before_s=before_s):
-            own = self._time_row(c, i, job, count)
-            for k, option in enumerate(job.options):
-                whole = job_costs.whole_of(job, k, bound.problem.switch_cost_s) / self.unit_s
-                for kind in bound.kinds_of(option):
-                    self._add_option(job, option, i, kind, [(work, 1.0 / whole), *own])
-
-    def _add_option(
-        self, job: PlanningJob, option: Option, i: int, kind: str, entries: list[tuple[int, float]]
-    ) -> None:
-        bound, lp = self.bound, self.lp
-        money, grams = bound.least_rates(option, kind, i)
-        if not self._is_endless(i):
-            entries.append((lp.slot_row(i, kind, option.slot), float(option.num_nodes)))
-        limit = bound.problem.limits.get(job.group)
-        if limit is not None and not self._is_endless(i):
-            entries.append((self._quota_row(job.group, i, limit), float(option.num_devices)))
-        for name, row in self.budgets.items():
-            rate = money if name == "cost" else grams
-            if rate:
-                entries.append((row, option.num_devices * rate * self.unit_s / bound.problem.budgets[name]))
-        cost = option.num_devices * self.factors.rate(money, grams) * self.unit_s / self.value_unit
-        lp.column(entries, cost=cost)
-
-    def _is_endless(self, i: int) -> bool:
-        return self.last is None and i == len(self.bound.points_s) - 1
-
-    def _length_row(self, i: int, *, start_s: float, end_s: float, count: float) -> int:
-        """Returns a row `<= count x length` of a part of a window; the last window ends at T."""
-        if self.end is None or i != self.last:
-            return self.lp.row(-math.inf, count * (end_s - start_s) / self.unit_s)
-        row = self.lp.row(-math.inf, -count * start_s / self.unit_s)
-        self.lp.columns[self.end].append((row, -count))
-        return row
-
-    def _time_row(self, c: int, i: int, job: PlanningJob, count: int) -> list[tuple[int, float]]:
-        start_s, end_s = self.bound.span_s(job, i)
-        if self.end is None and math.isinf(end_s):
-            return []
-        self.time[c, i] = self._length_row(i, start_s=start_s, end_s=end_s, count=float(count))
-        return [(self.time[c, i], 1.0)]
-
-    def _quota_row(self, group: str, i: int, limit: int) -> int:
-        if (group, i) not in self.quota:
-            between = {"start_s": self.bound.points_s[i], "end_s": self.bound.ends_s[i]}
-            self.quota[group, i] = self._length_row(i, **between, count=float(limit))
-        return self.quota[group, i]
-
-    def _add_nodes(self) -> None:
-        """Adds the walks over the nodes of each kind, size and end in each window."""
-        for kind, nodes in self.bound.kinds.items():
-            groups: dict[tuple[int, float], int] = defaultdict(int)
-            for node in nodes:
-                until_s = math.inf if node.available_until_s is None else node.available_until_s
-                groups[node.num_devices, until_s] += 1
-            for i in range(self.num):
-                if self._is_endless(i) or not any(key[:2] == (i, kind) for key in self.lp.slots):
-                    continue
-                for (size, until_s), count in groups.items():
-                    start_s, end_s = self.bound.points_s[i], min(self.bound.ends_s[i], until_s)
-                    if end_s <= start_s:
-                        continue
-                    first = self._length_row(i, start_s=start_s, end_s=end_s, count=float(count))
-                    self.lp.add_walks([first, *(self.lp.row(0.0, 0.0) for _ in range(size - 1))], i, kind)
-
-    def solve(self) -> TariffPrices | None:
-        """Returns the dual prices; None where the program has no solution. Sets `end_s`, where the end is not free."""
-        values, duals = self.lp.optimum()
-        if not values:
-            return None
-        if self.end is not None:
-            self.end_s = values[self.end] * self.unit_s
-        return self._prices(duals)
-
-    def _prices(self, duals: Sequence[float]) -> TariffPrices:
-        num, per_second = len(self.bound.points_s), self.value_unit / self.unit_s
-        slots: list[dict[str, dict[int, float]]] = [defaultdict(dict) for _ in range(num)]
-        for (i, kind, slot), row in self.lp.slots.items():
-            if duals[row] < -1e-12:
-                slots[i][kind][slot] = -duals[row] * per_second
-        jobs: dict[str, list[float]] = {}
-        for (c, i), row in self.time.items():
-            for j in self.bound.problem.classes[c] if duals[row] < -1e-12 else ():
-                jobs.setdefault(self.bound.problem.jobs[j].id, [0.0] * num)[i] = -duals[row] * per_second
-        quotas: dict[str, list[float]] = {}
-        for (group, i), row in self.quota.items():
-            if duals[row] < -1e-12:
-                quotas.setdefault(group, [0.0] * num)[i] = -duals[row] * per_second
-        budgets = {
-            name: -duals[row] * self.value_unit / self.bound.problem.budgets[name]
-            for name, row in self.budgets.items()
-            if duals[row] < 0
-        }
-        return TariffPrices(
-            slots=tuple(map(dict, slots)),
-            jobs={job: tuple(row) for job, row in jobs.items()},
-            quotas={group: tuple(row) for group, row in quotas.items()},
-            budgets=budgets,
-        )

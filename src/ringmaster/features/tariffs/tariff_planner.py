@@ -6,12 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ringmaster.errors import NoRoomError, ProblemError
-from ringmaster.features.tariffs.tariff_bound import (
-    TariffBound,
-    TariffCertificate,
-    TariffPrices,
-    TariffProgram,
-)
+from ringmaster.features.tariffs.tariff_bound import TariffBound, TariffCertificate, TariffPrices
+from ringmaster.features.tariffs.tariff_program import TariffProgram
 from ringmaster.features.tariffs.tariff_search import TariffSearch
 from ringmaster.features.tariffs.tariff_values import Factors, constant_rates
 from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, conflicts, preemptive_bound, unmet

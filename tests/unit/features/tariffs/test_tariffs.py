@@ -195,7 +195,7 @@ def test_jobs_that_run_and_a_node_that_ends_are_kept():
     assert plan.segments[0].devices == (("n0", (1,)),) and plan.segments[0].start_s == 0.0
 
 
-def test_fused_groups_have_a_value_with_series_too():
+def test_fused_groups_have_a_certified_bound_with_series_too():
     jobs = (
         PlanningJob("a", (Option("t", 1, 3600.0), Option("t", 1, 4000.0, jobs=("b",)))),
         PlanningJob("b", (Option("t", 1, 3600.0),)),
@@ -203,7 +203,14 @@ def test_fused_groups_have_a_value_with_series_too():
     problem = day(*jobs)
     plan = solve(problem, objective="cost", work_s=WORK_S)
     assert verify(plan, problem) == []
-    assert plan.value == pytest.approx(measures_of(plan, problem).cost)
+    assert plan.value == pytest.approx(measures_of(plan, problem).cost) and plan.gap < 1e-6
+    for change in ({"a": 1e9, "b": 1e9}, {"a": 4000.0}, {"c": 1.0}):  # any prices prove a bound, but no false one
+        other = tampered(plan, lambda data, covers=change: data["prices"][0].update(covers=covers)).value_certificate
+        proved = objective_by_name("cost").certified_bound(other, problem, bound_s=plan.lower_bound_s)
+        assert proved <= plan.value * (1 + 1e-9)
+    assert verify(tampered(plan, lambda data: data["prices"][-1].update(covers={"a": -1.0})), problem)
+    apart = day(*jobs, factors={"cost": 1.0, "end": 0.2})
+    assert solve(apart, objective="trade-off", work_s=0.3).gap < 1e-6
 
 
 def test_jobs_that_exceed_a_budget_alone_keep_it_as_a_group():
