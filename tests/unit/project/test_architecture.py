@@ -262,7 +262,10 @@ OF_FEATURES = {
     "hub_folder": PACKAGES,
     "retraining": PACKAGES,
     "champion_value": PACKAGES,
-    **dict.fromkeys(("tariff_values", "tariff_bound", "tariff_kernels", "tariff_search", "tariff_planner"), ("tasks",)),
+    **dict.fromkeys(
+        ("tariff_values", "tariff_bound", "tariff_program", "tariff_kernels", "tariff_search", "tariff_planner"),
+        ("tasks",),
+    ),
     "waiting": ("tasks",),
     "pool_tariff": ("tasks",),
 }
