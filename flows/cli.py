@@ -23,7 +23,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         *(running.profile, planning.plan, planning.check, planning.whatif),
         *(observing.techniques, observing.schema),
     ),
-    POOL: (pool.up, pool.down, pool.diagnose),
+    POOL: (pool.up, pool.down),
     MODELS: (
         *(models.evaluate, models.monitor, models.promote, models.rollback, models.export, models.convert),
         *(lineage.reproduce, stored_models.verify),

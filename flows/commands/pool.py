@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 
 import typer
 
-from ringmaster.errors import InputError, input_errors, raise_faults
+from ringmaster.errors import InputError, raise_faults
 from ringmaster.features import modules
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_options import RunOptions
@@ -526,32 +526,3 @@ def _print_address(home: Path, as_json: bool) -> None:
         sep="\n",
         soft_wrap=True,
     )
-
-
-def diagnose(
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="File to write, a tar.gz; default: one named by the time."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Collect versions, settings, states and logs for a bug report, without secrets; servers may be down."""
-    from ringmaster.flows.reports.diagnose import default_file
-    from ringmaster.flows.reports.diagnose import diagnose as collected
-
-    file = (output or default_file()).absolute()
-    if not file.parent.is_dir() or file.is_dir():
-        raise InputError([f"-o {file} cannot be written. To fix: name a file in a folder that is there"])
-    announce("collecting versions, settings, states and logs")
-    bundle = collected(settings.home())
-    with input_errors(OSError, about=f"-o {file} cannot be written: "):
-        bundle.write(file)
-    lines = [
-        *(f"{len(part.text.encode()):>9,} bytes  {part.name}" for part in bundle.parts),
-        *(f"without {name}: {fault}" for name, fault in bundle.failures.items()),
-        "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read "
-        "it before you send it",
-    ]
-    print_lines(error_console(), lines)
-    names = [part.name for part in bundle.parts]
-    print_result({"file": str(file), "parts": names, "failures": bundle.failures}, [str(file)], as_json=as_json)

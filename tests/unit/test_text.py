@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.flows.reports.bundle import BundleFile, collect
+from ringmaster.features.diagnosis.bundle import BundleFile, collect
 from ringmaster.model_lineage.mlflow_calls import RetryingClient
 from ringmaster.text import MAX_CHARACTERS, code_span, markdown, printable, printable_lines, storable, xml
 

@@ -72,6 +72,8 @@ BUILTIN = (
     "ringmaster.features.image_text",
     "ringmaster.features.speech",
     "ringmaster.features.retraining_value",
+    "ringmaster.features.undo",
+    "ringmaster.features.diagnosis",
     "ringmaster.features.endpoint",
 )
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.undo.undoing import UndoRequest, plan_undo
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo
 from ringmaster.techniques.data import prepare
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.test_reproducing import flip_a_bit

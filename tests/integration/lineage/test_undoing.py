@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import InputError
+from ringmaster.features.undo.undoing import UndoRequest, plan_undo, promote, register
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, promote, register
 from ringmaster.flows.retraining import examine
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.records import CHAMPION

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from ringmaster.flows.reports.bundle import REDACTED, Redactor, secrets_of, shown_environment
+from ringmaster.features.diagnosis.bundle import REDACTED, Redactor, secrets_of, shown_environment
 from ringmaster.text import printable, storable, xml
 
 SECRET = "corr ect/horse:battery%42"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.flows.lineage.undoing import _first_step_with, gaps_between, samples_with_gaps
+from ringmaster.features.undo.undoing import _first_step_with, gaps_between, samples_with_gaps
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import open_data, prepare, sampler_of
 from ringmaster.techniques.data.arrow_files import column_of, table_of

@@ -269,8 +269,8 @@ OF_FEATURES = {
     "waiting": ("tasks",),
     "pool_tariff": ("tasks",),
 }
-# The folders of a feature that has many modules of one kind.
-OF_FOLDERS = {"endpoint/server": PACKAGES, "endpoint/compute": ("techniques",)}
+# Features, and folders of one, that have several modules of one kind.
+OF_FOLDERS = {"diagnosis": PACKAGES, "undo": PACKAGES, "endpoint/server": PACKAGES, "endpoint/compute": ("techniques",)}
 FEATURES = f"src/{IMPORT_ROOT}/features"
 
 

@@ -25,9 +25,7 @@ from sqlalchemy.exc import ArgumentError
 
 from ringmaster.codec import to_json
 from ringmaster.distribution import DISTRIBUTION
-from ringmaster.flows import settings
-from ringmaster.flows.dated_runs import runs_below
-from ringmaster.flows.reports.bundle import (
+from ringmaster.features.diagnosis.bundle import (
     Bundle,
     BundleFile,
     Collect,
@@ -37,6 +35,8 @@ from ringmaster.flows.reports.bundle import (
     secrets_of,
     shown_environment,
 )
+from ringmaster.flows import settings
+from ringmaster.flows.dated_runs import runs_below
 from ringmaster.flows.services.service_files import ServiceFiles, password_file
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import path_of

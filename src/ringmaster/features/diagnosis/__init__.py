@@ -1,0 +1,1 @@
+"""The command `ringmaster diagnose`: versions, settings, states and logs in one file, without secrets."""
