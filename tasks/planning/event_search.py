@@ -300,6 +300,8 @@ def plan_by_events(
 ) -> Plan | None:
     """Returns the best plan by the order of events that a few trials find; None where there is none.
 
+    Quotas and prices are not modelled.
+
     start: a plan, whose ends of jobs are one of the first orders.
     least_value: a lower bound on the objective; trials end close to it.
     least_s: minimum length of a segment of a job that has several.
@@ -307,7 +309,7 @@ def plan_by_events(
     """
     of = objective.coefficients(problem)
     safe = within_fair_memory(problem)
-    if safe is None or of.prices:
+    if safe is None:
         return None
     orders = list(first_orders(safe.problem, ends_of(start, problem), of, bound_s))
     if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:

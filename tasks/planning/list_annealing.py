@@ -1,8 +1,8 @@
 """Plans under constraints by annealing over lists of jobs, made exact by retiming.
 
 A list models what the configuration LP does not: release times, deadlines, `after`, nodes with limited availability or
-host memory, weights and cost. Its jobs are placed one after another where they can start first, subject to all rules,
-each in one piece. Lists of several pieces per job improved no plan that is measured by more than 1 %.
+host memory, quotas, weights and cost. Its jobs are placed one after another where they can start first, subject to all
+rules, each in one piece. Lists of several pieces per job improved no plan that is measured by more than 1 %.
 """
 
 from collections.abc import Sequence
@@ -121,6 +121,7 @@ class ListSearch:
             per_end=PER_END if self.objective.only_last_end else 0.0,
             switch=self.problem.switch_cost_s / self.unit_s,
             cheaply=bool(prices),
+            quotas=np.array([*self.problem.limits.values()], np.int64),
         )
         order, option = self._list_of(start)
         best_order, best_option = order.copy(), option.copy()
@@ -152,14 +153,15 @@ class ListSearch:
 
 
 def _choices(problem: Problem, j: int) -> list[int]:
-    """Returns the options that a job may have: its useful ones without fused groups, and the one that runs.
+    """Returns the options that a job may have: its useful ones within its quota, without fused groups.
 
     A pinned job has the one that runs alone.
     """
     job = problem.jobs[j]
     if job.running is not None and job.running.pinned_until_s > 0.0:
         return [job.running.option]
-    return list(useful_options(job))
+    most = problem.limits.get(job.group, problem.num_devices)
+    return [k for k in useful_options(job) if job.options[k].num_devices <= most]
 
 
 def _scale(problem: Problem, of: Coefficients) -> float:
@@ -172,16 +174,20 @@ def _jobs(problem: Problem, of: Coefficients, unit_s: float, rows: Sequence[tupl
     index = {job.id: j for j, job in enumerate(jobs)}
     at = [set() if job.running is None else {node for node, _ in job.running.devices} for job in jobs]
     due = [NEVER if job.deadline_s is None else job.deadline_s / unit_s for job in jobs]
+    groups = {group: g for g, group in enumerate(problem.limits)}
     return Jobs(
         release=np.array([job.release_s for job in jobs]) / unit_s,
         due=np.array(due),
         weight=np.array([float(of.ends.get(job.id, 0.0)) for job in jobs]),
         latest=np.array([of.latest.get(job.id, 0.0) / of.largest if of.largest else 1.0 for job in jobs]),
         started=np.array([job.started for job in jobs]),
-        running=np.array([-1 if job.running is None else flat[j, job.running.option] for j, job in enumerate(jobs)]),
+        running=np.array(
+            [-1 if job.running is None else flat.get((j, job.running.option), -1) for j, job in enumerate(jobs)]
+        ),
         runs_at=np.array([[node.id in names for node in problem.nodes] for names in at]),
         waits_from=np.cumsum([0, *(len(job.after) for job in jobs)]),
         waits=np.array([index[other] for job in jobs for other in job.after], np.int64),
+        group=np.array([groups.get(job.group, -1) for job in jobs]),
     )
 
 

@@ -107,25 +107,14 @@ class PlanSearch:
         These are job order, release times and deadlines, other objectives, and nodes that are available for a limited
         time.
         """
-        if self.problem.limits or self.objective.coefficients(self.problem).prices:  # not searched by events
-            from ringmaster.tasks.planning.plans.list_scheduling import improve
-
-            self.best = improve(
-                self.problem,
-                self.best,
-                bound_s=self.bound.seconds,
-                seed=self.seed,
-                objective=self.objective,
-                work=self.work,
-            )
-        if not self.problem.limits:  # which annealed lists do not model
-            start, enough = self.best, 0.0
-            if self.preemption != "never" and self._is_worth_searching():
-                self._by_events()
-                enough = ENOUGH_BY_EVENTS
-            is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
-            if (is_late or self._share_above_bound() > enough) and self._is_worth_searching():
-                self._by_lists(start, bound_s=self.bound.seconds)
+        start, enough = self.best, 0.0
+        is_by_events = not (self.problem.limits or self.objective.coefficients(self.problem).prices)
+        if is_by_events and self.preemption != "never" and self._is_worth_searching():
+            self._by_events()
+            enough = ENOUGH_BY_EVENTS
+        is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
+        if (is_late or self._share_above_bound() > enough) and self._is_worth_searching():
+            self._by_lists(start, bound_s=self.bound.seconds)
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
             raise ProblemError([unmet(self.best, self.problem)])
 

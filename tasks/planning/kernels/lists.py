@@ -24,13 +24,14 @@ first, last: the options of job j are first[j] .. last[j] - 1.
 runs_on: runs_on[o, v] is whether option o runs on node v.
 """
 
-Jobs = namedtuple("Jobs", "release due weight latest started running runs_at waits_from waits")
+Jobs = namedtuple("Jobs", "release due weight latest started running runs_at waits_from waits group")
 """Attributes of each job.
 
 weight: what each unit of time adds to the objective by which job j ends later; `Rules.scale` divides it.
 latest: the factor of the end of job j in the last end.
 running, runs_at: running[j] is the option under which job j runs at time 0, or -1, on the nodes v with runs_at[j, v].
 waits_from, waits: job j waits for the jobs waits[waits_from[j] : waits_from[j + 1]].
+group: the index of its quota, or -1.
 """
 
 Nodes = namedtuple("Nodes", "size until price memory")
@@ -39,7 +40,7 @@ Nodes = namedtuple("Nodes", "size until price memory")
 price: what a device adds to the objective in each unit of time, divided by `Rules.scale`.
 """
 
-Rules = namedtuple("Rules", "scale per_last per_end switch cheaply")
+Rules = namedtuple("Rules", "scale per_last per_end switch cheaply quotas")
 """Rules of a search.
 
 scale: the value of the objective that counts as one unit of time.
@@ -47,6 +48,7 @@ per_last: weight of the last end.
 per_end: weight of early ends relative to that of the last one; 0 if not only the last end counts.
 switch: the cost of a switch.
 cheaply: prefer cheap nodes.
+quotas: the most devices that the jobs of each group may hold at a time.
 """
 
 
@@ -63,9 +65,11 @@ def length_of(j, option, options, jobs, rules):
 
 
 @kernel
-def hold(v, slot, top, end, free):
-    """Reserves the `slot` devices of node v below position `top`, in the order of their free times, until `end`."""
-    size = free.shape[1]
+def hold(v, slot, start, end, free):
+    """Reserves `slot` devices of row v from `start`, those that became free last, until `end`."""
+    size, top = free.shape[1], slot
+    while top < size and free[v, top] <= start:
+        top += 1
     for d in range(top - slot, top):
         free[v, d] = end
     # The row is sorted except for these equal times: move them after the smaller ones.
@@ -104,13 +108,16 @@ def listed(order, option, options, jobs, nodes, rules, free, held, num_held, end
     """Returns the energy of a list, lower is better; NEVER where the list is infeasible.
 
     ends: ends[j] is set to the end of job j.
-    free, held, num_held: scratch arrays.
+    free: scratch array with a row for each node, and one for each quota, whose devices are placed in the same way.
+    held, num_held: scratch arrays.
     """
     m, n = nodes.size.size, jobs.release.size
+    free[:] = NEVER
     for v in range(m):
-        for d in range(free.shape[1]):
-            free[v, d] = 0.0 if d < nodes.size[v] else NEVER
-        num_held[v] = 0
+        free[v, : nodes.size[v]] = 0.0
+    for g in range(rules.quotas.size):
+        free[m + g, : rules.quotas[g]] = 0.0
+    num_held[:] = 0
     paid = 0.0
     starts, taken, placed = np.empty(m), np.zeros(m, np.bool_), np.zeros(n, np.bool_)
     for j in range(n):
@@ -122,13 +129,17 @@ def listed(order, option, options, jobs, nodes, rules, free, held, num_held, end
                     if length > nodes.until[v]:
                         return NEVER
                     slot = options.slot[o]
-                    hold(v, slot, slot, length, free)
+                    hold(v, slot, 0.0, length, free)
                     paid += length * slot * nodes.price[v]
                     if options.memory[o] > 0.0 and nodes.memory[v] < NEVER:
                         held[v, num_held[v], 0], held[v, num_held[v], 1] = 0.0, length
                         held[v, num_held[v], 2] = options.memory[o]
                         num_held[v] += 1
             ends[j] = length
+            if jobs.group[j] >= 0:
+                if free[m + jobs.group[j], options.slot[o] * options.spread[o] - 1] > 0.0:
+                    return NEVER
+                hold(m + jobs.group[j], options.slot[o] * options.spread[o], 0.0, length, free)
     for j in order:
         o = option[j]
         ready = jobs.release[j]
@@ -141,6 +152,8 @@ def listed(order, option, options, jobs, nodes, rules, free, held, num_held, end
             continue
         length = length_of(j, option, options, jobs, rules)
         slot, need = options.slot[o], options.memory[o]
+        if jobs.group[j] >= 0:
+            ready = max(ready, free[m + jobs.group[j], slot * options.spread[o] - 1])
         for v in range(m):
             starts[v] = NEVER
             if options.runs_on[o, v]:
@@ -186,15 +199,14 @@ def listed(order, option, options, jobs, nodes, rules, free, held, num_held, end
                 end > nodes.until[v] or with_memory(v, need, start, length, nodes.memory[v], held, num_held) > start
             ):
                 return NEVER
-            top = slot
-            while top < free.shape[1] and free[v, top] <= start:
-                top += 1
-            hold(v, slot, top, end, free)
+            hold(v, slot, start, end, free)
             paid += length * slot * nodes.price[v]
             if need > 0.0 and nodes.memory[v] < NEVER:
                 held[v, num_held[v], 0], held[v, num_held[v], 1], held[v, num_held[v], 2] = start, end, need
                 num_held[v] += 1
         ends[j] = end
+        if jobs.group[j] >= 0:
+            hold(m + jobs.group[j], slot * options.spread[o], start, end, free)
     late, last, weighted = 0.0, 0.0, 0.0
     for j in range(n):
         last = max(last, jobs.latest[j] * ends[j])
@@ -258,7 +270,8 @@ def anneal_lists(
     """
     np.random.seed(seed)
     m, n = nodes.size.size, jobs.release.size
-    free, held, num_held = np.zeros((m, nodes.size.max())), np.zeros((m, 2 * n, 3)), np.zeros(m, np.int64)
+    width = max(nodes.size.max(), rules.quotas.max() if rules.quotas.size else 0)
+    free, held, num_held = np.zeros((m + rules.quotas.size, width)), np.zeros((m, 2 * n, 3)), np.zeros(m, np.int64)
     ends, trial_ends = np.zeros(n), np.zeros(n)
     trial_order, trial_option = order.copy(), option.copy()
     energies[0] = listed(order, option, options, jobs, nodes, rules, free, held, num_held, ends)

@@ -2,21 +2,17 @@
 
 import heapq
 import math
-import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
-from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
-from ringmaster.tasks.planning.work import WorkBudget
 
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option
@@ -308,59 +304,6 @@ def after_respected(choices: Sequence[Choice], jobs: Mapping[str, PlanningJob]) 
     for job_id, _ in choices:
         place(job_id)
     return list(placed.items())
-
-
-PLACEMENTS = 12_000  # placements of jobs on nodes, in all trials together: about a fifth of a second
-PER_PLACEMENT_S = 1.5e-5  # work of a placement
-
-
-def improve(
-    problem: Problem,
-    plan: Plan,
-    *,
-    bound_s: float,
-    seed: int,
-    objective: Objective,
-    work: WorkBudget,
-) -> Plan:
-    """Returns the plan after random moves of (order of jobs, option of each), list-scheduled again after each move.
-
-    The result is never worse than the given plan. Unlike `list_annealing`, the search knows limits of groups.
-
-    bound_s: a lower bound on the makespan.
-    work: limits the search.
-    """
-    draw, placements = random.Random(seed), int(min(PLACEMENTS, work.left_s / PER_PLACEMENT_S))
-    options = {job.id: useful_options(job) for job in problem.jobs}
-    now: list[Choice] = [(segment.job, segment.option) for segment in plan.segments]
-    best, best_rank = plan, objective.rank(plan, problem)
-    prices = objective.coefficients(problem).prices
-    for _ in range(max(50, placements // len(now))):
-        if (objective.only_last_end and best_rank[:2] <= (0.0, bound_s * (1 + 1e-6))) or work.is_late():
-            break
-        trial = _moved(list(now), draw, options)
-        try:
-            segments = schedule(problem, trial, prices=prices if prices and draw.random() < 0.7 else None)
-        except NoRoomError:
-            continue
-        new_plan = replace(plan, segments=segments)
-        new_rank = objective.rank(new_plan, problem)
-        if new_rank <= best_rank:
-            now, best, best_rank = trial, new_plan, new_rank
-    work.charge(placements * PER_PLACEMENT_S)
-    return replace(best, method=plan.method + " + local search")
-
-
-def _moved(choices: list[Choice], draw: random.Random, options: dict[str, tuple[int, ...]]) -> list[Choice]:
-    """Moves one job in the list, swaps two jobs, or changes the option of one job."""
-    i, j, kind = draw.randrange(len(choices)), draw.randrange(len(choices)), draw.randrange(4)
-    if kind == 0:
-        choices.insert(j, choices.pop(i))
-    elif kind == 1:
-        choices[i], choices[j] = choices[j], choices[i]
-    else:
-        choices[i] = (choices[i][0], draw.choice(options[choices[i][0]]))
-    return choices
 
 
 Order = tuple[Choice, ...]  # (job's id, index of its option), in the order of their starts on one node
