@@ -234,8 +234,6 @@ def dry_run(
                 left = WorkLeft.of(journal, run=folder.name)
                 batch = left.batch
             node_context = stack.enter_context(open_node_context(batch, home=settings.home(), caller=caller))
-            names = [node.name for node in node_context.cluster.nodes]
-            check_placement(batch, nodes=names, are_all=True, notice=caller.view.notice)
             result = _here(node_context.with_models(journal), policy=policy, seed=seed, left=left)
     else:
         from ringmaster.flows.pool.follower import newest_run  # loads Prefect, which a plan of this machine need not
@@ -245,7 +243,8 @@ def dry_run(
             if is_resumed and (newest := newest_run(batch, database, settings.home())) is not None:
                 left = WorkLeft.of(Journal(database, batch=newest[0]), run=newest[0])
             batch = batch if left is None else left.batch
-            check_terms(batch, database, notice=caller.view.notice)
+            if left is None:
+                check_terms(batch, database, notice=caller.view.notice)
             terms = with_features_of_pool(batch.terms if left is None else left.terms, database)
             profiled, cluster = _profile_on(database, batch, policy=policy, caller=caller)
             num_other_jobs = sum(len(each.jobs) for each in Submissions(database).unended())
@@ -257,6 +256,8 @@ def dry_run(
 
 def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int, left: WorkLeft | None = None) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
+    if left is None:
+        check_placement(node_context.batch, nodes=[node.name for node in node_context.cluster.nodes])
     profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
     batch = node_context.batch
@@ -363,7 +364,7 @@ def _sentences(dry_run: DryRun) -> Iterator[str]:
             yield f"Likely {interval_text(dry_run.prediction)}."
         price = f", at {dry_run.price_per_device_hour:g} an hour" if dry_run.price_per_device_hour != 1 else ""
         if problem.has_series and plan.value is not None:
-            price = f", at prices of the hour: {plan.objective} {plan.value:.4g}"
+            price = f"; {plan.objective} by the hour: {plan.value:.4g}"
         elif price:
             price += f": {dry_run.cost:.4g}"
         yield f"It costs {dry_run.device_hours:.3g} device-hours{price}."

@@ -22,13 +22,13 @@ from ringmaster.flows.batch.result import SINCE, STARTED, are_measured, failure_
 from ringmaster.flows.batch.run_folder import (
     FLOW_RUNS,
     IS_OVER,
-    begun_batch,
     checkpoint_root_of,
     exclusive_lock,
     folder_of_flow_run,
     folder_to_resume,
     mark_started,
     mark_starting,
+    resumed_batch,
 )
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
@@ -103,12 +103,12 @@ def open_local_run(
         resumed = folder_to_resume(batch, home)
         if resumed is None:
             caller.view.notice(f"no run of {batch.name} has begun that could be resumed: it is started")
-    batch = batch if resumed is None else begun_batch(resumed)
+    batch = batch if resumed is None else resumed_batch(resumed, batch)
     mark_starting(batch, home)
     with open_node_context(batch, home=home, caller=caller) as node_context, ExitStack() as stack:
         if resumed is None:
             names, is_here = [node.name for node in node_context.cluster.nodes], settings.engine(default=LOCAL) == LOCAL
-            check_placement(batch, nodes=names, are_all=is_here, notice=caller.view.notice)
+            check_placement(batch, nodes=names, notice=None if is_here else caller.view.notice)
         folder = resumed or stamped_folder(home / "batches" / batch.name)
         # An earlier process of the flow run, which Prefect considers dead, may still be about to end.
         stack.enter_context(exclusive_lock(folder, waits=is_started_by_prefect()))

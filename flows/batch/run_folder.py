@@ -3,6 +3,7 @@
 import fcntl
 import math
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_base_configs, with_teachers
 from ringmaster.tasks.batch.references import is_folder
+from ringmaster.tasks.planning.term_features import resumed_features
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal, facts_of_file
@@ -215,7 +217,8 @@ def is_batch(batch: Batch, stored: Any) -> bool:
             # Earlier releases read another limit of evaluations from the same file, also into the text of a sweep.
             one, other = ({**each.to_json(), "text": ""} for each in (noted, batch))
             return bool(_without_limits(one) == _without_limits(other))
-        return noted is not None and noted.to_json() == batch.to_json()
+        # Values of files that plans follow, such as prices, are renewed: the file that names them is in the text.
+        return noted is not None and replace(noted, planning={}).to_json() == replace(batch, planning={}).to_json()
     return False
 
 
@@ -224,6 +227,12 @@ def _without_limits(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_limits(item) for key, item in value.items() if key not in ("max_batches", "max_rows")}
     return [_without_limits(item) for item in value] if isinstance(value, list) else value
+
+
+def resumed_batch(folder: Path, batch: Batch) -> Batch:
+    """Returns the batch of a run as it was begun, with what files that plans follow have now, such as prices."""
+    begun = begun_batch(folder)
+    return replace(begun, planning=resumed_features(begun.planning, batch.planning, now_s=time.time()))
 
 
 def begun_batch(folder: Path) -> Batch:

@@ -184,7 +184,7 @@ def check_terms(batch: Batch, database: Database, *, notice: Callable[[str], Non
 
     names = [node.name for node in NodeRegistry(database).all()]
     of_pool = features_of_pool(database)
-    check_placement(batch, nodes=names, are_all=False, of_pool=of_pool, notice=notice)
+    check_placement(batch, nodes=names, of_pool=of_pool, notice=notice)
     others = objectives_of_pool(database) - {batch.objective}
     if line := objectives_in_words(batch.objective, others):
         notice(line)

@@ -13,25 +13,25 @@ def check_placement(
     batch: Batch,
     *,
     nodes: Collection[str],
-    are_all: bool,
     of_pool: Sequence[TermsFeature] = (),
-    notice: Notice,
+    notice: Notice | None = None,
 ) -> None:
     """Raises BatchFileError with everything that keeps a batch from being planned by its terms.
 
-    nodes: the names of the nodes that are there. are_all: whether no others will be; otherwise names of nodes that are
-        not there are shown as notices, since such a node may join later.
+    nodes: the names of the nodes that are there.
     of_pool: the features of the terms of all plans of the pool, if there is one.
+    notice: shows names of nodes that are not there, and may join later; None where they are faults.
     """
     features = batch.terms.features
     faults = list(feature_findings(features, objective=batch.objective, of_pool=of_pool))
     absent = [finding for feature in features for finding in feature.node_findings(nodes)]
-    if are_all:
+    if notice is None:
         faults += absent
     if faults:
         is_generated = batch.text.startswith("{")  # of a batch in Python, or a file without lines for a person
         lines = document.YamlDocument() if is_generated else document.read(batch.text)
         raise file_error(faults, lines, file="" if is_generated else batch.name)
-    for finding in absent:
-        place = document.place_text(finding.place)
-        notice(f"{place} {finding.message}; a node that joins later may have this name")
+    if notice is not None:
+        for finding in absent:
+            place = document.place_text(finding.place)
+            notice(f"{place} {finding.message}; a node that joins later may have this name")

@@ -4,6 +4,7 @@ The sections of what a job has are built from the annotations of its dataclasses
 (`sections`). A key's description completes the sentence "To fix: give ..."; editors show it too.
 """
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import UnionType
@@ -225,6 +226,20 @@ def section_at(place: Location, *, root: type[Section] = BatchEntry) -> type[Sec
             return None
         section = _inner(section.model_fields[part].annotation)
     return section if isinstance(section, type) and issubclass(section, Section) else None
+
+
+_BRANCH = re.compile(r"float|int|str|bool|(list|dict)\[.*\]")
+
+
+def without_branches(place: Location, *, root: type[Section]) -> Location:
+    """Returns a place of a validation without the types of a union that it has tried, which are no keys of the file."""
+    kept: Location = ()
+    for part in place:
+        above = section_at(kept[:-1], root=root) if kept else None
+        is_value = above is not None and kept[-1] in above.model_fields and section_at(kept, root=root) is None
+        if not (is_value and isinstance(part, str) and _BRANCH.fullmatch(part)):
+            kept = (*kept, part)
+    return kept
 
 
 def misspelt(raw: Mapping[str, Any], section: type[Section]) -> set[str]:

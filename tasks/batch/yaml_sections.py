@@ -12,7 +12,7 @@ from ringmaster.findings import Finding, Location, got
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.document import Fault, FileKind, place_text
 from ringmaster.tasks.batch.references import closest
-from ringmaster.tasks.batch.schema import BatchEntry, misspelt, section_at
+from ringmaster.tasks.batch.schema import BatchEntry, misspelt, section_at, without_branches
 from ringmaster.tasks.batch.sections import Section
 
 Entry = TypeVar("Entry", bound=Section)
@@ -40,7 +40,7 @@ def findings(error: ValidationError, *, at: Location = (), root: type[Section] =
     """Returns a finding for every error of a validation, at places below `at` of a file of type `root`."""
     faults = []
     for details in error.errors(include_url=False):
-        place = (*at, *details["loc"])
+        place = without_branches((*at, *details["loc"]), root=root)
         section = section_at(place[:-1], root=root)
         if details["type"] == "missing" and section and place[-1] in misspelt(details["input"], section):
             continue

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
 
-from ringmaster.codec import from_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.features import listed
 from ringmaster.findings import Finding
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -56,6 +56,13 @@ class TermsFeature:
         """Yields the faults of a batch's terms that name nodes that are not there. nodes: their names."""
         yield from ()
 
+    def resuming(self, before: Self, *, now_s: float) -> Self:
+        """Returns the terms with which a batch is resumed, whose files may have other values than `before`.
+
+        now_s: seconds since the epoch.
+        """
+        return self
+
     def in_words(self) -> Iterator[str]:
         """Yields what the terms of a pool are, in sentences."""
         yield from ()
@@ -79,6 +86,13 @@ def terms_features(values: Mapping[str, Any]) -> tuple[TermsFeature, ...]:
     """Returns the features of terms whose JSON forms a mapping has by their keys."""
     kinds = ((terms_feature(key), value) for key, value in values.items())
     return tuple(from_json(kind, value) for kind, value in kinds if kind is not None)
+
+
+def resumed_features(before: Mapping[str, Any], now: Mapping[str, Any], *, now_s: float) -> dict[str, Any]:
+    """Returns the JSON forms of the features of the terms of a batch that is resumed. before: those that it had."""
+    features = {feature.key: feature for feature in terms_features(before)}
+    resumed = (each.resuming(features.get(each.key, each), now_s=now_s) for each in terms_features(now))
+    return {**before, **{each.key: to_json(each) for each in resumed}}
 
 
 def combined_features(

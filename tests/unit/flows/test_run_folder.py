@@ -18,6 +18,7 @@ from ringmaster.flows.batch.run_folder import (
     mark_started,
     mark_starting,
     plain_models,
+    resumed_batch,
     share_models,
 )
 from ringmaster.flows.dated_runs import stamped_folder
@@ -243,3 +244,12 @@ def test_a_dry_run_refuses_a_root_of_checkpoints_that_a_run_could_not_write(dry_
     (tmp_path / "file").touch()
     monkeypatch.setenv("RINGMASTER_CHECKPOINTS", str(tmp_path / "file"))
     assert "RINGMASTER_CHECKPOINTS" in str(dry_run().exception)
+
+
+def test_one_whose_prices_were_renewed_goes_on_with_these(tmp_path):
+    old, now = (replace(BATCH, planning={"tariffs": {"every": {"power_w": power_w}}}) for power_w in (1.0, 2.0))
+    folder = run(tmp_path, status="interrupted", batch=old)
+    assert folder_to_resume(now, tmp_path) == folder
+    resumed = resumed_batch(folder, now)
+    assert resumed.planning["tariffs"]["every"]["power_w"] == 2.0 and resumed.planning["tariffs"]["former"]
+    assert resumed_batch(folder, old).planning["tariffs"]["every"]["power_w"] == 1.0

@@ -38,7 +38,6 @@ class TariffsInFiles(BatchFileHook):
         zone = batch.get("time_zone")
         if isinstance(zone, str) and not is_zone(zone):
             yield Finding(("time_zone",), f"{zone!r} is not a time zone", "give a name such as Europe/Berlin")
-            return
         reader = SeriesReader(batch, folder=folder)
         for place, value in _placed_series(batch):
             _, faults = reader.read(place, value)
@@ -80,7 +79,10 @@ class SeriesReader:
     """
 
     def __init__(self, batch: Raw, *, folder: Path) -> None:
-        self._zone, self._folder = batch.get("time_zone") or "", folder
+        zone, self._folder = batch.get("time_zone"), folder
+        # A wrong one is a fault of its own: all others are looked for as if it were right.
+        is_wrong = zone is not None and not (isinstance(zone, str) and is_zone(zone))
+        self._zone = "UTC" if is_wrong else zone or ""
         self._is_zero = batch.get("negative_prices") == "as-zero"
 
     def tariff(self, place: Location, raw: Raw) -> Tariff:

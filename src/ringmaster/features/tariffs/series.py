@@ -10,6 +10,7 @@ value lasts.
 import csv
 import io
 import math
+import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -154,8 +155,11 @@ class ReadSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
+    """A row of a file. shown_s: what clocks of the zone show, in seconds, where the time names no zone."""
+
     line: int
     at_s: float
+    shown_s: float
     value: float
 
 
@@ -180,8 +184,9 @@ def read_series(path: Path, *, zone: str, allows_negative: bool) -> ReadSeries:
             faults.append(f"line {line}: has {len(cells)} values, and must have 2")
             continue
         try:
-            at_s = _time_of(cells[0].strip(), zone=zone, after_s=before_s)
-            rows.append(_Row(line=line, at_s=at_s, value=_value_of(cells[1].strip(), allows_negative=allows_negative)))
+            at_s, shown_s = _time_of(cells[0].strip(), zone=zone, after_s=before_s)
+            value = _value_of(cells[1].strip(), allows_negative=allows_negative)
+            rows.append(_Row(line=line, at_s=at_s, shown_s=shown_s, value=value))
             before_s = at_s
         except (ValueError, OverflowError) as error:  # times in the first or last year that there is
             faults.append(f"line {line}: {error}")
@@ -192,7 +197,7 @@ def read_series(path: Path, *, zone: str, allows_negative: bool) -> ReadSeries:
     faults += _order_faults(rows, has_faults=bool(faults))
     if faults:
         return ReadSeries(series=None, faults=tuple(sorted(faults, key=lambda text: int(text.split(":")[0][5:]))))
-    every_s = rows[1].at_s - rows[0].at_s
+    every_s = _usual_s([b.at_s - a.at_s for a, b in pairwise(rows)])
     series = Series(
         values=tuple(row.value for row in rows),
         times_s=tuple(row.at_s for row in rows),
@@ -220,19 +225,26 @@ def _numbered_cells(text: str) -> Iterator[tuple[int, list[str]]]:
 def _order_faults(rows: Sequence[_Row], *, has_faults: bool) -> Iterator[str]:
     """Yields where rows repeat a time, go back, or leave a hole. A line that cannot be read leaves no hole."""
     gaps = [b.at_s - a.at_s for a, b in pairwise(rows)]
-    every_s = min((gap for gap in gaps if gap > 0), default=0.0)
+    every_s = _usual_s([gap for gap in gaps if gap > 0])
     for (before, row), gap in zip(pairwise(rows), gaps, strict=True):
+        # The days of a zone have 23 to 25 hours. Shorter intervals do not change with its clocks.
+        shown_s = row.shown_s - before.shown_s if every_s > HOUR_S else gap
         if gap == 0:
             yield f"line {row.line}: has the time of line {before.line}"
         elif gap < 0:
             yield f"line {row.line}: is earlier than line {before.line}; times must ascend"
-        elif gap != every_s and not has_faults:
+        elif every_s not in (gap, shown_s) and not has_faults:
             usual = f"others {every_s:g} s: rows are missing"
             yield f"line {row.line}: comes {gap:g} s after line {before.line}, and {usual}"
 
 
-def _time_of(text: str, *, zone: str, after_s: float) -> float:
-    """Returns a time in seconds since the epoch.
+def _usual_s(gaps: Sequence[float]) -> float:
+    """Returns the seconds between most rows; of several such numbers the least."""
+    return min(statistics.multimode(gaps), default=0.0)
+
+
+def _time_of(text: str, *, zone: str, after_s: float) -> tuple[float, float]:
+    """Returns a time in seconds since the epoch, and what clocks show then, in seconds too.
 
     after_s: the time before it, by which the hour is told that clocks show twice when they are put back.
     """
@@ -241,13 +253,14 @@ def _time_of(text: str, *, zone: str, after_s: float) -> float:
     except ValueError:
         raise ValueError(f"{text!r} is not a time, such as 2026-01-31T14:00+01:00") from None
     if at.tzinfo is not None:
-        return at.timestamp()
+        return at.timestamp(), at.timestamp()
     if not zone:
         raise ValueError(f"{text} has no time zone. Add it, as in {text}+01:00, or give `time_zone`")
     first, second = (at.replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
     if first.astimezone(UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None) != at:
         raise ValueError(f"clocks in {zone} do not show {text}, as they are put forward")
-    return second.timestamp() if first.timestamp() <= after_s < second.timestamp() else first.timestamp()
+    is_second = first.timestamp() <= after_s < second.timestamp()
+    return (second if is_second else first).timestamp(), at.replace(tzinfo=UTC).timestamp()
 
 
 def _value_of(text: str, *, allows_negative: bool) -> float:

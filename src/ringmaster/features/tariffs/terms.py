@@ -130,6 +130,12 @@ class Tariffs(TermsFeature):
         kept = [each for each in (*former.former, ended) if each.until_s > now_s - KEPT_S]
         return replace(self, since_s=former.since_s, former=tuple(kept[-MAX_FORMER:]))
 
+    def resuming(self, before: Tariffs, *, now_s: float) -> Tariffs:
+        """Returns the tariffs from now on, with those by which that counts which was spent before."""
+        if (self.every, self.nodes) == (before.every, before.nodes):
+            return before
+        return self.replacing(before, now_s=now_s)
+
     def findings(self, *, objective: str, of_pool: Tariffs | None) -> Iterator[Finding]:
         """Yields which keys have no effect, since the pool has a tariff, and what nothing says, though it counts."""
         if of_pool is not None:

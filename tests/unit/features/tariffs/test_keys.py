@@ -179,13 +179,24 @@ def test_wrong_keys_are_refused(keys, part, tmp_path):
     assert part in "\n".join(faults(tmp_path, **keys))
 
 
-def placed(batch, *, nodes=("n1",), are_all=True, **options):
+def test_a_wrong_zone_hides_no_other_fault_and_wrong_types_are_said_once(tmp_path):
+    write_hours(tmp_path, 1, 2)
+    found = "\n".join(faults(tmp_path, time_zone=2, price="prices.csv", carbon=[-1.0, 2.0]))
+    assert "time_zone: must be text" in found and "carbon[0]: is -1.0" in found and "no time zone" not in found
+    found = faults(tmp_path, time_zone="Mars", price={"file": 3}, tariffs={"n1": {"carbon": True}})
+    price, carbon, zone = sorted(found, key=lambda fault: fault.split(": ")[1])
+    assert "price: must be a number, got a mapping" in price and price.endswith("a list of 24, the hours of the day.")
+    assert "tariffs.n1.carbon: must be a number, got true" in carbon and "time_zone: 'Mars'" in zone
+
+
+def placed(batch, *, nodes=("n1",), may_join=False, **options):
     notices = []
+    options |= {"nodes": nodes, "notice": notices.append if may_join else None}
     with suppress(BatchFileError):
-        check_placement(batch, nodes=nodes, are_all=are_all, notice=notices.append, **options)
+        check_placement(batch, **options)
         return notices
     with pytest.raises(BatchFileError) as caught:
-        check_placement(batch, nodes=nodes, are_all=are_all, notice=notices.append, **options)
+        check_placement(batch, **options)
     return [str(fault) for fault in caught.value.faults]
 
 
@@ -212,7 +223,7 @@ def test_what_a_pool_may_say_is_refused_where_nobody_says_it(keys, fault, tmp_pa
 
 def test_a_node_that_may_join_later_is_a_notice_and_one_that_is_there_is_none(tmp_path):
     batch = load(tmp_path, tariffs={"n1": {"price": 1.0}, "spot-9": {"price": 0.4}})
-    (notice,) = placed(batch, are_all=False)
+    (notice,) = placed(batch, may_join=True)
     assert notice == "tariffs.spot-9 is the tariff of no node that is there; a node that joins later may have this name"
     assert placed(batch, nodes=["n1", "spot-9"]) == []
 

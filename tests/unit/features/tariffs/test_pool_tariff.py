@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.features.tariffs.pages import KEY, SpendingReport
 from ringmaster.features.tariffs.pool_tariff import load_tariff, set_tariffs, tariffs_of_pool
@@ -14,7 +15,7 @@ from ringmaster.features.tariffs.terms import FormerTariffs, Spending, Tariff, T
 from ringmaster.flows.cli import app
 from ringmaster.tasks.control.batch_terms import ActiveBatch, PoolTerms, combined_terms
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.tasks.planning.term_features import DeviceUse
+from ringmaster.tasks.planning.term_features import DeviceUse, resumed_features, terms_features
 from ringmaster.tasks.pool.active_batches import FEATURES, features_of_pool
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
@@ -79,6 +80,16 @@ def test_what_was_spent_counts_by_the_tariff_that_held_then(database):
     assert both.spent(before).money == pytest.approx(1.0) and both.max_money == 5.0
     long_ago = new.replacing(new, now_s=EPOCH_S + 91 * 24 * HOUR_S)
     assert [each.until_s for each in long_ago.former] == [EPOCH_S + 91 * 24 * HOUR_S]
+
+
+def test_a_batch_is_resumed_with_the_values_that_its_files_have_now():
+    before, now = {Tariffs.key: to_json(DEAR)}, {Tariffs.key: to_json(CHEAP)}
+    (resumed,) = terms_features(resumed_features(before, now, now_s=EPOCH_S))
+    assert resumed.every == CHEAP.every and resumed.former == (FormerTariffs(until_s=EPOCH_S, every=DEAR.every),)
+    use = DeviceUse(node="n", num_devices=1, started_s=EPOCH_S - HOUR_S, ended_s=EPOCH_S + HOUR_S)
+    assert resumed.spent(use).money == pytest.approx(7.2 + 3.6)
+    assert resumed_features(before, before, now_s=EPOCH_S) == before
+    assert resumed_features({}, now, now_s=EPOCH_S) == now
 
 
 def test_a_pool_without_batches_has_no_bound():

@@ -116,6 +116,19 @@ def test_every_fault_of_a_file_is_named_with_its_line(tmp_path):
     assert "line 10: has the time of line 9" in text and "line 12: is earlier than line 10" in text
 
 
+@pytest.mark.parametrize("every_h", [4, 24])
+def test_days_of_a_zone_have_no_hole_where_its_clocks_are_put_forward_or_back(tmp_path, every_h):
+    for month, last in ((3, 31), (10, 31)):
+        times = [f"2026-{month:02}-{day:02}T{hour:02}:00" for day in range(20, last) for hour in range(0, 24, every_h)]
+        series = read(tmp_path, *(f"{time},{k}" for k, time in enumerate(times)), zone="Europe/Berlin").series
+        assert series.value_at(at(f"2026-{month}-30T05:00".replace("-3-", "-03-"))) == times.index(
+            max(time for time in times if time <= f"2026-{month:02}-30T05:00")
+        )
+        assert series.ends_s - series.times_s[-1] == every_h * HOUR_S
+        fault = "rows are missing"
+        assert fault in read(tmp_path, *(f"{time},1" for time in times if "-26T00" not in time), zone="UTC").faults[0]
+
+
 def test_a_hole_is_named(tmp_path):
     found = read(tmp_path, "2026-11-29T10:00Z,1", "2026-11-29T11:00Z,2", "2026-11-29T13:00Z,3")
     assert found.faults == ("line 4: comes 7200 s after line 3, and others 3600 s: rows are missing",)
