@@ -79,6 +79,7 @@ def retraining_schema() -> Schema:
     model["data"] = {"$ref": "#/$defs/Data"}
     model["compare_on"] = {"anyOf": [{"$ref": "#/$defs/Data"}, {"type": "null"}]}
     schema["properties"] |= {key: batch["properties"][key] for key in ("devices", "datasets")}
+    schema["properties"]["objective"]["anyOf"][0]["enum"] = batch["properties"]["objective"]["enum"]
     return schema
 
 
