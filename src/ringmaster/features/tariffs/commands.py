@@ -15,7 +15,6 @@ from ringmaster.flows.commands.running import estimate
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import AsJson, announce, notice, print_outcome, print_result
 from ringmaster.flows.settings import resolve_path
-from ringmaster.tasks.batch.document import place_text
 
 if TYPE_CHECKING:
     from ringmaster.tasks.batch import Batch
@@ -113,6 +112,7 @@ def tariff(
     """Show what the pool's devices cost and emit by the hour, or set it for the plans of all batches."""
     from ringmaster.features.tariffs.pool_tariff import load_tariff, set_tariffs, tariffs_of_pool
     from ringmaster.flows.pool.batch_requests import open_database, pool_address
+    from ringmaster.tasks.batch.document import place_text
     from ringmaster.tasks.pool.nodes import NodeRegistry
     from ringmaster.tasks.storage.schema import check_release
 
