@@ -17,13 +17,14 @@ from tests.browser.mlflow_pages import (
     picture,
 )
 
+SIZES = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "intermediate_size": 16}
 MODEL = {
-    "architecture": "LlamaForCausalLM",
-    "config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "architecture": "ViTForImageClassification",
+    "config": {**SIZES, "num_hidden_layers": 1, "num_attention_heads": 1},
 }
 COMMON = {
     "model": MODEL,
-    "data": {"source": "python-stdlib", "seq_len": 32, "vocab_size": 512},
+    "data": {"source": "digits"},
     "global_batch_size": 8,
     "num_steps": 5,
     "techniques": ["single"],
@@ -70,9 +71,9 @@ def test_a_production_model_leads_to_its_base_and_from_there_to_its_siblings(pro
 
 def test_a_production_model_leads_to_its_data(production):
     expect_text(production, "data for training", "data for evaluation")
-    data = follow(production, "python-stdlib")
+    data = follow(production, "digits")
     expect(data.get_by_role("heading", name="reviews")).to_be_visible()
-    expect_text(data, "data.json", "digest", "python-stdlib")
+    expect_text(data, "data.json", "digest", "digits")
 
 
 def test_a_production_model_leads_to_its_run_its_batch_and_its_files(production):

@@ -171,7 +171,8 @@ def ci(folder: Path, *, failing: str = "") -> tuple[subprocess.CompletedProcess[
     told = folder / "told"
     for name in ("initdb", "ip", "chromium"):  # nothing is installed
         (folder / name).write_text("#!/bin/sh\n")
-    (folder / "make").write_text(f'#!/bin/sh\necho "$@" >> {told}\ncase " $* " in *" {failing} "*) exit 2;; esac\n')
+    note = f'echo "$@" >> {told}; echo "$(nice) $@" >> {folder / "niceness"}'
+    (folder / "make").write_text(f'#!/bin/sh\n{note}\ncase " $* " in *" {failing} "*) exit 2;; esac\n')
     for name in ("initdb", "ip", "chromium", "make"):
         (folder / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
@@ -192,6 +193,13 @@ def test_ci_runs_lint_and_every_suite(tmp_path: Path):
     assert {left_out for _, left_out in pools if left_out} == {run for run, _ in pools} - {"tests/cluster"}
     assert ("tests/cluster", "tests/cluster/faults/test_chaos.py") in pools
     assert re.search(r"test-full PART=[0-9]+/120$", told, re.MULTILINE)
+
+
+def test_what_computes_all_the_time_in_ci_delays_no_suite_of_servers(tmp_path: Path):
+    ci(tmp_path)
+    lines = [line.split(" ", maxsplit=1) for line in (tmp_path / "niceness").read_text().splitlines()]
+    yielding = {words.partition(" TIMEOUT_S")[0] for niceness, words in lines if int(niceness) > os.nice(0)}
+    assert yielding == {"test", "--keep-going lint"}
 
 
 def test_each_file_with_long_tests_is_in_one_part_of_them():
