@@ -13,6 +13,7 @@ from tests.cluster.pool import Pool
 from tests.cluster.postgresql import PostgresServer
 from tests.cluster.servers import mlflow_server, prefect_server
 from tests.integration.workbench import Workbench
+from tests.pool_home import Home
 
 HERE = Path(__file__).parent
 
@@ -51,6 +52,16 @@ def postgresql_url(postgresql, empty_tables):
     name = f"test_{uuid4().hex[:12]}"
     yield postgresql.create(name, template=empty_tables)
     postgresql.drop(name)
+
+
+@pytest.fixture(scope="session")
+def on_sqlite(tmp_path_factory):
+    """A home with a running pool with a worker, on SQLite; and the completed `up` command."""
+    home = Home(tmp_path_factory.mktemp("sqlite"))
+    try:
+        yield home, home.up("--json", "--log-format", "json")
+    finally:
+        home.down()
 
 
 RECOVERIES = pytest.StashKey[list]()

@@ -13,8 +13,8 @@ STUBS = "tests.cluster.stubs"
 CONFIG = {"micro_batch": 8, "recompute": "none"}
 
 
-def torch_job(name, *, trace="", num_steps=1000, step_s=0.1, ballast=0, base=None, seed=0):
-    """A job that trains with long sleeps, so that a test can act in time; `hurry` removes the sleeps."""
+def torch_job(name, *, trace="", num_steps=400, step_s=0.25, ballast=0, base=None, seed=0):
+    """A job that sleeps in its steps, 100 s by default, so that a test can act in time; `hurry` removes the sleeps."""
     return Job(
         name=name,
         model=ModelSpec(

@@ -53,7 +53,7 @@ def assert_on_their_kind(pool, batch, kinds):
 
 
 def test_each_kind_is_measured_and_what_is_planned_for_it_is_trained_on_it(pool, kinds, parents, bench, tmp_path):
-    jobs = [torch_job(f"typed{i}", trace=pool.trace.file, num_steps=40) for i in range(3)]
+    jobs = [torch_job(f"typed{i}", trace=pool.trace.file, num_steps=40, step_s=0.1) for i in range(3)]
     parent = parents("run", batch_file(tmp_path, "typed", jobs), "--checkpoint-every", 0.4)
     batch = batch_of(pool, "typed", parent)
     assert_done(parent)
@@ -68,7 +68,7 @@ def test_each_kind_is_measured_and_what_is_planned_for_it_is_trained_on_it(pool,
 def test_a_job_that_one_kind_alone_can_train_waits_for_it(pool, kinds, bench):
     """Two jobs need beta, which trains one after the other; alpha idles and takes neither."""
     wanted = {"for-alpha": "alpha", "for-beta": "beta", "also-for-beta": "beta"}
-    jobs = [torch_job(name, trace=pool.trace.file, num_steps=30) for name in wanted]
+    jobs = [torch_job(name, trace=pool.trace.file, num_steps=30, step_s=0.1) for name in wanted]
     profiles = {
         job.name: tuple(replace(profile, device_type=kinds[wanted[job.name]]) for profile in profiles_of(job))
         for job in jobs

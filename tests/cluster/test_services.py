@@ -23,16 +23,6 @@ DOWN = NAMES[::-1]  # the order in which services end
 pytestmark = pytest.mark.timeout(1200)  # creating databases takes long on a busy machine
 
 
-@pytest.fixture(scope="module")
-def on_sqlite(tmp_path_factory):
-    """A running pool with a worker, on SQLite; and the completed `up` command."""
-    home = Home(tmp_path_factory.mktemp("sqlite"))
-    try:
-        yield home, home.up("--json", "--log-format", "json")
-    finally:
-        home.down()
-
-
 def test_up_brings_a_pool_and_says_where_it_is(on_sqlite):
     home, done = on_sqlite
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ STORE_BYTES = 80 * 1024**2  # the least that Ray takes is 75 MB
 HEAD_S = 10  # seconds after which a raylet ends without the head, and a driver too; 60 by default
 os.environ[LOOPBACK_ALONE] = "0"  # before Ray is imported
 os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(HEAD_S)  # noqa: SIM112 - Ray spells it so
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - by default nodes come after all other work of the machine
 
 
 class RayMachines:

@@ -1,4 +1,4 @@
-"""A batch on nodes that Ray lends, undisturbed and where a machine's raylet is killed."""
+"""A batch on nodes that Ray lends, where a machine's raylet is killed."""
 
 import time
 
@@ -8,19 +8,13 @@ from tests.ray.conftest import MACHINES
 from tests.ray.jobs import machine_of, running
 
 
-def test_two_jobs_train_on_two_machines_of_ray(pool, bench, recovered):
+def test_two_jobs_train_on_two_machines_of_ray_and_one_leaves_a_raylet_that_is_killed(pool, bench, recovered):
+    """The node leaves in order, with a checkpoint, and its job continues where Ray has a machine."""
     asked_s = time.monotonic()
-    jobs, batch = running(pool, "first", "second")
+    jobs, batch = running(pool, "left", "right")
     for job in jobs:
         recovered(f"nodes requested: {job.name} trains", pool.trace.of(job=job.name)[0]["s"] - asked_s)
     assert {machine_of(pool, job.name)[0] for job in jobs} == set(MACHINES)
-    pool.finish(batch)
-    assert_well(pool, batch, jobs, bench)
-
-
-def test_a_raylet_that_is_killed(pool, bench, recovered):
-    """Its node leaves in order, with a checkpoint, and its job continues where Ray has a machine."""
-    jobs, batch = running(pool, "left", "right")
     machine, pid = machine_of(pool, "left")
     before_s = time.monotonic()
     pool.machines.kill_raylet(machine)

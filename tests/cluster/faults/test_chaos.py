@@ -67,7 +67,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(
     pool, draw = chaos_pool, random.Random(SEED)
     chaos = Chaos(pool, draw)
     batches = {
-        name: [torch_job(f"{name}{i}", trace=pool.trace.file, num_steps=NUM_STEPS) for i in range(2)]
+        name: [torch_job(f"{name}{i}", trace=pool.trace.file, num_steps=NUM_STEPS, step_s=0.1) for i in range(2)]
         for name in ("red", "blue")
     }
     deck = drawn(draw, num_kills)

@@ -23,8 +23,8 @@ from tests.cluster.waiting import TIMEOUT_S, until
 from tests.integration.training.test_warm_start import CHANGES
 from tests.matrix import matrix
 
-# Steps of 0.1 s, for a job that trains until its node is declared lost, and long after that.
-LONG_ENOUGH = int(10 * LOST_S) + 700
+# Steps of 0.25 s, for a job that trains until its node is declared lost, and long after that.
+LONG_ENOUGH = int(4 * LOST_S) + 280
 OTHER = {"alpha": "beta", "beta": "alpha"}
 
 
@@ -110,7 +110,7 @@ def test_a_worker_that_is_frozen(pool, bench, recovered):
 
 def changes_of_clones(num_clones):
     """What differs in each clone, with as many steps as all jobs of the test train."""
-    changes = [{**each, "num_steps": LONG_ENOUGH + 900} if "num_steps" in each else each for each in CHANGES]
+    changes = [{**each, "num_steps": LONG_ENOUGH + 360} if "num_steps" in each else each for each in CHANGES]
     return {f"clone-{number}": each for number, each in enumerate(changes[:num_clones])}
 
 

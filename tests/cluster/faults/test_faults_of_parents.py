@@ -53,7 +53,7 @@ def layouts_of(pool, batch):
 
 
 def test_a_parent_that_is_killed_and_run_again(pool, parents, bench, tmp_path, recovered):
-    job = torch_job("child", trace=pool.trace.file, num_steps=1900)
+    job = torch_job("child", trace=pool.trace.file, num_steps=760)
     file = batch_file(tmp_path, "family", [job])
     parent = parents("run", file, "--checkpoint-every", 0.4)
     batch = batch_of(pool, "family", parent)
@@ -73,7 +73,7 @@ def test_a_parent_that_is_killed_and_run_again(pool, parents, bench, tmp_path, r
 
 
 def test_mlflows_server_is_down_for_a_minute(pool, parents, mlflow, bench, tmp_path, recovered):
-    job = torch_job("recorded", trace=pool.trace.file, num_steps=int(10 * MINUTE_S) + SPARE_STEPS)
+    job = torch_job("recorded", trace=pool.trace.file, num_steps=int(4 * MINUTE_S) + SPARE_STEPS)
     parent = parents("run", batch_file(tmp_path, "records", [job]), "--checkpoint-every", 0.4, "--json")
     batch = batch_of(pool, "records", parent)
     pool.wait_for_checkpoint(batch)
@@ -101,8 +101,8 @@ def all_runs(client):
 
 
 def test_a_segment_is_preempted_and_its_job_retried_in_the_ui(pool, recovered):
-    job = torch_job("unwanted", trace=pool.trace.file, num_steps=300)
-    other = torch_job("wanted", trace=pool.trace.file, num_steps=1900)
+    job = torch_job("unwanted", trace=pool.trace.file, num_steps=120)
+    other = torch_job("wanted", trace=pool.trace.file, num_steps=760)
     batch = pool.submit([job, other])
 
     def segments():
@@ -137,7 +137,7 @@ def test_a_segment_is_preempted_and_its_job_retried_in_the_ui(pool, recovered):
 
 def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):
     """Prefect's server starts the flow run on a node, from the deployment."""
-    job = torch_job("dismissed", trace=pool.trace.file, num_steps=1900)
+    job = torch_job("dismissed", trace=pool.trace.file, num_steps=760)
     file = batch_file(pool.folder, "dismissed", [job])
     deployment = pool.prefect.call("GET", "/deployments/name/train-batch/train-batch")["id"]
     parameters = {"batch": {"path": str(file)}, "name": "dismissed", "checkpoint_every_s": 0.4}
@@ -163,7 +163,7 @@ def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):
 def test_two_batches_and_a_sweep_at_once(pool, parents, bench, tmp_path, recovered):
     began_s = time.monotonic()
     jobs = {
-        name: [torch_job(f"{name}{i}", trace=pool.trace.file, num_steps=60) for i in range(2)]
+        name: [torch_job(f"{name}{i}", trace=pool.trace.file, num_steps=60, step_s=0.1) for i in range(2)]
         for name in ("nightly", "second")
     }
     runs = {

@@ -15,7 +15,7 @@ from tests.matrix import matrix
 
 # A minute of downtime takes this long here; RINGMASTER_TEST_MINUTE_S=60 makes it a real minute.
 MINUTE_S = float(os.environ.get("RINGMASTER_TEST_MINUTE_S", "8"))
-SPARE_STEPS = 1000  # of 0.1 s: trained until a server has stopped, which may take long
+SPARE_STEPS = 400  # of 0.25 s: trained until a server has stopped, which may take long
 
 
 def trains_for(pool, job=None, *, seconds):
@@ -29,8 +29,8 @@ def trains_for(pool, job=None, *, seconds):
 
 
 def test_prefects_server_is_down_for_a_minute(pool, bench, recovered):
-    long = torch_job("through", trace=pool.trace.file, num_steps=int(10 * MINUTE_S) + SPARE_STEPS)
-    later = torch_job("behind", trace=pool.trace.file, num_steps=20)
+    long = torch_job("through", trace=pool.trace.file, num_steps=int(4 * MINUTE_S) + SPARE_STEPS)
+    later = torch_job("behind", trace=pool.trace.file, num_steps=20, step_s=0.1)
     batch = pool.submit([long])
     pool.wait_for_checkpoint(batch)
     pool.prefect.stop()
@@ -81,7 +81,7 @@ def test_postgresql_is_away_for_longer_than_nodes_may_be_unheard(pool, pool_post
 @pytest.mark.parametrize("number", matrix([signal.SIGKILL, signal.SIGTERM], quick=[signal.SIGKILL]))
 def test_the_executor_ends_and_another_one_goes_on(pool, bench, recovered, number):
     job = torch_job(f"led-{int(number)}", trace=pool.trace.file)
-    small = [torch_job(f"short{i}-{int(number)}", trace=pool.trace.file, num_steps=20) for i in range(2)]
+    small = [torch_job(f"short{i}-{int(number)}", trace=pool.trace.file, num_steps=20, step_s=0.1) for i in range(2)]
     batch = pool.submit([job, *small])
     pool.wait_for_checkpoint(batch, job=job.name)
     before = {segment.id for segment in pool.segments(batch) if segment.job == job.name}

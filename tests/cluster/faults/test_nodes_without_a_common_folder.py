@@ -72,8 +72,8 @@ def fetched(pool, batch, job):
 
 def test_a_job_and_the_one_that_begins_with_its_model_move_to_another_node(pool, bench, tmp_path, recovered):
     """A node is lost with all its processes: its job continues elsewhere, from the same checkpoint and base."""
-    first = torch_job("first", trace=pool.trace.file, num_steps=20)
-    second = torch_job("second", trace=pool.trace.file, num_steps=400, base="first")
+    first = torch_job("first", trace=pool.trace.file, num_steps=20, step_s=0.1)
+    second = torch_job("second", trace=pool.trace.file, base="first")
     pool.trace.hurry("first")
     batch = pool.submit([first, second], checkpoint_root=f"{BUCKET}/runs")
     pool.wait_for_checkpoint(batch, job="second")
