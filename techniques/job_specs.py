@@ -23,6 +23,8 @@ from ringmaster.techniques.job_features import (
 PADDINGS = ("longest", "max_length")
 SAMPLINGS = ("random", "length-grouped")
 MIN_PART_ROWS = 64  # of held-out rows: of fewer, the variance of a mean is not known
+MIN_ROWS_AT_ONCE, ROWS_AT_ONCE = 16, 8
+"""Further held-out rows are reported at least so many together, and one such share of those before."""
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""
@@ -523,10 +525,10 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationPart:
-    """The part of the held-out rows that the evaluation after a step, before a job's last one, computes.
+class EvaluationSlice:
+    """The slice of the held-out rows in a random order that an evaluation on the way computes.
 
-    step: so many steps are done.
+    step: so many steps are done, and it is not the last one.
     begin, end: of the part in the random order of all rows, as shares of them, 0 <= begin < end <= 1.
     seed: of that order, which is the same in all jobs that are compared.
     """
@@ -542,11 +544,19 @@ class EvaluationPart:
         return order[self.place(self.begin, num_rows) : self.place(self.end, num_rows)]
 
     @staticmethod
+    def num_at_once(place: int) -> int:
+        """Returns how many rows from a place on are evaluated before it is known whether more are needed.
+
+        The first ones of the order are evaluated together.
+        """
+        return max(MIN_ROWS_AT_ONCE, place // ROWS_AT_ONCE)
+
+    @staticmethod
     def place(share: float, num_rows: int) -> int:
         """Returns how many of `num_rows` rows come before a share of them; no part ends before `MIN_PART_ROWS`."""
         if share <= 0.0:
             return 0
-        return min(num_rows, max(MIN_PART_ROWS, math.ceil(share * num_rows)))
+        return min(num_rows, max(MIN_PART_ROWS, math.ceil(round(share * num_rows, 6))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -583,9 +593,9 @@ class EvaluationSpec:
     max_rows: Annotated[Whole, Description("the most held-out rows of one evaluation, such as 1024")] = field(
         default=1024, metadata=SINCE_LATER
     )
-    parts: tuple[EvaluationPart, ...] = field(default=(), metadata=SINCE_LATER)
+    parts: tuple[EvaluationSlice, ...] = field(default=(), metadata=SINCE_LATER)
 
-    def part_at(self, step: int) -> EvaluationPart | None:
+    def part_at(self, step: int) -> EvaluationSlice | None:
         """Returns the part that an evaluation after a step computes; None for all rows."""
         return next((part for part in reversed(self.parts) if part.step == step), None)
 

@@ -5,8 +5,9 @@
 
 The population of `benchmarks.sweep.early_stopping` is trained with 1,024 held-out rows, the most of an evaluation by
 default, and the loss of each row is recorded at the rungs. Draws of thirty configurations are replayed under `halving`
-by its own code (`StoppingPolicy.judge`), with all rows and with `evaluation_error: 0.01`. Starts are the gangs that
-evaluate further rows of a trial that rests.
+by its own code (`StoppingPolicy.judge`, `EvaluationSlice`), with all rows and with `evaluation_error: 0.01`. Further
+rows are evaluated by one gang a device: of all trials together, as of adapters of one base, or of one trial after
+another. Starts are the trials that gangs begin to evaluate further.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from benchmarks.page import write_section
 from benchmarks.sweep.early_stopping import NUM_STEPS, NUM_TRIALS, POPULATION, trained_losses
 from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
-from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.job_specs import EvaluationSlice
 
-NUM_ROWS, NUM_DRAWS, ERROR = 1024, 25, 0.01
+NUM_ROWS, ERROR = 1024, 0.01
+NUM_DRAWS = {True: 25, False: 5}  # with all trials together, and one after another, which takes ten times as long
 GOALS = {"rows": 0.35, "same winner": 0.98}
 POLICIES = {
-    "halving, four": {"reduction_factor": 4, "min_steps": 30},
-    "halving, two": {"reduction_factor": 2, "min_steps": 30},
+    "four": {"reduction_factor": 4, "min_steps": 30},
+    "two": {"reduction_factor": 2, "min_steps": 30},
 }
+NUM_SLOTS = 2
 
 Losses = Mapping[int, Any]  # of each configuration and row, [configurations, rows], by step
 
@@ -61,23 +64,34 @@ def main() -> None:
         trained_losses(*key, num=NUM_TRIALS if quick else POPULATION, num_held_out=NUM_ROWS, steps=steps)
         for key in keys
     ]
-    text = table([row_of(name, populations, num_draws=2 if quick else NUM_DRAWS) for name in POLICIES])
+    text = table(
+        [
+            row_of(name, populations, num_draws=2 if quick else NUM_DRAWS[is_together], is_together=is_together)
+            for is_together in (True, False)
+            for name in POLICIES
+        ]
+    )
     print(text)
     if not quick:
         write_section("rung-rows", text)
 
 
-def row_of(name: str, populations: Sequence[Losses], *, num_draws: int) -> dict[str, Any]:
-    """Returns the figures of a policy over the draws of all populations."""
+def row_of(name: str, populations: Sequence[Losses], *, num_draws: int, is_together: bool) -> dict[str, Any]:
+    """Returns the figures of a policy over the draws of all populations. is_together: whether trials share gangs."""
     options, pairs = POLICIES[name], list[tuple[ReplayedSweep, ReplayedSweep]]()
     for losses in populations:
         for number in range(num_draws):
             drawn = Random(number).sample(range(len(losses[NUM_STEPS])), NUM_TRIALS)
-            whole = replayed(StoppingPolicy(policy="halving", **options), losses, drawn, seed=number)
-            partial = StoppingPolicy(policy="halving", evaluation_error=ERROR, **options)
-            pairs.append((whole, replayed(partial, losses, drawn, seed=number)))
+            runs = [
+                replayed(
+                    StoppingPolicy(policy="halving", **error, **options), losses, drawn, seed=number, num_at_once=num
+                )
+                for error, num in (({}, 0), ({"evaluation_error": ERROR}, NUM_TRIALS if is_together else NUM_SLOTS))
+            ]
+            pairs.append((runs[0], runs[1]))
     return {
         "policy": name,
+        "gangs": "all together" if is_together else "one trial each",
         "sweeps": len(pairs),
         "rows": statistics.fmean(part.num_rows / whole.num_rows for whole, part in pairs),
         "same winner": sum(part.winner == whole.winner for whole, part in pairs),
@@ -86,22 +100,28 @@ def row_of(name: str, populations: Sequence[Losses], *, num_draws: int) -> dict[
     }
 
 
-def replayed(policy: StoppingPolicy, losses: Losses, drawn: Sequence[int], *, seed: int) -> ReplayedSweep:
-    """Returns what a policy keeps and computes of the configurations `drawn`. seed: of the order of the rows."""
+def replayed(
+    policy: StoppingPolicy, losses: Losses, drawn: Sequence[int], *, seed: int, num_at_once: int
+) -> ReplayedSweep:
+    """Returns what a policy keeps and computes of the configurations `drawn`.
+
+    seed: of the order of the rows. num_at_once: of trials that are evaluated on further rows.
+    """
     order = Random(seed).sample(range(NUM_ROWS), NUM_ROWS)
     rungs = policy.rungs(NUM_STEPS)
     goals = dict.fromkeys(drawn, rungs[0])
     rows: dict[int, dict[int, EvaluatedRows]] = {n: {} for n in drawn}
     stopped, num_starts = set[int](), 0
+    parts: dict[int, EvaluationSlice] = {}  # those that are being evaluated, and then those that wait
 
-    def evaluate(number: int, step: int, end: float) -> None:
-        values = -losses[step][number][order][: EvaluationPart.place(end, NUM_ROWS)].astype(np.float64)
+    def evaluate(number: int, step: int, place: int) -> None:
+        values = -losses[step][number][order][:place].astype(np.float64)
         rows[number][step] = EvaluatedRows(values=values, counts=np.ones(len(values)), whole=NUM_ROWS)
 
     while True:
         for number, goal in goals.items():
             if number not in stopped and goal < NUM_STEPS and goal not in rows[number]:
-                evaluate(number, goal, policy.first_part)
+                evaluate(number, goal, EvaluationSlice.place(policy.first_part, NUM_ROWS))
         trials = [
             TrialState(
                 name=str(n),
@@ -110,17 +130,25 @@ def replayed(policy: StoppingPolicy, losses: Losses, drawn: Sequence[int], *, se
                 scores={step: own.mean for step, own in rows[n].items()},
                 has_ended=n in stopped or goals[n] == NUM_STEPS,
                 rows=rows[n] if policy.is_partial else {},
+                part=parts.get(n),
             )
             for n in drawn
         ]
-        decisions = policy.judge(trials, num_slots=2)
+        decisions = policy.judge(trials, num_slots=NUM_SLOTS)
         goals |= {int(name): goal for name, goal in decisions.goals.items()}
         stopped |= {int(name) for name in decisions.stops}
-        for name, part in decisions.parts.items():
-            evaluate(int(name), part.step, part.end)
-            num_starts += 1
-        if not decisions.goals and not decisions.stops and not decisions.parts:
+        num_starts += len(decisions.parts.keys() - {str(n) for n in parts})
+        parts |= {int(name): part for name, part in decisions.parts.items()}
+        for number in [*map(int, (*decisions.enough, *decisions.goals, *decisions.stops))]:
+            parts.pop(number, None)
+        if not decisions.goals and not decisions.stops and not parts:
             break
+        for number, part in list(parts.items())[:num_at_once]:
+            place, end = len(rows[number][part.step].values), part.place(part.end, NUM_ROWS)
+            place = min(end, place + part.num_at_once(place))
+            evaluate(number, part.step, place)
+            if place >= end:
+                del parts[number]
     kept = frozenset(n for n in drawn if goals[n] == NUM_STEPS)
     return ReplayedSweep(
         winner=min(kept, key=lambda n: float(np.nan_to_num(losses[NUM_STEPS][n].mean(), nan=np.inf))),
@@ -134,17 +162,17 @@ def replayed(policy: StoppingPolicy, losses: Losses, drawn: Sequence[int], *, se
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the figures as a table in Markdown, with what was measured."""
     lines = [
-        f"| {row['policy']} | {row['rows']:.0%} | {row['same winner']} of {row['sweeps']} | "
+        f"| {row['gangs']} | {row['policy']} | {row['rows']:.0%} | {row['same winner']} of {row['sweeps']} | "
         f"{row['same choices']} of {row['sweeps']} | {row['starts']:.0%} |"
         for row in rows
     ]
     return f"""{date.today().isoformat()}; draws of {NUM_TRIALS} configurations of a small network on digits,
 {NUM_ROWS:,} held-out rows, under constant and cosine rates and two training seeds; goals: at most
-{GOALS["rows"]:.0%} of the rows, and the same winner in {GOALS["same winner"]:.0%}. Starts: of gangs that evaluate
-further rows, for each trial at a rung.
+{GOALS["rows"]:.0%} of the rows, and the same winner in {GOALS["same winner"]:.0%}. Starts: trials that gangs begin to
+evaluate further, for each trial at a rung.
 
-| one of | rows computed | same winner | same choices | starts |
-|---|---:|---:|---:|---:|
+| gangs | halving, one of | rows computed | same winner | same choices | starts |
+|---|---|---:|---:|---:|---:|
 {chr(10).join(lines)}
 """
 

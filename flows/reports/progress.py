@@ -346,6 +346,8 @@ def _described(event: execution_events.ExecutionEvent) -> tuple[str, str]:
         case execution_events.GangReport(
             job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows, part=part)
         ):
+            if part is not None and not part.is_first:
+                return "", ""
             of = f", {part.in_words()}" if part is not None else ""
             return f"{job} at step {step}: {_metrics(metrics, num_rows)}{of}", ""
         case execution_events.GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):

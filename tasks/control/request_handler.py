@@ -158,19 +158,9 @@ class RequestHandler:
             message = f"the executor cannot read what steers it: {error}. {OTHER_VERSION}"
             self._fail(batch, message)  # as it would never end
             raise RequestRefused(message) from error
-        names = {*requested.jobs, *requested.goals, *requested.stops, *requested.phases, *requested.choices}
-        if unknown := names - {*batch.job_names}:
+        if unknown := requested.names - {*batch.job_names}:
             raise RequestRefused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
-        self.executor.steer(
-            SteeringRequest(
-                jobs={batch.qualified(name): job for name, job in requested.jobs.items()},
-                likes={batch.qualified(name): like for name, like in requested.likes.items()},
-                goals={batch.qualified(name): goal for name, goal in requested.goals.items()},
-                stops={batch.qualified(name): why for name, why in requested.stops.items()},
-                phases={batch.qualified(name): phases for name, phases in requested.phases.items()},
-                choices={batch.qualified(name): why for name, why in requested.choices.items()},
-            )
-        )
+        self.executor.steer(requested.renamed(batch.qualified))
         return requested.in_words() or "settled"
 
     def _set(self, content: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ from ringmaster.techniques.processes.gang_events import (
     RefusedEvent,
     Steps,
 )
-from ringmaster.techniques.processes.reporter import leave
+from ringmaster.techniques.processes.reporter import leave, rows_up_to
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
@@ -314,6 +314,9 @@ class Executor:
     def steer(self, steering: SteeringRequest) -> None:
         """Applies a steering request: sets jobs' definitions, raises their goals, and stops jobs early."""
         planned = {job.name for job in self.job_table.left()}
+        needs_plan = bool(steering.goals) or any(
+            self.job_table.records[name].status != JobStatus.RUNNING for name in steering.parts
+        )
         for name, job in steering.jobs.items():
             self.job_table.settle(name, job, like=steering.likes[name])
         for name, why in steering.choices.items():
@@ -327,6 +330,10 @@ class Executor:
             self.job_table.allow(name, goal)
         for name, part in steering.parts.items():
             self.job_table.evaluate_part(name, part)
+            self._command_share(name, step=part.step, share=part.end)
+        for name, step in steering.enough.items():
+            self.job_table.evaluate_no_further(name)
+            self._command_share(name, step=step, share=0.0)
         stops = {n: why for n, why in steering.stops.items() if self.job_table.records[n].status not in ENDED}
         leads = {self.job_table.groups.lead_of(name) or name for name in (*steering.goals, *steering.parts, *stops)}
         for name, why in stops.items():
@@ -336,7 +343,7 @@ class Executor:
         for lead in leads:
             self._outcome_policy.split_group_if_needed(lead)
         self._outcome_policy.regroup(num_devices=self._plan_manager.num_devices_for)
-        if steering.goals or steering.parts or not planned.isdisjoint(stops):
+        if needs_plan or not planned.isdisjoint(stops):
             self._plan_manager.request_plan(steering.in_words())
 
     def replan_soon(self, *, why: str) -> None:
@@ -433,6 +440,12 @@ class Executor:
             name = self.job_table.entries[job].job_in_batch.name
             self._command([(r.number, leave(name)) for r in running if job in r.members])
             self._outcome_policy.split_group_if_needed(job)
+
+    def _command_share(self, job: str, *, step: int, share: float) -> None:
+        """Lets the gang that evaluates a job, if one does, go on up to a share of the rows."""
+        command = rows_up_to(self.job_table.entries[job].job_in_batch.name, step=step, share=share)
+        running = self._plan_progress.running.values()
+        self._command([(each.number, command) for each in running if job in each.jobs])
 
     def _stop_gangs(self, gangs: Iterable[RunningSegment]) -> None:
         self._command(command for running in gangs for command in running.stop())

@@ -21,7 +21,7 @@ from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import Variant
-from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
@@ -202,14 +202,14 @@ class JobTable(JobRows):
         if goal > (reached := self.records[name].goal or 0):
             if reached:
                 self.groups.let_continue(name)
-            self.write(name, goal=goal)
+            self.write(name, goal=goal, next_part=None)
             self.renew(name)
 
-    def evaluate_part(self, name: str, part: EvaluationPart) -> None:
-        """Lets a job that rests at its goal be evaluated there on a further part of the rows, unless it was already.
+    def evaluate_part(self, name: str, part: EvaluationSlice) -> None:
+        """Lets a job at its goal be evaluated there on a further part of the rows, unless it was already.
 
-        A job that has ended, or has trained on, is not evaluated. One whose gang has reported, and has not ended, is
-        evaluated by the next gang.
+        A job that has ended, or has trained on, is not evaluated. One whose gang ends before it is told to go on with
+        the evaluation is evaluated by the next gang.
         """
         job, record = self.entries[name].job_in_batch, self.records[name]
         if record.status in ENDED or record.step > part.step or part in job.evaluation.parts:
@@ -230,10 +230,19 @@ class JobTable(JobRows):
     def _take_next_part(self, name: str) -> None:
         record = self.records[name]
         if record.next_part is not None and record.status == JobStatus.WAITING:
-            self.evaluate_part(name, from_json(EvaluationPart, record.next_part))
+            self.evaluate_part(name, from_json(EvaluationSlice, record.next_part))
+
+    def evaluate_no_further(self, name: str) -> None:
+        """Forgets the part of the rows that the next gang of a job would evaluate."""
+        if self.records[name].next_part is not None:
+            self.write(name, next_part=None)
 
     def evaluated(self, name: str, event: EvaluationReported) -> None:
         """Stores the metrics of a job that has a goal, unless they are of a part of the rows."""
+        if (stored := self.records[name].next_part) is not None and event.part is not None:
+            part = from_json(EvaluationSlice, stored)
+            if part.step == event.step and event.part.end >= part.place(part.end, event.part.whole):
+                self.evaluate_no_further(name)  # its gang has gone on
         if self.records[name].goal is not None and event.part is None:
             found = Evaluation(step=event.step, metrics=dict(event.metrics), num_rows=event.num_rows)
             self.write(name, evaluated=found)

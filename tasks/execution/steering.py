@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.job_specs import EvaluationSlice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class SteeringRequest:
     stops: the reasons of jobs that are stopped early.
     phases: the phases of jobs that get another batch size or precision from their goal on.
     choices: by job, why it gets another one, or does not.
-    parts: of the held-out rows, on which jobs that rest are evaluated at their goals in addition.
+    parts: of the held-out rows, on which jobs are evaluated at their goals in addition.
+    enough: the steps at whose evaluations no further rows of jobs are needed.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -38,10 +39,22 @@ class SteeringRequest:
     stops: Mapping[str, str] = field(default_factory=dict)
     phases: Mapping[str, tuple[TrainingPhase, ...]] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, EvaluationPart] = field(default_factory=dict)
+    parts: Mapping[str, EvaluationSlice] = field(default_factory=dict)
+    enough: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.goals or self.stops or self.parts)
+        return bool(self.jobs or self.goals or self.stops or self.parts or self.enough)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all jobs that the request is about."""
+        return {name for each in vars(self).values() for name in each}
+
+    def renamed(self, name_of: Callable[[str], str]) -> SteeringRequest:
+        """Returns the request with another name of each job; `likes` has the same values."""
+        return SteeringRequest(
+            **{key: {name_of(name): value for name, value in each.items()} for key, each in vars(self).items()}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as plain values."""
@@ -51,7 +64,7 @@ class SteeringRequest:
     def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
         """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
         kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
-        kinds["parts"] = Mapping
+        kinds |= {"parts": Mapping, "enough": int}
         parts = {key: data.get(key, {}) for key in kinds}
         for key, part in parts.items():
             if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
@@ -60,7 +73,7 @@ class SteeringRequest:
         phases = {
             name: tuple(from_json(TrainingPhase, row) for row in each) for name, each in parts.pop("phases").items()
         }
-        of_rows = {name: from_json(EvaluationPart, each) for name, each in parts.pop("parts").items()}
+        of_rows = {name: from_json(EvaluationSlice, each) for name, each in parts.pop("parts").items()}
         if missing := set(jobs) - set(parts["likes"]):
             raise ValueError(f"its fields {', '.join(sorted(missing))} are missing")
         return cls(jobs=jobs, phases=phases, parts=of_rows, **parts)

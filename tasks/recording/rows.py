@@ -71,6 +71,8 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             of_features = [each for hook in record_hooks() for each in hook.metrics(event).items()]
             others = [*of_features, *_speed(event).items()]
             return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in others]
+        case EvaluationReported(part=part) if part is not None and not part.is_first:
+            return []
         case EvaluationReported(part=part) if part is not None:
             values = {
                 **event.metrics,

@@ -21,7 +21,7 @@ from ringmaster.tasks.sweeping.spec import SweepSpec, TrialState
 from ringmaster.tasks.sweeping.stop_rules import StopProposal, StopRule, SweepProgress
 from ringmaster.tasks.sweeping.stop_rules import stop_rules as all_stop_rules
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.gang_events import EvaluationReported, PartialEvaluation
 
@@ -97,7 +97,7 @@ class SweepScheduler:
         }
         first = {name: self._first_rung(self._jobs[name]) for name in known if name in self._jobs}
         self._goals = {**first, **fact.get("goals", {})}
-        self._parts = {name: from_json(EvaluationPart, part) for name, part in fact.get("parts", {}).items()}
+        self._parts = {name: from_json(EvaluationSlice, part) for name, part in fact.get("parts", {}).items()}
         self._restore_rows()
         self._statuses = {name: record.status for name, record in journal.jobs().items()}
         for name in set(self.spec.trials) - set(self._jobs):
@@ -124,7 +124,7 @@ class SweepScheduler:
             jobs={name: self._job(name, like=like) for name, like in late.items()},
             likes=late,
             goals={name: goal for name, goal in self._goals.items() if name in left},
-            parts={name: part for name, part in self._parts.items() if name in left},
+            parts=self._awaited_parts(),
         )
 
     def attach(self, act: Act, *, later: Later, elapsed_s: float) -> None:
@@ -135,8 +135,8 @@ class SweepScheduler:
             self._timer = threading.Timer(left_s, later, [self.decide])
             self._timer.daemon = True
             self._timer.start()
-        if parts := self.pending_request().parts:  # the executor may not have received them before it was killed
-            later(lambda: act(SteeringRequest(parts=parts)))
+        if parts := self._awaited_parts():
+            later(lambda: act(SteeringRequest(parts=parts)))  # the executor may not have received them before a kill
         later(self.decide)
 
     def listen(self, event: ExecutionEvent) -> None:
@@ -197,6 +197,9 @@ class SweepScheduler:
             if steering:
                 self._goals |= steering.goals
                 self._parts |= steering.parts
+                for name, step in steering.enough.items():  # it awaits no more than it has
+                    rows, part = self.rows[name][step], self._parts[name]
+                    self._parts[name] = replace(part, end=len(rows.values) / rows.whole)
                 self._keep()
                 self._act(steering)
 
@@ -204,6 +207,7 @@ class SweepScheduler:
         """Returns the state of each trainable trial."""
         names = [name for name in self.spec.trials if name in self._jobs]
         scores = self.spec.ranking.scores({name: self.reports.get(name, {}) for name in names})
+        awaited = self._awaited_parts()
         return [
             TrialState(
                 name=name,
@@ -212,6 +216,7 @@ class SweepScheduler:
                 scores=scores[name],
                 has_ended=self._statuses.get(name) in ENDED,
                 rows=self.rows.get(name, {}),
+                part=awaited.get(name),
             )
             for name in names
         ]
@@ -237,7 +242,8 @@ class SweepScheduler:
             likes=likes,
             goals={**goals, **decisions.goals},
             stops={name: why for name, why in stops.items() if self._statuses.get(name) not in ENDED},
-            parts={name: part for name, part in decisions.parts.items() if not self._awaits_part(name, part.step)},
+            parts=decisions.parts,
+            enough=decisions.enough,
         )
 
     def _ending(self) -> str:
@@ -264,12 +270,16 @@ class SweepScheduler:
             device_s=sum(each.seconds * each.spec.num_devices for each in self._journal.segments()),
         )
 
-    def _awaits_part(self, name: str, step: int) -> bool:
-        """Whether a trial has not reported the part of the rows that was requested last at a step."""
-        part, rows = self._parts.get(name), self.rows.get(name, {}).get(step)
-        if part is None or rows is None or part.step != step:
-            return False
-        return len(rows.values) < part.place(part.end, rows.whole)
+    def _awaited_part(self, name: str) -> EvaluationSlice | None:
+        """Returns the part of the rows that was requested last of a trial, unless it has reported all of it."""
+        part = self._parts.get(name)
+        rows = None if part is None else self.rows.get(name, {}).get(part.step)
+        if part is None or rows is None or self._goals.get(name) != part.step:
+            return None
+        return part if len(rows.values) < part.place(part.end, rows.whole) else None
+
+    def _awaited_parts(self) -> dict[str, EvaluationSlice]:
+        return {name: part for name in self._left() if (part := self._awaited_part(name)) is not None}
 
     def _left(self) -> list[str]:
         return [name for name in self._jobs if self._statuses.get(name) not in ENDED]

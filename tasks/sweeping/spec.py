@@ -27,7 +27,7 @@ from ringmaster.tasks.sweeping.rung_comparison import FIRST_PART, EvaluatedRows,
 from ringmaster.tasks.sweeping.sampling import GRID, TPE, ProposedTrial, num_startup, propose
 from ringmaster.tasks.sweeping.space import MAX_TRIALS, Parameter, Values
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.job_specs import EvaluationSlice
 
 NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
 CUTS = ((0.04, 2 / 5), (0.10, 1 / 2))
@@ -51,6 +51,7 @@ class TrialState:
     scores: by step, higher is better; minus infinity for a value that is not finite.
     has_ended: whether it is done, failed or stopped.
     rows: the held-out rows by step, where they are computed part by part.
+    part: the part of them that was requested last, where it is not computed yet.
     """
 
     name: str
@@ -59,11 +60,13 @@ class TrialState:
     scores: Mapping[int, float] = field(default_factory=dict)
     has_ended: bool = False
     rows: Mapping[int, EvaluatedRows] = field(default_factory=dict)
+    part: EvaluationSlice | None = None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the trial has steps left to train up to its goal."""
-        return not self.has_ended and self.goal > 0 and self.goal not in self.scores
+        """Whether the trial has steps left to train up to its goal, or rows to evaluate there."""
+        has_steps = self.goal > 0 and self.goal not in self.scores
+        return not self.has_ended and (has_steps or self.part is not None)
 
     def best(self, step: int) -> float:
         """Returns the best score up to a step."""
@@ -76,11 +79,15 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingDecisions:
-    """New goals by trial, the trials to stop with the reasons, and further parts of the rows to evaluate."""
+    """New goals by trial, the trials to stop with the reasons, and further parts of the rows to evaluate.
+
+    enough: the steps at which trials that compute a part need no more of it.
+    """
 
     goals: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, EvaluationPart] = field(default_factory=dict)
+    parts: Mapping[str, EvaluationSlice] = field(default_factory=dict)
+    enough: Mapping[str, int] = field(default_factory=dict)
 
 
 EARLIEST = 10
@@ -178,10 +185,10 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         """The evaluations up to a rung whose mean is compared; those before it cannot be made on more rows later."""
         return NUM_AVERAGED if self.policy == CUT and not self.is_partial else 1
 
-    def _first_parts(self, job: Job) -> tuple[EvaluationPart, ...]:
+    def _first_parts(self, job: Job) -> tuple[EvaluationSlice, ...]:
         """Returns the parts that a job computes first at its rungs, but where it is evaluated anyway: on all rows."""
         rungs = self.rungs(job.total_steps)[:-1]
-        parts = (EvaluationPart(step=rung, end=self.first_part, seed=ORDER_SEED) for rung in rungs)
+        parts = (EvaluationSlice(step=rung, end=self.first_part, seed=ORDER_SEED) for rung in rungs)
         return tuple(part for part in parts if part in job.evaluation.parts or not job.is_evaluated(part.step))
 
     def rungs(self, total: int) -> list[int]:
@@ -218,15 +225,15 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
     def comparison(self, trials: Sequence[TrialState], rung: int) -> RungComparison:
         """Returns the comparison of the trials that have reached a rung. trials: all of the sweep.
 
-        The error of the sweep is divided by the number of its rungs and of pairs of trials (Bonferroni).
+        The error of the sweep is divided by the number of its rungs (Bonferroni).
         """
         there = [trial for trial in trials if rung in trial.scores]
-        num_orders = max(1, math.comb(len(trials), 2) * (len(self.rungs(trials[0].total)) - 1))
         return RungComparison(
             scores={trial.name: trial.mean(rung, self._num_averaged) for trial in there},
             rows={trial.name: trial.rows[rung] for trial in there if rung in trial.rows},
             may_go_on=frozenset(trial.name for trial in there if trial.goal == rung and not trial.has_ended),
-            error=(self.evaluation_error or 0.0) / num_orders,
+            error=(self.evaluation_error or 0.0) / max(1, len(self.rungs(trials[0].total)) - 1),
+            num_trials=len(trials),
         )
 
     def judge(self, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool = True) -> StoppingDecisions:
@@ -277,12 +284,13 @@ def _by_rungs(
     that is left. Before that, ASHA promotes the best n // eta of the n trials at the rung, the cuts those that no later
     arrival can displace, and halving none. A trial that can no longer be among the best is stopped.
 
-    Where rows are evaluated part by part, a trial whose place is not certain rests until further rows are there.
+    Where rows are evaluated part by part, a trial whose place is not certain rests until further rows are there. One
+    that computes a part is asked for more before its end, or told to end it, as soon as that is certain.
     """
     if not trials:
         return StoppingDecisions()
-    goals, stops, parts, total = dict[str, int](), dict[str, str](), dict[str, EvaluationPart](), trials[0].total
-    num_under_way = sum(trial.is_under_way for trial in trials)
+    goals, stops, parts, enough = dict[str, int](), dict[str, str](), dict[str, EvaluationSlice](), dict[str, int]()
+    total, num_under_way = trials[0].total, sum(trial.is_under_way for trial in trials)
     for rung, following in reversed(list(itertools.pairwise(stopping.rungs(total)))):
         comparison = stopping.comparison(trials, rung)
         scores = comparison.estimates
@@ -293,21 +301,29 @@ def _by_rungs(
         early = {ASHA: len(there) // stopping.reduction_factor, CUT: most - num_to_come}
         now = most if is_final else early.get(stopping.policy, 0)
         order = [trial.name for trial in there]
-        is_open = comparison.open_parts(order, num_kept=most).keys()
-        further = comparison.open_parts(order, num_kept=now) if now > 0 else {}
-        if is_final or num_under_way <= num_slots:
-            wanted = {n: comparison.part_up_to(n, share, step=rung, seed=ORDER_SEED) for n, share in further.items()}
-            parts |= {name: part for name, part in wanted.items() if part is not None}
+        further = comparison.open_parts(order, num_kept=now, is_early=not is_final) if now > 0 else {}
+        is_closed = is_final and not further
+        unsettled = {} if is_closed else comparison.open_parts(order, num_kept=now, is_early=True)
+        is_open = {} if is_closed else comparison.open_parts(order, num_kept=most, is_early=True)
+        for trial in there:
+            share, is_computing = further.get(trial.name), trial.part is not None and trial.part.step == rung
+            if is_computing and share is None:
+                enough[trial.name] = rung
+            elif share is not None and (is_computing or is_final or num_under_way <= num_slots):
+                part = comparison.part_up_to(trial.name, share, step=rung, seed=ORDER_SEED)
+                if part is not None and (trial.part is None or not is_computing or part.end > trial.part.end):
+                    parts[trial.name] = part
+                    num_under_way += not is_computing
         for place, trial in enumerate(there):
             if trial.has_ended or trial.goal != rung:
                 continue
             is_beaten = place >= most and (is_absolute or is_final)
             if math.isinf(scores[trial.name]) or (is_beaten and trial.name not in is_open):
                 stops[trial.name] = _why(scores[trial.name], rung, place=place, num=len(there))
-            elif place < now and trial.name not in further and (is_final or num_under_way <= num_slots):
+            elif place < now and trial.name not in unsettled and (is_final or num_under_way <= num_slots):
                 goals[trial.name] = following
                 num_under_way += 1
-    return StoppingDecisions(goals=goals, stops=stops, parts=parts)
+    return StoppingDecisions(goals=goals, stops=stops, parts=parts, enough=enough)
 
 
 def _why(score: float, step: int, *, place: int, num: int) -> str:

@@ -374,6 +374,16 @@ class PartialEvaluation:
     rows: RowValues
 
     @property
+    def end(self) -> int:
+        """Where the row after its last one is in their random order."""
+        return self.begin + len(self.rows.values)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with the first row: it is a figure by itself, and further parts only add to it."""
+        return self.begin == 0
+
+    @property
     def mean(self) -> float:
         """The metric of these rows; NaN where they count nothing."""
         count = sum(self.rows.counts)

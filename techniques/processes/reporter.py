@@ -18,7 +18,7 @@ BEAT_EVERY_S = 0.25
 LOG_EVERY_S = 10.0  # between the lines about steps in a rank's log
 
 STOP, MEASURE = "stop", "measure"
-UNTIL, LEAVE = "until ", "leave "
+UNTIL, LEAVE, ROWS = "until ", "leave ", "rows "
 WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbours
 
 
@@ -30,6 +30,11 @@ def until(last_step: int) -> str:
 def leave(job: str) -> str:
     """Returns the command that a job of a group checkpoints and ends, while the other jobs continue."""
     return f"{LEAVE}{job}"
+
+
+def rows_up_to(job: str, *, step: int, share: float) -> str:
+    """Returns the command that an evaluation of a part goes on up to a share of the rows; 0 ends it where it is."""
+    return f"{ROWS}{job} {step} {share:.9g}"
 
 
 class RankLog:
@@ -157,6 +162,12 @@ class Reporter:
         """Returns the jobs of a group that were commanded to leave it."""
         self._listen()
         return {command.removeprefix(LEAVE) for command in self._commands if command.startswith(LEAVE)}
+
+    def commanded_shares(self, job: str, *, step: int) -> list[float]:
+        """Returns the shares of the rows up to which the evaluation of a job after a step was commanded to go on."""
+        self._listen()
+        head = f"{ROWS}{job} {step} "
+        return [float(command.removeprefix(head)) for command in self._commands if command.startswith(head)]
 
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:

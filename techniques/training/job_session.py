@@ -49,6 +49,9 @@ class SessionState(CheckpointedState, TrainingState, Protocol):
     def num_evaluated_rows(self) -> int:
         """Returns the number of held-out rows of one evaluation."""
 
+    def has_further_rows(self, *, share: float) -> bool:
+        """Returns whether rows of the part that is evaluated are left; see `JobTrainingState`."""
+
     def store(self, root: Root) -> CheckpointStore:
         """Returns the checkpoints under `root`."""
 

@@ -18,7 +18,7 @@ from ringmaster.techniques.checkpoints.state import read_whole
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect, FirstCheckpoint
-from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.gang_events import CheckpointFailed, JobEvent, PartialEvaluation, RowValues
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
@@ -76,6 +76,8 @@ class JobTrainingState:
         self._loader = BatchLoader(self._training, pins=ranks.device.type == "cuda")
         self.next_step = 0
         self.partial_evaluation: PartialEvaluation | None = None
+        self._rows_done = (-1, 0)  # a step, and how many rows were computed of its part
+        self._last_share = 0.0  # up to which that part was commanded to go on
         self.passed_over: tuple[str, ...] = ()
         self.callbacks = callbacks_of(self)
 
@@ -84,8 +86,11 @@ class JobTrainingState:
         num_rows = min(len(self._held_out), self.job.max_evaluated_rows)
         return num_rows if max_batches is None else min(num_rows, max_batches * self.job.global_batch_size)
 
-    def next_part(self, loss: BoundLoss) -> EvaluationPart | None:
-        """Returns the part of the rows that the next evaluation computes; None for all, as those of finished models."""
+    def next_part(self, loss: BoundLoss) -> EvaluationSlice | None:
+        """Returns the rows that the next evaluation computes; None for all, as those of finished models.
+
+        After the first rows of the order, they are a few of the part at a time: more may not be needed.
+        """
         part = self.job.evaluation.part_at(self.next_step)
         if part is None or self.order.purpose != TRAIN or self.next_step >= self.job.total_steps:
             return None
@@ -93,18 +98,42 @@ class JobTrainingState:
         gives_rows = (
             self.technique is None or type(self.technique).part is Technique.part
         )  # and not some tokens of each
-        return part if is_mean and gives_rows and loss.separates_rows else None
+        if not (is_mean and gives_rows and loss.separates_rows):
+            return None
+        begin, end = self._part_places(part)
+        num_rows = end - begin if begin == 0 else min(end - begin, part.num_at_once(begin))
+        whole = self.num_evaluated_rows()
+        return replace(part, begin=begin / whole, end=(begin + num_rows) / whole)
 
-    def part_rows(self, part: EvaluationPart | None) -> Sequence[int] | None:
+    def _part_places(self, part: EvaluationSlice) -> tuple[int, int]:
+        """Returns where what is left of a part begins and ends in the order of the rows."""
+        whole, (step, num_done) = self.num_evaluated_rows(), self._rows_done
+        if step != self.next_step:
+            return part.place(part.begin, whole), part.place(part.end, whole)
+        return num_done, part.place(max(part.end, self._last_share), whole)
+
+    def part_rows(self, part: EvaluationSlice | None) -> Sequence[int] | None:
         """Returns the numbers of a part's rows, in its order; None for all rows."""
         return None if part is None else part.rows(self.num_evaluated_rows())
 
-    def keep_part(self, part: EvaluationPart | None, rows: RowValues | None) -> None:
+    def keep_part(self, part: EvaluationSlice | None, rows: RowValues | None) -> None:
         """Keeps the values of rows of an evaluation in `partial_evaluation`."""
         self.partial_evaluation = None
         if part is not None and rows is not None:
             whole = self.num_evaluated_rows()
             self.partial_evaluation = PartialEvaluation(begin=part.place(part.begin, whole), whole=whole, rows=rows)
+            if self._rows_done[0] != self.next_step:
+                self._last_share = 0.0
+            self._rows_done = self.next_step, part.place(part.end, whole)
+
+    def has_further_rows(self, *, share: float) -> bool:
+        """Returns whether rows of the part that is evaluated are left. share: up to which it was commanded to go on."""
+        part = self.job.evaluation.part_at(self.next_step)
+        if self.partial_evaluation is None or part is None:
+            return False
+        self._last_share = max(self._last_share, share)
+        begin, end = self._part_places(part)
+        return begin < end
 
     def num_evaluated_batches(self) -> int:
         """Returns the number of global batches of one evaluation."""

@@ -87,7 +87,7 @@ class MetricTotals:
     data: the prepared data, for metrics that read its tokenizer or the names of its classes.
     exact: whether sums must not depend on which ranks add them.
     part: the rows of a part of an evaluation, in its order, whose values of the first metric, a mean, `row_values`
-        then has; the loss separates rows. None for all rows.
+        then has; the loss separates rows. Only that metric is computed of them. None for all rows.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class MetricTotals:
     ) -> None:
         self._exact, self._part = exact, part
         self.row_values: RowValues | None = None
-        named = metrics_named(names)
+        named = metrics_named(names if part is None else names[:1])
         self.of_models = [metric for metric in named if isinstance(metric, ModelMetric)]
         self._metrics = [metric for metric in named if metric not in self.of_models]
         self._names, self._loss, self._data = [metric.name for metric in named], loss, data

@@ -268,13 +268,15 @@ class SegmentLoop:
             return False
         kept = self._saved_or_ended([session for session in sessions if session.is_done])
         kept += [session for session in sessions if not session.is_done]
-        if measured := [session for session in kept if session.is_at_its_end or session.is_evaluated]:
+        measured = [session for session in kept if session.is_at_its_end or session.is_evaluated]
+        while measured:
             self._reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
             started_s = time.perf_counter()
             metrics = self._all_or_each(measured, self._stepper.evaluate)
             seconds = (time.perf_counter() - started_s) / len(measured)
             for name, result in metrics.items():
                 self._sessions[name].measured(result, seconds=seconds)
+            measured = self._with_further_rows([session for session in measured if session.name in self._sessions])
         done = self._saved_or_ended([session for session in self._sessions.values() if session.is_done])
         if any(session.is_at_its_end for session in done):
             self._reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
@@ -285,6 +287,23 @@ class SegmentLoop:
                 self._end(session, OutcomeStatus.DONE if session.is_exported else OutcomeStatus.PREEMPTED)
             self._reporter.beat()
         return True
+
+    def _with_further_rows(self, sessions: Sequence[JobSession]) -> list[JobSession]:
+        """Returns the jobs of which further rows of a part are to be evaluated now, the same on every rank.
+
+        A command to stop or to leave ends an evaluation of a part, as does one that no further rows are needed.
+        """
+        if not (partial := [session for session in sessions if session.state.partial_evaluation is not None]):
+            return []
+        leaving, votes = self._reporter.commanded_to_leave(), list[tuple[float, float]]()
+        is_over = self._reporter.has_command(STOP) or self._order.job.name in leaving
+        for session in partial:
+            shares = self._reporter.commanded_shares(session.name, step=session.state.next_step)
+            ends = is_over or session.name in leaving or 0.0 in shares
+            votes.append((float(ends), max(shares, default=0.0) if self._ranks.rank == 0 else 0.0))
+        sums = iter(self._ranks.sum([*chain.from_iterable(votes)]))
+        decided = [(session, next(sums), next(sums)) for session in partial]
+        return [each for each, ends, share in decided if not ends and each.state.has_further_rows(share=share)]
 
     def _saved_or_ended(self, sessions: Sequence[JobSession]) -> list[JobSession]:
         """Saves finished jobs; ends those of which a command ends the wait for a full disk, and returns the others."""

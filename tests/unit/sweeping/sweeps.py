@@ -3,13 +3,14 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 from ringmaster.tasks.storage.journal import begin_jobs
 from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
-from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome, PartialEvaluation, RowValues
 from tests.unit.execution.fakes import Bench, FakeRunner
 
 TEMPLATE = {
@@ -41,6 +42,22 @@ def spec(*, policy="asha", sampler="random", space=(RATES,), num_trials=16, **ch
 def loss(job, step):
     """A loss that is lower the closer the rate is to 3e-3. Differences grow with the step."""
     return 1.0 + abs(math.log10(job.optimizer.lr / 3e-3)) * (1.0 + step / 64) + 1.0 / (1 + step)
+
+
+NUM_ROWS = 400
+
+
+def evaluated_part(job, part):
+    """What a gang reports of a part: each row has the job's loss, what all jobs have there, and what is drawn."""
+    draw = Random(f"{job.name} {part.step}")
+    noise = [draw.gauss(0, 0.6) for _ in range(NUM_ROWS)]
+    shared = [Random(row).gauss(0, 1.0) for row in range(NUM_ROWS)]
+    centers = sum(shared) / NUM_ROWS + sum(noise) / NUM_ROWS
+    every = [loss(job, part.step) + a + b - centers for a, b in zip(shared, noise, strict=True)]
+    values = tuple(every[row] for row in part.rows(NUM_ROWS))
+    rows = RowValues(values=values, counts=(1.0,) * len(values))
+    reported = PartialEvaluation(begin=part.place(part.begin, NUM_ROWS), whole=NUM_ROWS, rows=rows)
+    return EvaluationReported(step=part.step, metrics={"loss": reported.mean}, num_rows=len(values), part=reported)
 
 
 class Killed(Exception):

@@ -10,10 +10,13 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.tasks.sweeping.spec import StoppingPolicy
+from ringmaster.techniques.processes.gang_events import EvaluationReported, event_to_json
+from ringmaster.techniques.processes.reporter import ROWS
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
-from tests.unit.sweeping.sweeps import loss, spec
+from tests.unit.sweeping.sweeps import evaluated_part, loss, spec
 
 
 class Evaluating(Gangs):
@@ -24,7 +27,10 @@ class Evaluating(Gangs):
         first = self.steps.get(job.name, 0)
         due = [step for step in range(first + 1, last + 1) if job.is_evaluated(step)]
         for step in due or ([first] if first == last and 0 < first < job.num_steps else []):
-            worker.say(segment, "metrics", step=step, metrics={"loss": loss(job, step)})
+            part = job.evaluation.part_at(step)
+            whole = EvaluationReported(step=step, metrics={"loss": loss(job, step)})
+            report = event_to_json(whole if part is None else evaluated_part(job, part))
+            worker.say(segment, report.pop("event"), **report)
         self.trained.append((job.name, first, last))
         self.steps[job.name] = last
         metrics = {"metrics": {"loss": loss(job, last)}} if last == job.num_steps else {}
@@ -53,6 +59,24 @@ class Flow:
     def handle_event(self):
         for entry in self.reader.read():
             self.sweep_scheduler.listen(entry.event)
+
+
+def steered(database, asked, *, num_moves=120):
+    """The gangs of a sweep on a pool that has come to its end."""
+    jobs, clock = asked.batch().jobs, Clock()
+    flow = Flow(database, asked, jobs=jobs, clock=clock)
+    batch = replace(submission(jobs=()), jobs=jobs, profiles={job.name: (profile(),) for job in jobs})
+    pool, gangs = PoolBench(database, clock), Evaluating(Worker(database, "n1", num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(batch, records=flow.records)
+    flow.attach()
+    for _ in range(num_moves):
+        pool.step(seconds=0.1)
+        flow.handle_event()
+        if not Submissions(database).unended():
+            break
+        gangs.move()
+    return gangs
 
 
 @pytest.fixture
@@ -102,6 +126,16 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
         assert sum(last - first for _, first, last in trained) == record.step, "no step is trained twice"
         if record.status == JobStatus.STOPPED:
             assert set(record.metrics) == {"loss"} and record.step < 64
+
+
+def test_trials_on_a_pool_are_evaluated_on_further_rows(database):
+    stopping = StoppingPolicy(policy="halving", min_steps=4, evaluation_error=0.01)
+    gangs = steered(database, spec(num_trials=8, stopping=stopping))
+    records = Journal(database, batch="b1").jobs()
+    assert {record.status for record in records.values()} == {JobStatus.DONE, JobStatus.STOPPED}
+    assert any(first == last for _, first, last in gangs.trained), "some were evaluated again at their rung"
+    commands = [command for _, _, command in gangs.workers[0].message_store.commands(after=0)]
+    assert not [command for command in commands if command.startswith(ROWS)], "no gang evaluates while it is asked"
 
 
 def test_what_names_no_job_of_the_batch_is_refused(database):

@@ -10,11 +10,12 @@ import pytest
 
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, RungComparison, relative_radius
-from ringmaster.tasks.sweeping.spec import StoppingPolicy
-from ringmaster.techniques.job_specs import MIN_PART_ROWS, EvaluationPart
-from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome, PartialEvaluation, RowValues
+from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
+from ringmaster.techniques.job_specs import MIN_PART_ROWS, EvaluationSlice
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
+from ringmaster.techniques.processes.reporter import ROWS
 from tests.matrix import matrix
-from tests.unit.sweeping.sweeps import Gangs, Killed, Swept, loss, spec
+from tests.unit.sweeping.sweeps import NUM_ROWS, Gangs, Killed, Swept, evaluated_part, loss, spec
 
 ERROR, NUM_DRAWS, WHOLE = 0.1, 400, 256
 DRAWS = {
@@ -45,14 +46,14 @@ def test_the_radius_shrinks_to_nothing_with_all_rows():
 
 
 def test_parts_are_the_rows_of_one_order_each_once():
-    whole = EvaluationPart(step=1, seed=3).rows(100)
+    whole = EvaluationSlice(step=1, seed=3).rows(100)
     parts = [
-        EvaluationPart(step=1, begin=a, end=b, seed=3).rows(100) for a, b in ((0.0, 0.125), (0.125, 0.5), (0.5, 1))
+        EvaluationSlice(step=1, begin=a, end=b, seed=3).rows(100) for a, b in ((0.0, 0.125), (0.125, 0.5), (0.5, 1))
     ]
     assert [row for part in parts for row in part] == whole
     assert sorted(whole) == list(range(100)) and whole != sorted(whole)
     assert len(parts[0]) == MIN_PART_ROWS
-    assert EvaluationPart(step=1, seed=4).rows(100) != whole
+    assert EvaluationSlice(step=1, seed=4).rows(100) != whole
 
 
 def rows_of(mean, *, num, noise=0.1, whole=1000):
@@ -66,9 +67,8 @@ def rows_of(mean, *, num, noise=0.1, whole=1000):
 
 def compared(rows, *, may_go_on=None):
     scores = {name: each.mean for name, each in rows.items()}
-    return RungComparison(
-        scores=scores, rows=rows, may_go_on=frozenset(rows if may_go_on is None else may_go_on), error=1e-4
-    )
+    names = frozenset(rows if may_go_on is None else may_go_on)
+    return RungComparison(scores=scores, rows=rows, may_go_on=names, error=1e-2, num_trials=len(rows))
 
 
 def test_only_trials_beside_the_cut_need_more_rows():
@@ -79,15 +79,15 @@ def test_only_trials_beside_the_cut_need_more_rows():
         "d": rows_of(1.0, num=125),
     }
     comparison = compared(rows)
-    assert comparison.open_parts(list("abcd"), num_kept=2).keys() == {"b", "c"}
-    assert comparison.open_parts(list("abcd"), num_kept=1) == {}
+    assert comparison.open_parts(list("abcd"), num_kept=2, is_early=False).keys() == {"b", "c"}
+    assert comparison.open_parts(list("abcd"), num_kept=1, is_early=False) == {}
     part = comparison.part_up_to("b", 1.0, step=4, seed=0)
     assert (part.begin, part.end, part.step) == (0.125, 1.0, 4)
 
 
 def test_trials_that_cannot_be_evaluated_further_are_taken_in_the_order_of_their_estimates():
     rows = {"b": rows_of(5.0, num=125), "c": rows_of(4.99, num=125)}
-    assert compared(rows, may_go_on=()).open_parts(["b", "c"], num_kept=1) == {}
+    assert compared(rows, may_go_on=()).open_parts(["b", "c"], num_kept=1, is_early=False) == {}
 
 
 def test_estimates_use_the_rows_that_others_have():
@@ -111,11 +111,12 @@ def test_a_diverged_trial_leaves_the_estimates_of_the_others_alone():
         scores={name: each.mean if name != "nan" else -math.inf for name, each in rows.items()},
         rows=rows,
         may_go_on=frozenset(rows),
-        error=1e-4,
+        error=1e-2,
+        num_trials=3,
     )
     assert comparison.estimates["nan"] == -math.inf
     assert comparison.estimates["a"] > comparison.estimates["b"] + 3.0
-    nothing = RungComparison(scores={"nan": -math.inf}, rows={"nan": rows["nan"]}, may_go_on=frozenset(), error=1e-4)
+    nothing = replace(comparison, scores={"nan": -math.inf}, rows={"nan": rows["nan"]}, may_go_on=frozenset())
     assert nothing.estimates == {"nan": -math.inf}
 
 
@@ -129,9 +130,6 @@ def test_evaluations_that_a_trial_has_anyway_are_of_all_rows():
     assert stopping.with_rungs(with_rungs) == with_rungs
     every = replace(plain, num_steps=64, evaluation=replace(plain.evaluation, at_steps=(), every_steps=2, parts=()))
     assert stopping.with_rungs(every).evaluation.parts == ()
-
-
-NUM_ROWS = 400
 
 
 class PartGangs(Gangs):
@@ -161,22 +159,44 @@ class PartGangs(Gangs):
         future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **whole}))
 
     def evaluation(self, job, step):
-        asked = job.evaluation.part_at(step)
-        if asked is None:
+        part = job.evaluation.part_at(step)
+        if part is None:
             self.num_rows += NUM_ROWS
             return EvaluationReported(step=step, metrics=self.measure(job, step))
-        draw = Random(f"{job.name} {step}")
-        noise = [draw.gauss(0, 0.1) for _ in range(NUM_ROWS)]
-        shared = [Random(row).gauss(0, 1.0) for row in range(NUM_ROWS)]
-        every = [
-            loss(job, step) + a - sum(shared) / NUM_ROWS + b - sum(noise) / NUM_ROWS
-            for a, b in zip(shared, noise, strict=True)
-        ]
-        values = tuple(every[row] for row in asked.rows(NUM_ROWS))
-        self.num_rows += len(values)
-        rows = RowValues(values=values, counts=(1.0,) * len(values))
-        part = PartialEvaluation(begin=asked.place(asked.begin, NUM_ROWS), whole=NUM_ROWS, rows=rows)
-        return EvaluationReported(step=step, metrics={"loss": part.mean}, num_rows=len(values), part=part)
+        report = evaluated_part(job, part)
+        self.num_rows += report.num_rows
+        return report
+
+
+class GoingOn(PartGangs):
+    """Gangs that report further rows a few at a time, and end a part or go on as they are commanded."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.commands = {}
+
+    def send(self, number, command):
+        if command.startswith(ROWS):
+            self.commands.setdefault(number, []).append(float(command.split()[-1]))
+
+    def end_one(self):
+        call, _ = self.running[0]
+        part = call.order.job.evaluation.part_at(call.order.last_step)
+        if self.steps.get(call.order.job.name) != call.order.last_step or part is None:
+            super().end_one()
+            return
+        (call, future), shares = self.running.pop(0), self.commands.get(call.number, [])
+        begins = self.__dict__.setdefault("begins", {})
+        begin = begins.get(call.number, part.place(part.begin, NUM_ROWS))
+        end = min(begin + part.num_at_once(begin), part.place(max([part.end, *shares]), NUM_ROWS))
+        if 0.0 in shares or begin >= end:
+            step = call.order.last_step
+            future.set_result(Outcome(status="done", result={"first_step": step, "step": step}))
+            return
+        report = evaluated_part(call.order.job, replace(part, begin=begin / NUM_ROWS, end=end / NUM_ROWS))
+        self.num_rows, begins[call.number] = self.num_rows + report.num_rows, end
+        self.running.append((call, future))
+        call.on_event(report)
 
 
 def partial(policy="halving"):
@@ -200,6 +220,58 @@ def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp
     stopped = parts.names(JobStatus.STOPPED)
     assert all(parts.bench.journal.jobs()[name].metrics == {} for name in stopped), "a part is no model's metric"
     assert parts.sweep_scheduler.parts().keys() <= set(stopped) and parts.sweep_scheduler.parts()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("policy", ["halving", "asha"])
+def test_gangs_go_on_with_a_part_until_it_is_enough(tmp_path, policy):
+    ending = Swept(tmp_path / "ending", partial(policy), runner=PartGangs()).run()
+    going_on = Swept(tmp_path / "going", partial(policy), runner=GoingOn()).run()
+    gangs = going_on.bench.runner
+    assert any(0.0 in shares for shares in gangs.commands.values()), "some have computed enough before their part ends"
+    assert any(share > 0.0 for shares in gangs.commands.values() for share in shares), "some go on beyond it"
+    assert set(going_on.statuses.values()) == {JobStatus.DONE, JobStatus.STOPPED}
+    if policy == "halving":  # the places do not depend on the order in which trials come
+        assert going_on.statuses == ending.statuses
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dies_after", matrix(range(40, 120, 8), quick=[56]))
+def test_after_a_kill_while_gangs_go_on_the_sweep_decides_the_same(tmp_path, dies_after):
+    whole = Swept(tmp_path / "whole", partial(), runner=GoingOn()).run()
+    runner = GoingOn()
+    with suppress(Killed):
+        Swept(tmp_path / "killed", partial(), runner=runner, dies_after=dies_after).run()
+    again = Swept(tmp_path / "killed", partial(), runner=GoingOn(steps=runner.steps)).run()
+    assert again.statuses == whole.statuses
+
+
+def test_few_rows_that_decide_the_mean_do_not_make_places_certain_too_early():
+    draw, num_wrong, num_sweeps, num_trials = np.random.default_rng(0), 0, 40, 5
+    names = [str(number) for number in range(num_trials)]
+    for _ in range(num_sweeps):
+        losses = draw.lognormal(0, 1.5, 512) * draw.uniform(0.3, 2, (num_trials, 1))
+        losses += 0.1 * draw.normal(size=(num_trials, 512))
+        losses += draw.normal(size=(num_trials, 1)) * 0.05 - losses.mean(1, keepdims=True)
+        known = dict.fromkeys(names, 64)
+        further = [""]
+        while further:
+            rows = {
+                name: EvaluatedRows(values=-losses[int(name), : known[name]], counts=np.ones(known[name]), whole=512)
+                for name in names
+            }
+            comparison = compared(rows)
+            order = sorted(names, key=lambda name: -comparison.estimates[name])
+            further = [*comparison.open_parts(order, num_kept=2, is_early=False)]
+            known |= {name: min(512, known[name] + 64) for name in further}
+        num_wrong += {*order[:2]} != {*sorted(names, key=lambda name: losses[int(name)].mean())[:2]}
+    assert num_wrong <= 0.02 * num_sweeps
+
+
+def test_trials_that_evaluate_further_rows_count_as_under_way():
+    trial = TrialState(name="a", total=64, goal=4, scores={4: -1.0})
+    assert not trial.is_under_way
+    assert replace(trial, part=EvaluationSlice(step=4, begin=0.25, end=0.5)).is_under_way
 
 
 @pytest.mark.timeout(60)

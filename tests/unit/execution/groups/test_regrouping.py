@@ -8,7 +8,7 @@ from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.job_specs import EvaluationPart
+from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job
 from tests.unit.execution.groups.grouped import all_done, group, outcome_of
@@ -122,7 +122,7 @@ class MoreRows(TwoStages):
             self._later(lambda: self._act(SteeringRequest(stops=dict.fromkeys("abcdefghi", "it is weak"))))
         self._at_rung |= {event.segment.job}
         if self._at_rung == {*SIZES}:
-            part = EvaluationPart(step=RUNG, begin=0.125, end=0.5)
+            part = EvaluationSlice(step=RUNG, begin=0.125, end=0.5)
             self._later(lambda: self._act(SteeringRequest(parts=dict.fromkeys(self._kept, part))))
 
 
@@ -179,7 +179,7 @@ def test_jobs_of_a_gang_that_crashes_again_and_again_are_not_grouped_anew(tmp_pa
 
 
 def test_a_part_that_is_requested_of_a_running_job_is_evaluated_though_the_process_ends(tmp_path):
-    part, jobs = EvaluationPart(step=RUNG, begin=0.125, end=0.5), [job("a", num_steps=LAST)]
+    part, jobs = EvaluationSlice(step=RUNG, begin=0.125, end=0.5), [job("a", num_steps=LAST)]
     before = Bench(tmp_path, jobs)
     before.executor.job_table.write("a", status=JobStatus.RUNNING, goal=RUNG)
     before.executor.job_table.evaluate_part("a", part)
