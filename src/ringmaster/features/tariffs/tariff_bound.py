@@ -28,11 +28,14 @@ bound. Where `end` is 0, one interval suffices.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from ringmaster.features.tariffs.tariff_values import Factors, change_points, price_steps, watts
 from ringmaster.tasks.planning.bounds import job_costs
@@ -187,9 +190,44 @@ class TariffBound:
         for node in problem.nodes:
             kind = first.setdefault((node.device_type, node.power_w, *_series(node)), node.id)
             self.kinds.setdefault(kind, []).append(node)
-        self.points_s = tuple(points_s) if points_s is not None else _points_of(problem, self)
+        self.classes = problem.classes
+        if points_s is None:
+            points_s, self.classes = _points_of(problem, self)
+        self.points_s = tuple(points_s)
         self.ends_s = (*self.points_s[1:], math.inf)
         self._rates: dict[tuple[str, float, int], tuple[float, float]] = {}
+        self._table: PriceTable | None = None
+
+    def similar_jobs(self, max_columns: int) -> tuple[tuple[int, ...], ...]:
+        """Returns classes of jobs with at most so many columns in a window, where these differ in options alone.
+
+        The first job of each class stands for all of them: it scales alike with its devices, as far as possible.
+        """
+        classes = self.problem.classes
+        size = sum(map(self.num_columns, classes)) / max_columns
+        if size <= 1 or self.problem.is_fused:
+            return classes
+        alike: dict[Any, list[int]] = {}
+        for j, job in enumerate(self.problem.jobs):
+            alike.setdefault((self.heads_s[job.id], job.deadline_s, job.group), []).append(j)
+        result = []
+        for members in alike.values():
+            members.sort(key=self._scaling)
+            num = max(1, math.floor(len(members) * len(classes) / len(self.problem.jobs) / size))
+            for chunk in np.array_split(np.array(members), min(num, len(members))):
+                row = chunk.tolist()
+                row.insert(0, row.pop(len(row) // 2))
+                result.append(tuple(row))
+        return tuple(result)
+
+    def _scaling(self, j: int) -> tuple[int, float]:
+        """Returns the fewest devices of a job, and how much faster it is on more of them than on one."""
+        job = self.problem.jobs[j]
+        return min(o.num_devices for o in job.options), least_area(job) / min(o.whole_s for o in job.options)
+
+    def num_columns(self, members: Sequence[int]) -> int:
+        """Returns the number of columns of a class of jobs in a window."""
+        return len(self.jobs[self.problem.jobs[members[0]].id].options) * len(self.kinds)
 
     def kinds_of(self, option: Option) -> list[str]:
         """Returns the kinds of nodes that an option may use."""
@@ -267,23 +305,16 @@ class TariffBound:
 
     def _least_of(self, job: PlanningJob, prices: TariffPrices, *, before_s: float) -> float:
         """Returns the least that a job costs at the prices in the windows before a time."""
-        windows, job = self.windows_of(job, before_s=before_s), self.jobs[job.id]
-        if not windows:
+        job = self.jobs[job.id]
+        per_second = self._table_of(prices).least(job, before_s=before_s)
+        if math.inf in per_second:
             return math.inf
-        per_second = [self._least_price(job, option, prices, windows) for option in job.options]
         return job_costs.least_of(job, per_second, self.problem.switch_cost_s)
 
-    def _least_price(self, job: PlanningJob, option: Option, prices: TariffPrices, windows: Iterable[int]) -> float:
-        """Returns the least worth of a second under an option of a job in some windows."""
-        own = [row for name in (job.id, *option.jobs) if (row := prices.jobs.get(name))]
-        of_group, kinds, least = prices.quotas.get(job.group), self.kinds_of(option), math.inf
-        for i in windows:
-            further = sum(row[i] for row in own) + option.num_devices * (of_group[i] if of_group else 0.0)
-            for kind in kinds:
-                slot = option.num_nodes * prices.slot_price(i, kind, option.slot)
-                rate = self._rate(option, kind, i, prices.budgets)
-                least = min(least, slot + further + option.num_devices * rate)
-        return least
+    def _table_of(self, prices: TariffPrices) -> "PriceTable":
+        if self._table is None or self._table.prices is not prices:
+            self._table = PriceTable(self, prices)
+        return self._table
 
     def windows_of_group(self, job: PlanningJob, option: Option, *, before_s: float) -> list[int]:
         """Returns the windows that begin before a time and in which all jobs of an option may run."""
@@ -298,12 +329,11 @@ class TariffBound:
 
         The worth of the jobs of an option is reduced to what its seconds cost, where it is more.
         """
-        rows = []
+        rows, table = [], self._table_of(prices)
         for job in self.jobs.values():
-            for option in job.options:
-                if windows := self.windows_of_group(job, option, before_s=before_s):
-                    cost = option.runtime_s * self._least_price(job, option, prices, windows)
-                    rows.append(((job.id, *option.jobs), cost))
+            for option, price in zip(job.options, table.least(job, before_s=before_s), strict=True):
+                if price < math.inf:
+                    rows.append(((job.id, *option.jobs), option.runtime_s * price))
         possible = {name for members, _ in rows for name in members}
         if len(possible) < len(self.jobs):
             return math.inf
@@ -315,12 +345,6 @@ class TariffBound:
             if (total := sum(covers[name] for name in members)) > cost:
                 covers |= {name: covers[name] * (cost / total) for name in members}
         return math.fsum(covers.values())
-
-    def _rate(self, option: Option, kind: str, window: int, budgets: Mapping[str, float]) -> float:
-        """Returns the worth of a device-second, including what it takes of the budgets."""
-        money, grams = self.least_rates(option, kind, window)
-        of_budgets = budgets.get("cost", 0.0) * money + budgets.get("emissions", 0.0) * grams
-        return self.factors.rate(money, grams) + of_budgets
 
     def _rates_of(self, prices: TariffPrices, *, before_s: float) -> Iterator[Rate]:
         """Yields what nodes, jobs and quotas earn in the windows before a time."""
@@ -344,6 +368,63 @@ class TariffBound:
                     yield Rate(start_s, end_s, row[i] * self.problem.quotas.get(group, self.problem.num_devices))
 
 
+class PriceTable:
+    """What a second under each option of each job is worth at least at given prices."""
+
+    def __init__(self, bound: TariffBound, prices: TariffPrices) -> None:
+        self.bound, self.prices = bound, prices
+        self._per_second: dict[tuple[Any, ...], Any] = {}
+        self._allowed: dict[str, Any] = {}
+        self._least: dict[str, Any] = {}
+
+    def least(self, job: PlanningJob, *, before_s: float) -> list[float]:
+        """Returns the least worth of a second by option, in the windows before a time; infinite where it has none."""
+        if job.id not in self._least:
+            rows = [np.minimum.accumulate(self._by_window(job, option)) for option in job.options]
+            self._least[job.id] = np.array(rows)
+        num = bisect_left(self.bound.points_s, before_s)
+        return list(map(float, self._least[job.id][:, num - 1])) if num else [math.inf] * len(job.options)
+
+    def _by_window(self, job: PlanningJob, option: Option) -> Any:
+        group = job.group if job.group in self.prices.quotas else ""
+        key = (option.num_nodes, option.slot, option.num_devices, option.device_type, option.power_w, group)
+        if key not in self._per_second:
+            kinds = (self._on_kind(option, kind) for kind in self.bound.kinds_of(option))
+            self._per_second[key] = np.minimum.reduce(list(kinds))
+            if group:
+                self._per_second[key] += option.num_devices * np.array(self.prices.quotas[group])
+        row = self._per_second[key]
+        for name in (job.id, *option.jobs):
+            if name in self.prices.jobs:
+                row = row + np.array(self.prices.jobs[name])
+            row = np.where(self._may_run(name), row, math.inf)
+        return row
+
+    def _on_kind(self, option: Option, kind: str) -> Any:
+        """Returns the worth of slots and devices on nodes of a kind by window, including what it takes of budgets."""
+        bound, budgets = self.bound, self.prices.budgets
+        result = np.empty(len(bound.points_s))
+        for i in range(len(bound.points_s)):
+            money, grams = bound.least_rates(option, kind, i)
+            rate = bound.factors.rate(money, grams)
+            rate += budgets.get("cost", 0.0) * money + budgets.get("emissions", 0.0) * grams
+            slot = self.prices.slot_price(i, kind, option.slot)
+            result[i] = option.num_nodes * slot + option.num_devices * rate
+        return result
+
+    def _may_run(self, name: str) -> Any:
+        if name not in self._allowed:
+            allowed = np.zeros(len(self.bound.points_s), np.bool_)
+            allowed[self.bound.windows_of(self.bound.problem.job(name), before_s=math.inf)] = True
+            self._allowed[name] = allowed
+        return self._allowed[name]
+
+
+def least_area(job: PlanningJob) -> float:
+    """Returns the least device-seconds of a job."""
+    return min(o.num_devices * o.whole_s for o in job.options)
+
+
 def _series(node: PlanningNode) -> tuple[Steps, Steps, Steps]:
     return price_steps(node), node.energy_price_steps, node.carbon_steps
 
@@ -355,16 +436,21 @@ def _least(steps: Steps, start_s: float, end_s: float) -> float:
     return min(values, default=0.0)
 
 
-def _points_of(problem: Problem, bound: TariffBound) -> tuple[float, ...]:
-    """Returns where windows begin: not more than the linear program can handle, evenly chosen from all that matter."""
+def _points_of(problem: Problem, bound: TariffBound) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...]]:
+    """Returns where windows begin, and the classes of jobs that have columns together.
+
+    Not more than the linear program can handle: similar jobs share columns, and windows are chosen evenly from all that
+    matter.
+    """
     points = change_points(problem.nodes) | {head_s for head_s in bound.heads_s.values() if head_s > 0}
     points |= {job.deadline_s for job in problem.jobs if job.deadline_s is not None}
     points |= {node.available_until_s for node in problem.nodes if node.available_until_s is not None}
-    per_window = sum(
-        len(bound.jobs[problem.jobs[members[0]].id].options) * len(bound.kinds) for members in problem.classes
-    )
+    points = {point for point in points if point > 0}
+    num_windows = min(MAX_WINDOWS, 1 + len(points))
+    classes = bound.similar_jobs(MAX_COLUMNS // num_windows)
+    per_window = sum(bound.num_columns(members) for members in classes)
     most = max(1, min(MAX_WINDOWS, MAX_COLUMNS // per_window))
-    return (0.0, *evenly(sorted(point for point in points if point > 0), most - 1))
+    return (0.0, *evenly(sorted(points), most - 1)), classes
 
 
 def useful_options(job: PlanningJob) -> tuple[int, ...]:

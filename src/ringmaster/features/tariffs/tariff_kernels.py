@@ -65,7 +65,28 @@ class Runs(NamedTuple):
 
 
 @kernel
-def grid_of(rules, runs, job, low, high):
+def concerns(rules, job, other, place, tried):
+    """Whether a run of another job at a place takes what the job could have: devices that are tried, or a quota."""
+    is_shared = rules.limit[job] >= 0 and rules.group[other] == rules.group[job]
+    for v in rules.place_nodes[place]:
+        is_shared = is_shared or (v >= 0 and tried[v])
+    return is_shared
+
+
+@kernel
+def tried_places(rules, job, tried):
+    """Returns the places of a job of which all nodes are tried."""
+    first = rules.first_place[job]
+    places, size = np.empty(rules.first_place[job + 1] - first, np.int64), 0
+    for p in range(first, rules.first_place[job + 1]):
+        if is_tried(rules, p, tried):
+            places[size] = p
+            size += 1
+    return places[:size]
+
+
+@kernel
+def grid_of(rules, runs, job, low, high, tried):
     """Returns the times from low to high at which a price, a free device or a node's presence changes."""
     num = rules.points.size + rules.until.size + 2
     for j in range(runs.counts.size):
@@ -85,6 +106,10 @@ def grid_of(rules, runs, job, low, high):
         if j == job:
             continue
         for i in range(runs.counts[j]):
+            if runs.ends[j, i] <= low or runs.starts[j, i] >= high:
+                continue
+            if not concerns(rules, job, j, runs.places[j, i], tried):
+                continue
             for time in (runs.starts[j, i], runs.ends[j, i]):
                 if low < time < high:
                     times[size] = time
@@ -99,7 +124,7 @@ def grid_of(rules, runs, job, low, high):
 
 
 @kernel
-def capacity_of(rules, runs, job, grid):
+def capacity_of(rules, runs, job, grid, tried):
     """Returns the free devices and free host memory of each node in each piece, and those that the group may take."""
     num = grid.size - 1
     devices = np.zeros((rules.size.size, num), np.int64)
@@ -117,6 +142,8 @@ def capacity_of(rules, runs, job, grid):
         for i in range(runs.counts[j]):
             if runs.ends[j, i] <= grid[0] or runs.starts[j, i] >= grid[num]:
                 continue
+            if not concerns(rules, job, j, runs.places[j, i], tried):
+                continue
             first = max(0, np.searchsorted(grid, runs.starts[j, i]))
             last = min(num, np.searchsorted(grid, runs.ends[j, i]))
             p = runs.places[j, i]
@@ -132,20 +159,18 @@ def capacity_of(rules, runs, job, grid):
 
 
 @kernel
-def rates_of(rules, job, grid, scarcity, tried):
-    """Returns the worth of a second at each of the job's places in each piece."""
-    first, num = rules.first_place[job], grid.size - 1
-    rates = np.zeros((rules.first_place[job + 1] - first, num))
-    for p in range(rates.shape[0]):
-        o = rules.place_option[first + p]
-        if not is_tried(rules, first + p, tried):
-            continue
+def rates_of(rules, places, grid, scarcity):
+    """Returns the worth of a second at each of some places in each piece."""
+    num = grid.size - 1
+    rates = np.zeros((places.size, num))
+    for p in range(places.size):
+        o = rules.place_option[places[p]]
         q = 0
         for k in range(num):
             while q + 1 < rules.points.size and rules.points[q + 1] <= grid[k]:
                 q += 1
             total = 0.0
-            for v in rules.place_nodes[first + p]:
+            for v in rules.place_nodes[places[p]]:
                 if v >= 0:
                     kind = rules.kind[v]
                     per_device = rules.plain[kind, q] + rules.power[o, kind] * rules.energy[kind, q]
@@ -164,17 +189,15 @@ def is_tried(rules, place, tried):
 
 
 @kernel
-def fits_of(rules, job, grid, devices, memory, group, tried):
-    """Returns whether the job fits its places in each piece."""
-    first, num = rules.first_place[job], grid.size - 1
-    fits = np.zeros((rules.first_place[job + 1] - first, num), np.bool_)
-    for p in range(fits.shape[0]):
-        if not is_tried(rules, first + p, tried):
-            continue
-        o = rules.place_option[first + p]
+def fits_of(rules, places, grid, devices, memory, group):
+    """Returns whether a job fits its places in each piece."""
+    num = grid.size - 1
+    fits = np.zeros((places.size, num), np.bool_)
+    for p in range(places.size):
+        o = rules.place_option[places[p]]
         for k in range(num):
             fits[p, k] = group[k] >= rules.devices[o]
-            for v in rules.place_nodes[first + p]:
+            for v in rules.place_nodes[places[p]]:
                 if v >= 0 and (devices[v, k] < rules.slot[o] or memory[v, k] < rules.host_memory[o]):
                     fits[p, k] = False
                     break
@@ -203,13 +226,14 @@ def paid_by(rules, place, is_first, is_last, at_start):
 
 
 @kernel
-def best_runs(rules, job, grid, rates, fits, reward, last, end_rate, least, pin, out_place, out_start, out_end):
+def best_runs(rules, places, grid, rates, fits, reward, last, end_rate, least, pin, out_place, out_start, out_end):
     """Fills the runs that maximise reward x work - cost, and returns their number and work.
 
+    out_place: indices of `places`.
     last: end of all other jobs, after which each second costs `end_rate`.
     pin: a job that runs at time 0 must continue until then.
     """
-    first, (num_places, num) = rules.first_place[job], rates.shape
+    num_places, num = rates.shape
     value = np.full(num_places, NEVER)
     begun = np.zeros(num_places, np.int64)
     after = np.full(num_places, -1, np.int64)
@@ -225,9 +249,9 @@ def best_runs(rules, job, grid, rates, fits, reward, last, end_rate, least, pin,
             if not fits[p, k]:
                 value[p] = NEVER
                 continue
-            o = rules.place_option[first + p]
+            o = rules.place_option[places[p]]
             per_second = reward / rules.runtime[o]
-            is_held = k == 0 and grid[0] == 0.0 and rules.held[first + p]
+            is_held = k == 0 and grid[0] == 0.0 and rules.held[places[p]]
             paid = rules.save[o] + rules.evaluate[o] + (0.0 if is_held else rules.head[o])
             start, previous = -per_second * paid, -1
             if pin > 0.0 and not is_held:
@@ -259,7 +283,7 @@ def best_runs(rules, job, grid, rates, fits, reward, last, end_rate, least, pin,
     while True:
         if count == MAX_RUNS:
             return 0, 0.0
-        out_place[count], out_start[count], out_end[count] = first + p, grid[start], grid[end]
+        out_place[count], out_start[count], out_end[count] = p, grid[start], grid[end]
         count += 1
         if previous < 0:
             break
@@ -271,7 +295,7 @@ def best_runs(rules, job, grid, rates, fits, reward, last, end_rate, least, pin,
         out_start[i], out_start[k] = out_start[k], out_start[i]
         out_end[i], out_end[k] = out_end[k], out_end[i]
     for i in range(count):
-        work += work_of_run(rules, i, count, out_place, out_start, out_end)
+        work += work_of_run(rules, i, count, places[out_place[:count]], out_start, out_end)
     return count, work
 
 
@@ -283,10 +307,10 @@ def work_of_run(rules, i, count, place, start, end):
 
 
 @kernel
-def cut(rules, job, grid, rates, count, last, end_rate, least, pin, place, start, end):
+def cut(rules, places, grid, rates, count, last, end_rate, least, pin, row, start, end):
     """Shortens runs that do more than the whole job, where it saves most; returns their number, 0 without success."""
-    first = rules.first_place[job]
     for _ in range(MAX_RUNS):
+        place = places[row[:count]]
         work = -1.0
         for i in range(count):
             work += work_of_run(rules, i, count, place, start, end)
@@ -298,15 +322,15 @@ def cut(rules, job, grid, rates, count, last, end_rate, least, pin, place, start
             paid = paid_by(rules, place[i], i == 0, i == count - 1, start[i] == 0.0)
             if end[i] - start[i] - seconds < max(paid, least if count > 1 else 0.0):
                 continue
-            row = rates[place[i] - first]
+            own_rates = rates[row[i]]
             if i > 0 or pin == 0.0 or end[i] - seconds >= pin:
-                saving = worth_between(grid, row, end[i] - seconds, end[i])
+                saving = worth_between(grid, own_rates, end[i] - seconds, end[i])
                 if i == count - 1:
                     saving += end_rate * (max(end[i], last) - max(end[i] - seconds, last))
                 if saving > saved:
                     saved, which, at_end = saving, i, True
             if not (i == 0 and start[i] == 0.0 and rules.held[place[i]]):
-                saving = worth_between(grid, row, start[i], start[i] + seconds)
+                saving = worth_between(grid, own_rates, start[i], start[i] + seconds)
                 if saving > saved:
                     saved, which, at_end = saving, i, False
         if which >= 0:
@@ -326,29 +350,29 @@ def cut(rules, job, grid, rates, count, last, end_rate, least, pin, place, start
         if worst < 0 or share > work:
             return 0
         for i in range(worst, count - 1):
-            place[i], start[i], end[i] = place[i + 1], start[i + 1], end[i + 1]
+            row[i], start[i], end[i] = row[i + 1], start[i + 1], end[i + 1]
         count -= 1
     return 0
 
 
 @kernel
-def cost_of_runs(rules, job, grid, rates, count, last, end_rate, place, start, end):
+def cost_of_runs(grid, rates, count, last, end_rate, row, start, end):
     """Returns the worth of runs of a job."""
-    first, total = rules.first_place[job], 0.0
+    total = 0.0
     for i in range(count):
-        total += worth_between(grid, rates[place[i] - first], start[i], end[i])
+        total += worth_between(grid, rates[row[i]], start[i], end[i])
     return total + end_rate * max(0.0, end[count - 1] - last)
 
 
 @kernel
-def best_single(rules, job, grid, rates, fits, last, end_rate, pin):
+def best_single(rules, places, grid, rates, fits, last, end_rate, pin):
     """Returns the cost, place, start and end of the cheapest single run on whole pieces; place -1 for none."""
-    first, (num_places, num) = rules.first_place[job], rates.shape
+    num_places, num = rates.shape
     best, best_place, best_start, best_end = np.inf, -1, 0.0, 0.0
     total = np.zeros(num + 1)
     blocked = np.zeros(num + 1)
     for p in range(num_places):
-        o = rules.place_option[first + p]
+        o = rules.place_option[places[p]]
         blocked[num] = grid[num]
         for k in range(num):
             total[k + 1] = total[k] + rates[p, k] * (grid[k + 1] - grid[k])
@@ -360,16 +384,16 @@ def best_single(rules, job, grid, rates, fits, last, end_rate, pin):
                 free_from = grid[k + 1]
             for side in range(2):
                 at_start = side == 0 and grid[k] == 0.0
-                whole = rules.runtime[o] + paid_by(rules, first + p, True, True, at_start)
+                whole = rules.runtime[o] + paid_by(rules, places[p], True, True, at_start)
                 if side == 0:
                     start, end = grid[k], grid[k] + whole
                     if end > blocked[k]:
                         continue
                 else:
                     start, end = grid[k + 1] - whole, grid[k + 1]
-                    if start < free_from or (start == 0.0 and rules.held[first + p]):
+                    if start < free_from or (start == 0.0 and rules.held[places[p]]):
                         continue
-                if pin > 0.0 and not (start == 0.0 and rules.held[first + p]):
+                if pin > 0.0 and not (start == 0.0 and rules.held[places[p]]):
                     continue
                 cost = end_rate * max(0.0, end - last)
                 if side == 0:
@@ -379,7 +403,7 @@ def best_single(rules, job, grid, rates, fits, last, end_rate, pin):
                     i = max(0, np.searchsorted(grid, start, side="right") - 1)
                     cost += total[k + 1] - total[i] - rates[p, i] * (start - grid[i])
                 if cost < best:
-                    best, best_place, best_start, best_end = cost, first + p, start, end
+                    best, best_place, best_start, best_end = cost, places[p], start, end
     return best, best_place, best_start, best_end
 
 
@@ -394,35 +418,41 @@ def insert(rules, runs, job, low, high, last, end_rate, least, pin, is_split, sc
     runs.counts[job] = 0
     if high <= low:
         return np.inf, guess
-    grid = grid_of(rules, runs, job, low, high)
-    devices, memory, group = capacity_of(rules, runs, job, grid)
-    rates = rates_of(rules, job, grid, scarcity, tried)
-    fits = fits_of(rules, job, grid, devices, memory, group, tried)
+    grid, places = grid_of(rules, runs, job, low, high, tried), tried_places(rules, job, tried)
+    devices, memory, group = capacity_of(rules, runs, job, grid, tried)
+    rates = rates_of(rules, places, grid, scarcity)
+    fits = fits_of(rules, places, grid, devices, memory, group)
     size = rates.size
-    steps[0] += 6 * size + 200
-    cost, place, start, end = best_single(rules, job, grid, rates, fits, last, end_rate, pin)
+    steps[0] += 6 * size + 4 * runs.counts.size + 200
+    cost, place, start, end = best_single(rules, places, grid, rates, fits, last, end_rate, pin)
     if place >= 0:
         runs.counts[job] = 1
         runs.places[job, 0], runs.starts[job, 0], runs.ends[job, 0] = place, start, end
     if not is_split:
         return cost, guess
-    places = np.zeros(MAX_RUNS, np.int64)
+    rows = np.zeros(MAX_RUNS, np.int64)
     starts, ends = np.zeros(MAX_RUNS), np.zeros(MAX_RUNS)
     lower, upper, factor = 0.0, np.inf, 1.1
     reward = guess if guess > 0.0 else (cost if cost < np.inf and cost > 0.0 else 1.0)
     for _ in range(BISECTIONS):
-        count, work = best_runs(rules, job, grid, rates, fits, reward, last, end_rate, least, pin, places, starts, ends)
+        count, work = best_runs(
+            rules, places, grid, rates, fits, reward, last, end_rate, least, pin, rows, starts, ends
+        )
         steps[0] += 4 * size
         if work >= 1.0:
             upper = reward
-            count = cut(rules, job, grid, rates, count, last, end_rate, least, pin, places, starts, ends)
+            count = cut(rules, places, grid, rates, count, last, end_rate, least, pin, rows, starts, ends)
             if count > 0:
-                own = cost_of_runs(rules, job, grid, rates, count, last, end_rate, places, starts, ends)
+                own = cost_of_runs(grid, rates, count, last, end_rate, rows, starts, ends)
                 if own < cost * (1 - 1e-12):
                     cost = own
                     runs.counts[job] = count
                     for i in range(count):
-                        runs.places[job, i], runs.starts[job, i], runs.ends[job, i] = places[i], starts[i], ends[i]
+                        runs.places[job, i], runs.starts[job, i], runs.ends[job, i] = (
+                            places[rows[i]],
+                            starts[i],
+                            ends[i],
+                        )
             reward = (lower + upper) / 2 if lower > 0.0 else upper / factor
         else:
             lower = reward

@@ -72,7 +72,8 @@ class TariffProof:
         self.work.charge(PER_COLUMN_S * len(program.lp.columns))
         prices = program.solve()
         if prices is None:
-            self.is_infeasible = last is None
+            # Jobs that share columns may have options that the one has not that stands for them.
+            self.is_infeasible = last is None and self.bound.classes == self.problem.classes
             return
         self.prices.append(self._lasting(prices))
         if last is not None:

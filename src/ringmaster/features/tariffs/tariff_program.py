@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ringmaster.features.tariffs.tariff_bound import TariffBound, TariffPrices
+from ringmaster.features.tariffs.tariff_bound import TariffBound, TariffPrices, least_area
 from ringmaster.features.tariffs.tariff_values import Factors
 from ringmaster.tasks.planning.bounds import job_costs
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
@@ -36,10 +36,10 @@ class TariffProgram:
         self.budgets = {name: lp.row(-math.inf, 1.0) for name in MEASURES if problem.budgets.get(name, 0.0) > 0}
         self.time: dict[tuple[int, int], int] = {}
         self.quota: dict[tuple[str, int], int] = {}
-        self.class_of = {problem.jobs[j].id: c for c, members in enumerate(problem.classes) for j in members}
-        self.work = [lp.row(float(len(members)), math.inf) for members in problem.classes]
-        for c, members in enumerate(problem.classes):
-            self._add_class(c, problem.jobs[members[0]], len(members), before_s)
+        self.class_of = {problem.jobs[j].id: c for c, members in enumerate(bound.classes) for j in members}
+        self.work = [lp.row(self._num_alike(members), math.inf) for members in bound.classes]
+        for c, members in enumerate(bound.classes):
+            self._add_class(c, problem.jobs[members[0]], before_s)
         self._add_nodes()
 
     def _value_unit(self) -> float:
@@ -50,7 +50,12 @@ class TariffProgram:
         total = plain.between(none, self.unit_s, math.inf)
         return total if 0 < total < math.inf else 1.0
 
-    def _add_class(self, c: int, job: PlanningJob, count: int, before_s: float) -> None:
+    def _num_alike(self, members: Sequence[int]) -> float:
+        """Returns the work of a class of jobs, in multiples of that of its first one."""
+        areas = [least_area(self.bound.problem.jobs[j]) for j in members]
+        return math.fsum(area / areas[0] for area in areas)
+
+    def _add_class(self, c: int, job: PlanningJob, before_s: float) -> None:
         bound, problem = self.bound, self.bound.problem
         if self.end is not None:  # work that such an early end leaves undone, so that there is an optimum
             self.lp.column([(self.work[c], 1.0)], cost=UNDONE)
@@ -95,7 +100,7 @@ class TariffProgram:
     def _time_row(self, c: int, i: int) -> list[tuple[int, float]]:
         """Returns the entry of the row by which each job of a class runs once at a time in a window."""
         if (c, i) not in self.time:
-            members = self.bound.problem.classes[c]
+            members = self.bound.classes[c]
             start_s, end_s = self.bound.span_s(self.bound.problem.jobs[members[0]], i)
             if self.end is None and math.isinf(end_s):
                 return []
@@ -142,7 +147,7 @@ class TariffProgram:
                 slots[i][kind][slot] = -duals[row] * per_second
         jobs: dict[str, list[float]] = {}
         for (c, i), row in self.time.items():
-            for j in self.bound.problem.classes[c] if duals[row] < -1e-12 else ():
+            for j in self.bound.classes[c] if duals[row] < -1e-12 else ():
                 jobs.setdefault(self.bound.problem.jobs[j].id, [0.0] * num)[i] = -duals[row] * per_second
         quotas: dict[str, list[float]] = {}
         for (group, i), row in self.quota.items():

@@ -27,6 +27,7 @@ from ringmaster.tasks.planning.work import WorkBudget
 STEP_S = 2.5e-9  # work of a step of the kernel's loops
 TRIAL_S = 1.5e-4  # work of a trial besides its kernels
 MAX_TRIED = 8  # nodes that a job is placed on at random, where there are more
+MAX_RELATED = 60  # jobs of which those are chosen that are placed again with one
 HEAT, COLD = 5e-4, 2e-5  # first and last temperature of annealing, as shares of the value
 MAX_STALE = 4_000  # trials without a better plan after which the search ends
 STRICTER = (2.0, 4.0, 16.0, 64.0, 1024.0)  # multiples of the worth of budgets that first plans try
@@ -116,7 +117,7 @@ class TariffSearch:
             np.zeros((len(problem.jobs), MAX_RUNS)),
             np.zeros((len(problem.jobs), MAX_RUNS)),
         )
-        self.worth = np.zeros(len(problem.jobs))
+        self.worth, self.every = np.zeros(len(problem.jobs)), np.arange(len(problem.jobs))
         self.taken = {name: np.zeros(len(problem.jobs)) for name in self.budgets}
         self.multipliers = dict.fromkeys(self.budgets, 0.0)
         self.guess = np.zeros(len(problem.jobs))
@@ -263,7 +264,7 @@ class TariffSearch:
         """Places a job beside all others; returns False where it fits nowhere."""
         job, runs = self.problem.jobs[j], self.runs
         runs.counts[j] = 0
-        ends = runs.ends[np.arange(len(runs.counts)), np.maximum(runs.counts - 1, 0)]
+        ends = runs.ends[self.every, np.maximum(runs.counts - 1, 0)]
         last = float(max(ends[runs.counts > 0], default=0.0))
         low = max([job.release_s, *(self._end(self.index[other]) for other in job.after)])
         longest = 1.05 * max(o.whole_s for o in job.options) + self.problem.switch_cost_s
@@ -306,7 +307,8 @@ class TariffSearch:
 
     def score(self) -> Score:
         """Returns the score of the present plan."""
-        end = max(map(self._end, range(len(self.problem.jobs))))
+        ends = self.runs.ends[self.every, np.maximum(self.runs.counts - 1, 0)]
+        end = float(ends[self.runs.counts > 0].max(initial=0.0))
         over = {name: float(self.taken[name].sum()) - budget for name, budget in self.budgets.items()}
         excess = (max(0.0, over[name]) / (budget or 1.0) for name, budget in self.budgets.items())
         rest = float(self.worth.sum())
@@ -379,7 +381,7 @@ class TariffSearch:
         first, count = self.random.randrange(num), self.random.choice((1, 1, 2, 2, 3, 4))
         if count == 1 or num == 1:
             return [first]
-        others = [j for j in range(num) if j != first]
+        others = [j for j in self.random.sample(range(num), min(num, MAX_RELATED)) if j != first]
         if self.random.random() < 0.5:
             others = [j for j in others if self._overlaps(first, j)] or others
         return [first, *self.random.sample(others, min(count - 1, len(others)))]

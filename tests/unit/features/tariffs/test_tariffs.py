@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
-from ringmaster.features.tariffs.tariff_values import measures_of
+from ringmaster.features.tariffs import tariff_bound
+from ringmaster.features.tariffs.tariff_planner import TariffProof
+from ringmaster.features.tariffs.tariff_values import Factors, measures_of
 from ringmaster.tasks.planning import (
     Certificate,
     Option,
@@ -115,6 +117,20 @@ def tampered(plan: Plan, change) -> Plan:
     data = deepcopy(dict(plan.value_certificate.of_objective))
     change(data)
     return replace(plan, value_certificate=Certificate(of_objective=data))
+
+
+def test_similar_jobs_share_columns_of_a_large_linear_program(monkeypatch):
+    drawn = draw("scale-30x32")
+    nodes = tuple(replace(node, price_steps=DAY) for node in drawn.nodes)
+    jobs = tuple(replace(each, deadline_s=40 * 86_400.0) for each in drawn.jobs)
+    problem = replace(drawn, nodes=nodes, jobs=jobs)
+    whole = TariffProof(problem, Factors(cost=1.0), bound_s=0.0)
+    whole.run()
+    monkeypatch.setattr(tariff_bound, "MAX_COLUMNS", 1_500)
+    shared = TariffProof(problem, Factors(cost=1.0), bound_s=0.0)
+    shared.run()
+    assert shared.bound.points_s == whole.bound.points_s and len(shared.bound.classes) < len(whole.bound.classes)
+    assert 0.97 * whole.value <= shared.value_bound().value <= whole.value * (1 + 1e-6)
 
 
 def test_a_job_waits_for_cheap_hours_within_its_deadline():
