@@ -212,7 +212,9 @@ LARGE = ("256", "512", "4,096")  # excluded by --quick
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10, help="draws of each kind, at most; dear rows have fewer")
+    parser.add_argument(
+        "--seeds", type=int, help="draws of each kind, at most: 10 unless given, 20 of tariffs; dear rows have fewer"
+    )
     parser.add_argument("--quick", action="store_true", help="two draws, nothing above 128 devices")
     parser.add_argument("--others", action="store_true", help="also measure other planners")
     parser.add_argument("--no-table", action="store_true", help="the other planners alone")
@@ -220,10 +222,12 @@ def main() -> None:
     arguments = parser.parse_args()
     for preemption in ("auto", "never"):  # compile the kernels, or load them, before timing
         solve(draw("scale-12x16"), preemption=preemption)
-    for module in (whatif, tariffs):
-        if arguments.only == [module.__name__.rpartition(".")[2]]:
-            module.main()
-            return
+    if arguments.only == ["whatif"]:
+        whatif.main()
+        return
+    if arguments.only == ["tariffs"]:
+        tariffs.main(num_draws=arguments.seeds or tariffs.NUM_DRAWS)
+        return
     is_whole = not (arguments.quick or arguments.only or arguments.no_table)
     rows: list[dict] = []
     for row in () if arguments.no_table else ROWS:
@@ -231,7 +235,7 @@ def main() -> None:
         if is_large or (arguments.only and not any(word in row.name for word in arguments.only)):
             continue
         for switch_cost_s in (60.0, None) if row.with_dear_switches else (60.0,):
-            seeds = min(2 if arguments.quick else arguments.seeds, row.seeds)
+            seeds = min(2 if arguments.quick else arguments.seeds or 10, row.seeds)
             rows.append(measure(row, seeds=seeds, switch_cost_s=switch_cost_s))
             print(line(rows[-1]), flush=True)
             if is_whole:
