@@ -55,15 +55,12 @@ def responds(url: str) -> bool:
     return fault is None or fault.startswith("status ")
 
 
-def check_answer(
-    urls: Mapping[str, str], *, about: Callable[[], str], wait: Callable[[float], object] = time.sleep
-) -> None:
+def check_answer(urls: Mapping[str, str], *, about: Callable[[], str]) -> None:
     """Returns once one of several servers answers. Does nothing in a service.
 
     Args:
         urls: a URL of each server that needs no password, by the server's name.
         about: returns whose servers they are, and what to do.
-        wait: sleeps for a number of seconds.
 
     Raises:
         PoolUnreachable: None has answered in time.
@@ -82,7 +79,7 @@ def check_answer(
         if not is_announced:
             announce(f"waiting at most {limit_s:.0f} s for {' and '.join(urls)} of the pool")
             is_announced = True
-        wait(min(LOOK_EVERY_S, limit_s - waited_s))
+        time.sleep(min(LOOK_EVERY_S, limit_s - waited_s))
     reasons = " and ".join(dict.fromkeys(faults.values()))
     verb = "has" if len(faults) == 1 else "have"
     raise PoolUnreachable(f"{' and '.join(faults)} {verb} not answered for {waited_s:.0f} s ({reasons}); {about()}")

@@ -33,6 +33,14 @@ from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
+def limits_of_users(quotas: Mapping[str, Mapping[str, float]]) -> PlanningTerms:
+    """Returns terms with quotas alone. quotas: by user, `max_devices`, `share`, or both."""
+    return PlanningTerms(
+        max_devices={user: int(quota["max_devices"]) for user, quota in quotas.items() if "max_devices" in quota},
+        shares={user: quota["share"] for user, quota in quotas.items() if "share" in quota},
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """The jobs that are planned together, with an objective and the devices to use.
@@ -75,10 +83,8 @@ class Batch:
     @property
     def terms(self) -> PlanningTerms:
         """The objective, deadlines, weights, price and quotas that the batch's plans must follow."""
-        quotas = self.quotas.items()
-        return PlanningTerms(
-            max_devices={user: int(quota["max_devices"]) for user, quota in quotas if "max_devices" in quota},
-            shares={user: quota["share"] for user, quota in quotas if "share" in quota},
+        return replace(
+            limits_of_users(self.quotas),
             objective=self.objective,
             deadlines_s=self.deadlines_s,
             weights=self.weights,

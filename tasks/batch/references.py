@@ -425,7 +425,6 @@ Distinct = AfterValidator(distinct)
 Whole = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-Kwargs = dict[str, Any]
 Factory = Annotated[str, AfterValidator(factory)]
 Folder = Annotated[str, AfterValidator(folder)]
 Adopt = Annotated[Any, AfterValidator(adopt), WithJsonSchema({"type": "boolean"})]
@@ -443,7 +442,6 @@ DataKind = Annotated[
 ]
 ModuleName = Annotated[str, StringConstraints(pattern=MODULE_PATTERN)]
 Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
-FreezePattern = Annotated[str, StringConstraints(pattern=r"^!?[^!\s]\S*$")]
 Parent = Annotated[str, AfterValidator(parent)]
 Metric = Annotated[str, AfterValidator(metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})]
 ANY_METRIC = {"anyOf": [{"enum": list(metric_names())}, {"pattern": "^[a-z-]+/.+$"}], "type": "string"}

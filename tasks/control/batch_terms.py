@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ringmaster.tasks.batch.batch import limits_of_users
 from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_by_name
 from ringmaster.tasks.planning.term_features import DeviceUse, TermsFeature, combined_features
 from ringmaster.tasks.storage.journal import Journal, SegmentRecord
@@ -124,9 +125,8 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms 
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
-    own = of_pool.quotas.items()
-    max_devices = {user: int(quota["max_devices"]) for user, quota in own if "max_devices" in quota}
-    shares = {user: quota["share"] for user, quota in own if "share" in quota}
+    own = limits_of_users(of_pool.quotas)
+    max_devices, shares = dict(own.max_devices), dict(own.shares)
     for each in every:
         requested = each.terms
         for user, most in requested.max_devices.items():

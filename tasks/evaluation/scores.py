@@ -41,6 +41,8 @@ from ringmaster.techniques.scoring import Progress, ScoringOrder
 from ringmaster.techniques.scoring.scored_rows import TrainingData
 
 NUM_DRAWS = 2000
+LEVEL = 0.95
+"""The probability with which intervals contain what they are of."""
 CHUNK = 4_000_000  # the most counts drawn at a time
 
 Values = npt.NDArray[np.float64]
@@ -128,22 +130,21 @@ class Comparison:
     p_worse: float
 
 
-def estimate(rows: MetricRows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
+def estimate(rows: MetricRows, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
     """Returns a metric with its percentile interval, or Wilson's for a share of 0 or 1; NaN without counted rows."""
     if rows.num_counted and rows.value in (0.0, 1.0):
-        most = unseen(rows.num_counted, level=level)
+        most = unseen(rows.num_counted)
         low, high = (0.0, most) if rows.value == 0.0 else (1.0 - most, 1.0)
-        return Estimate(value=rows.value, low=low, high=high, level=level, num_rows=len(rows))
+        return Estimate(value=rows.value, low=low, high=high, level=LEVEL, num_rows=len(rows))
     drawn = _joined(rows.drawn(counts) for counts in _draws(len(rows), num_draws, seed))
-    low, high = _quantiles(drawn, level)
-    return Estimate(value=rows.value, low=low, high=high, level=level, num_rows=len(rows))
+    low, high = _quantiles(drawn)
+    return Estimate(value=rows.value, low=low, high=high, level=LEVEL, num_rows=len(rows))
 
 
 def compare(
     model: MetricRows,
     other: MetricRows,
     *,
-    level: float = 0.95,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Comparison:
@@ -153,10 +154,10 @@ def compare(
     sign = 1.0 if model.metric.higher_is_better else -1.0
     gain = sign * (model.value - other.value)
     drawn = _joined(sign * (model.drawn(c) - other.drawn(c)) for c in _draws(len(model), num_draws, seed))
-    low, high = _quantiles(drawn, level)
+    low, high = _quantiles(drawn)
     num_different = np.count_nonzero(np.any([_differ(v, other.sums[name]) for name, v in model.sums.items()], axis=0))
     if model.num_counted and not num_different:
-        high = unseen(model.num_counted, level=level)  # no row differs: the same evidence as no errors
+        high = unseen(model.num_counted)  # no row differs: the same evidence as no errors
         low = -high
     # The smallest p-value that n differing rows support: without an effect, all gain with probability 0.5^n. A
     # bootstrap resamples only these rows, so it would be certain of a gain that all of them share, even of one row.
@@ -170,9 +171,9 @@ def compare(
     )
 
 
-def unseen(num_rows: int, *, level: float) -> float:
-    """Returns Wilson's upper bound, at `level`, on the share of an event that occurred in none of `num_rows` rows."""
-    z = NormalDist().inv_cdf((1 + level) / 2)
+def unseen(num_rows: int) -> float:
+    """Returns Wilson's upper bound, at `LEVEL`, on the share of an event that occurred in none of `num_rows` rows."""
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     return z * z / (num_rows + z * z)
 
 
@@ -198,10 +199,10 @@ def _differ(one: Values, other: Values) -> npt.NDArray[np.bool_]:
     return np.asarray(differ.any(axis=1) if differ.ndim > 1 else differ)
 
 
-def _quantiles(drawn: Values, level: float) -> tuple[float, float]:
+def _quantiles(drawn: Values) -> tuple[float, float]:
     if not len(drawn):
         return math.nan, math.nan
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

@@ -22,7 +22,6 @@ import torch
 from safetensors import safe_open
 
 from ringmaster.errors import InputError, input_errors, raise_faults
-from ringmaster.features.deployment import GgufType
 from ringmaster.features.deployment.engine_checks import OLLAMA, checked_adapter
 from ringmaster.features.deployment.gguf_file import write_model, write_tensors
 from ringmaster.features.deployment.gguf_layout import GgufLayout, config_of
@@ -36,11 +35,10 @@ MODELFILE, ADAPTER, BASE, MODEL = "Modelfile", "adapter.gguf", "base.gguf", "mod
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 
 
-def write_ollama(source: Path, folder: Path, *, base: str | None, type: GgufType | None = None) -> None:
+def write_ollama(source: Path, folder: Path, *, base: str | None) -> None:
     """Writes an adapter, or a whole model, for Ollama. Raises InputError with all that Ollama or GGUF refuses.
 
-    base: the name in Ollama of the model that an adapter is on; None writes this model too. type: of the GGUF file of a
-    whole model.
+    base: the name in Ollama of the model that an adapter is on; None writes this model too.
     """
     if base is not None and not re.fullmatch(r"[\w./:-]+", base):
         raise InputError([f"--base: {base!r} is no name of a model in Ollama. To fix: write one such as llama3.2:1b"])
@@ -48,7 +46,7 @@ def write_ollama(source: Path, folder: Path, *, base: str | None, type: GgufType
         if base is not None:
             raise InputError(["--base is of an adapter, and this is a whole model. To fix: leave out --base"])
         with publish(folder) as aside:
-            write_model(str(source), aside / MODEL, type=type)
+            write_model(str(source), aside / MODEL)
             (aside / MODELFILE).write_text(f"FROM ./{MODEL}\n")
         return
     of_base = _base_folder(source, with_weights=base is None)
@@ -58,7 +56,7 @@ def write_ollama(source: Path, folder: Path, *, base: str | None, type: GgufType
     with publish(folder) as aside:
         write_adapter(source, aside / ADAPTER, config=config, layout=layout)
         if base is None:
-            write_model(str(of_base), aside / BASE, type=type)
+            write_model(str(of_base), aside / BASE)
         (aside / MODELFILE).write_text(f"FROM {base or f'./{BASE}'}\nADAPTER ./{ADAPTER}\n")
 
 
