@@ -26,7 +26,7 @@ def test_a_part_has_the_values_of_its_rows_in_its_order_on_any_division():
     assert alone.row_values.values == tuple(BY_ROW[part].tolist())
     assert alone.row_values.counts == (1.0,) * 4
     assert torch.tensor(metrics["loss"], dtype=torch.float64).isclose(BY_ROW[part].mean())
-    assert metrics["accuracy"] == float((LOGITS[part].argmax(1) == LABELS[part]).double().mean())
+    assert metrics.keys() == {"loss"}, "others are not compared, and left out"
     ranks = [totals_of([rows], part=part) for rows in ([7, 2], [9, 5])]
     assert ranks[0].result([list(each) for each in zip(*(rank.parts() for rank in ranks), strict=True)]) == metrics
     assert ranks[0].row_values == alone.row_values
