@@ -89,7 +89,6 @@ PRELOAD = (
     "torch.distributed.fsdp:fully_shard",
     "torch.distributed.tensor:DTensor",
     "torch._dynamo:disable",
-    "transformers:PreTrainedModel",
     "ringmaster.techniques.processes.preloaded:fill_caches",
     WORKER,
 )

@@ -1,7 +1,10 @@
 """Private and undocumented names of transformers."""
 
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,6 +70,46 @@ def span_mask_functions() -> list[Replacement]:
     name = "_compute_mask_indices"
     loaded = [module for key, module in list(sys.modules.items()) if key.startswith(MODELS)]
     return [(module, name, vars(module)[name]) for module in loaded if name in vars(module)]
+
+
+# -- imports -----------------------------------------------------------------------------------------------------------
+# Base classes of models import other libraries where they are installed: SciPy for losses of object detection, torchao
+# for one kind of quantized model, and, by way of accelerate, boto3 for SageMaker: a fifth of a fork server's start.
+
+SELDOM_USED = ("boto3", "scipy.optimize", "torchao.prototype.safetensors.safetensors_support")
+
+
+def import_models() -> None:
+    """Imports the base classes of models. Functions of `SELDOM_USED` are imported when they are called.
+
+    Without it a fork server takes a second longer, and prints what torchao cannot load.
+    """
+    with _imported_when_called(*SELDOM_USED):
+        importlib.import_module("transformers.modeling_utils")
+
+
+@contextmanager
+def _imported_when_called(*modules: str) -> Iterator[None]:
+    """What is imported in this context from modules that are not loaded yet is a function that imports it at a call."""
+    stand_ins = {name: _StandIn(name) for name in modules if name not in sys.modules}
+    stand_ins = {name: each for name, each in stand_ins.items() if "." in name or each.__spec__ is not None}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
+
+
+class _StandIn(ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = None if "." in name else find_spec(name)  # a spec below a package would import the package
+
+    def __getattr__(self, attribute: str) -> Callable[..., Any]:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return lambda *args, **kwargs: getattr(importlib.import_module(self.__name__), attribute)(*args, **kwargs)
 
 
 # -- exports -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """The private names of transformers that `ringmaster.compat.transformers` gives do what is relied on."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import (
@@ -132,3 +135,25 @@ def test_the_frames_of_a_model_of_speech_are_counted_and_its_masks_are_drawn_by_
     assert logits.shape[1] == int(compat.num_frames_of(model, torch.tensor([400]))[0])
     assert name.lower() in replaced
     assert len(calls) == 1
+
+
+LOADED = """
+import sys
+from ringmaster.compat import transformers as compat
+compat.import_models()
+assert "transformers.modeling_utils" in sys.modules
+print([name for name in compat.SELDOM_USED if name in sys.modules])
+from transformers.loss import loss_for_object_detection as detection
+function = getattr(detection, "linear_sum_assignment", None)
+if function is not None:
+    print([each.tolist() for each in function([[1.0, 0.0], [0.0, 1.0]])])
+    from scipy.optimize import linear_sum_assignment
+    assert linear_sum_assignment is not function
+"""
+
+
+def test_what_models_seldom_use_is_imported_when_it_is_called():
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[]"
+    assert lines[1:] in ([], ["[[0, 1], [1, 0]]"])
