@@ -20,7 +20,7 @@ includes mu. So every plan that ends at T has a value of at least
              - sum_m mu(m) budget(m)
 
 Where options train several jobs, least(j) is a worth of the job's whole work, such that the jobs of no option are worth
-more together than runtime(o) seconds of it cost at the cheapest prices of a window in which all of them may run.
+more together than the seconds cost that they take under it, at the cheapest prices of a window in which all may run.
 
 D is linear between the points at which a rate of earning changes. A certificate divides the possible ends into
 intervals, and names for each the prices for which min D over it is to be computed. The least of these minima is the
@@ -311,6 +311,17 @@ class TariffBound:
             return math.inf
         return job_costs.least_of(job, per_second, self.problem.switch_cost_s)
 
+    def whole_s(self, job: PlanningJob, option: int) -> float:
+        """Returns the least seconds of a whole job, or of the jobs of an option, under it.
+
+        Each segment of a group starts up and saves, unless it runs at time 0; so no share of its work pays less.
+        """
+        if not self.problem.is_fused:
+            return job_costs.whole_of(job, option, self.problem.switch_cost_s)
+        chosen = job.options[option]
+        is_held = job.running is not None and job.running.option == option
+        return chosen.runtime_s + chosen.save_s + (0.0 if is_held else chosen.startup_s)
+
     def _table_of(self, prices: TariffPrices) -> "PriceTable":
         if self._table is None or self._table.prices is not prices:
             self._table = PriceTable(self, prices)
@@ -331,9 +342,9 @@ class TariffBound:
         """
         rows, table = [], self._table_of(prices)
         for job in self.jobs.values():
-            for option, price in zip(job.options, table.least(job, before_s=before_s), strict=True):
+            for k, price in enumerate(table.least(job, before_s=before_s)):
                 if price < math.inf:
-                    rows.append(((job.id, *option.jobs), option.runtime_s * price))
+                    rows.append(((job.id, *job.options[k].jobs), self.whole_s(job, k) * price))
         possible = {name for members, _ in rows for name in members}
         if len(possible) < len(self.jobs):
             return math.inf

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ringmaster.features.tariffs.tariff_bound import TariffBound, TariffPrices, least_area
 from ringmaster.features.tariffs.tariff_values import Factors
-from ringmaster.tasks.planning.bounds import job_costs
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.series import MEASURES
@@ -56,13 +55,13 @@ class TariffProgram:
         return math.fsum(area / areas[0] for area in areas)
 
     def _add_class(self, c: int, job: PlanningJob, before_s: float) -> None:
-        bound, problem = self.bound, self.bound.problem
+        bound = self.bound
         if self.end is not None:  # work that such an early end leaves undone, so that there is an optimum
             self.lp.column([(self.work[c], 1.0)], cost=UNDONE)
         job = bound.jobs[job.id]
         for k, option in enumerate(job.options):
             classes = [c, *(self.class_of[name] for name in option.jobs)]
-            whole_s = option.runtime_s if problem.is_fused else job_costs.whole_of(job, k, problem.switch_cost_s)
+            whole_s = bound.whole_s(job, k)
             for i in bound.windows_of_group(job, option, before_s=before_s):
                 rows = [(self.work[each], self.unit_s / whole_s) for each in classes]
                 rows += [row for each in classes for row in self._time_row(each, i)]

@@ -225,6 +225,8 @@ def test_fused_groups_have_a_certified_bound_with_series_too():
         proved = objective_by_name("cost").certified_bound(other, problem, bound_s=plan.lower_bound_s)
         assert proved <= plan.value * (1 + 1e-9)
     assert verify(tampered(plan, lambda data: data["prices"][-1].update(covers={"a": -1.0})), problem)
+    slow = tuple(replace(j, options=tuple(replace(o, startup_s=900.0, save_s=60.0) for o in j.options)) for j in jobs)
+    assert solve(day(*slow), objective="cost", work_s=WORK_S).gap < 1e-6
     apart = day(*jobs, factors={"cost": 1.0, "end": 0.2})
     assert solve(apart, objective="trade-off", work_s=0.3).gap < 1e-6
 
