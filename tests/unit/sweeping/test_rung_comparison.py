@@ -283,7 +283,8 @@ def test_after_a_kill_between_parts_the_sweep_decides_the_same(tmp_path, dies_af
         Swept(tmp_path / "killed", partial(), runner=runner, dies_after=dies_after).run()
     again = Swept(tmp_path / "killed", partial(), runner=PartGangs(steps=runner.steps)).run()
     assert again.statuses == whole.statuses
-    assert again.sweep_scheduler.reports == whole.sweep_scheduler.reports
+    steps = [{name: [*each] for name, each in run.sweep_scheduler.reports.items()} for run in (again, whole)]
+    assert steps[0] == steps[1], "the number of their rows depends on when they came"
 
 
 class Crashing(PartGangs):
