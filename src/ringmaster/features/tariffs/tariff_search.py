@@ -27,6 +27,7 @@ from ringmaster.tasks.planning.work import WorkBudget
 STEP_S = 2.5e-9  # work of a step of the kernel's loops
 TRIAL_S = 1.5e-4  # work of a trial besides its kernels
 MAX_TRIED = 8  # nodes that a job is placed on at random, where there are more
+ROUNDING = 1e-9  # share of a time by which runs of a given plan may overlap
 MAX_RELATED = 60  # jobs of which those are chosen that are placed again with one
 HEAT, COLD = 5e-4, 2e-5  # first and last temperature of annealing, as shares of the value
 MAX_STALE = 4_000  # trials without a better plan after which the search ends
@@ -503,7 +504,9 @@ class TariffSearch:
             slot, devices = job.options[k].slot, []
             held = {} if is_new or job.running is None else {self.node_index[n]: ids for n, ids in job.running.devices}
             for v in nodes:
-                free = [d for d in range(self.problem.nodes[v].num_devices) if free_from[v, d] <= start_s]
+                free = [
+                    d for d in range(self.problem.nodes[v].num_devices) if free_from[v, d] <= start_s * (1 + ROUNDING)
+                ]
                 ids = tuple(held.get(v, tuple(free[:slot])))
                 assert len(ids) == slot, "the runs of a plan fit the devices"
                 free_from.update({(v, d): end_s for d in ids})
