@@ -98,6 +98,7 @@ class JobSession:
     """One job's segment. `last_step` may grow.
 
     state: after its newest checkpoint was restored. is_exported: whether its finished model is written.
+    is_cut: whether a command has ended its evaluation on a part of the rows before all of them were computed.
     reporter: of the gang, which has the commands. sender: of the job's events. progress: its steps.
     """
 
@@ -110,7 +111,7 @@ class JobSession:
         self._saved_s, self._saved_step = time.monotonic(), state.next_step
         self._result: dict[str, Any] = {}
         self._metrics: Mapping[str, float] | None = None  # those with which the job ends
-        self.is_exported = False
+        self.is_exported = self.is_cut = False
 
     @property
     def name(self) -> str:

@@ -282,7 +282,7 @@ class SegmentLoop:
             self._reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
         for session in done:
             if not session.is_at_its_end:
-                self._end(session, OutcomeStatus.DONE)
+                self._end(session, OutcomeStatus.PREEMPTED if session.is_cut else OutcomeStatus.DONE)
             elif self._try(session, session.export):
                 self._end(session, OutcomeStatus.DONE if session.is_exported else OutcomeStatus.PREEMPTED)
             self._reporter.beat()
@@ -291,19 +291,26 @@ class SegmentLoop:
     def _with_further_rows(self, sessions: Sequence[JobSession]) -> list[JobSession]:
         """Returns the jobs of which further rows of a part are to be evaluated now, the same on every rank.
 
-        A command to stop or to leave ends an evaluation of a part, as does one that no further rows are needed.
+        A command to stop or to leave ends an evaluation of a part, as does one that no further rows are needed. Only
+        after the latter is the job done: in the other cases its next gang computes what is left.
         """
         if not (partial := [session for session in sessions if session.state.partial_evaluation is not None]):
             return []
-        leaving, votes = self._reporter.commanded_to_leave(), list[tuple[float, float]]()
+        leaving, votes = self._reporter.commanded_to_leave(), list[tuple[float, float, float]]()
         is_over = self._reporter.has_command(STOP) or self._order.job.name in leaving
         for session in partial:
             shares = self._reporter.commanded_shares(session.name, step=session.state.next_step)
-            ends = is_over or session.name in leaving or 0.0 in shares
-            votes.append((float(ends), max(shares, default=0.0) if self._ranks.rank == 0 else 0.0))
+            is_cut = is_over or session.name in leaving
+            share = max(shares, default=0.0) if self._ranks.rank == 0 else 0.0
+            votes.append((float(0.0 in shares), float(is_cut), share))
         sums = iter(self._ranks.sum([*chain.from_iterable(votes)]))
-        decided = [(session, next(sums), next(sums)) for session in partial]
-        return [each for each, ends, share in decided if not ends and each.state.has_further_rows(share=share)]
+        further = list[JobSession]()
+        for session in partial:
+            is_enough, num_cut, share = next(sums), next(sums), next(sums)
+            if not is_enough and session.state.has_further_rows(share=share):
+                session.is_cut = num_cut > 0
+                further.append(session)
+        return [session for session in further if not session.is_cut]
 
     def _saved_or_ended(self, sessions: Sequence[JobSession]) -> list[JobSession]:
         """Saves finished jobs; ends those of which a command ends the wait for a full disk, and returns the others."""

@@ -14,7 +14,7 @@ RUNG, WHOLE = 2, 180  # of the 183 rows that are held out
 FIRST = EvaluationSlice(step=RUNG, end=0.1)
 
 
-def parts_of(bench, folder, layout, *slices, commands=()):
+def parts_of(bench, folder, layout, *slices, commands=(), status="done"):
     """The reports of a gang that trains up to the rung. commands: after each of the first reports, what it is sent."""
     evaluation = EvaluationSpec(max_rows=WHOLE, at_steps=(RUNG,), parts=slices)
     left = list(commands)
@@ -27,7 +27,7 @@ def parts_of(bench, folder, layout, *slices, commands=()):
     trained = bench.train(
         bench.job(VIT, num_steps=4, evaluation=evaluation), layout, folder, on_event=on_event, last_step=RUNG
     )
-    assert (trained.outcome.status, trained.outcome.result["step"]) == ("done", RUNG), trained.outcome
+    assert (trained.outcome.status, trained.outcome.result["step"]) == (status, RUNG), trained.outcome
     return [event.part for event in trained.events if isinstance(event, EvaluationReported)]
 
 
@@ -42,8 +42,8 @@ def test_a_part_is_evaluated_until_it_is_enough(bench, tmp_path, layout):
     enough = rows_up_to("tiny", step=RUNG, share=0.0)
     ended = parts_of(bench, tmp_path, layout, FIRST, rest, commands=[[enough]])
     assert 1 <= len(ended) < len(parts) and ended == parts[: len(ended)]
-    stopped = parts_of(bench, tmp_path, layout, FIRST, rest, commands=[[STOP]])
-    assert len(stopped) < len(parts)
+    stopped = parts_of(bench, tmp_path, layout, FIRST, rest, commands=[[STOP]], status="preempted")
+    assert len(stopped) < len(parts), "its next gang computes the others"
     further = rows_up_to("tiny", step=RUNG, share=1.0)
     longer = parts_of(bench, tmp_path, layout, FIRST, replace(rest, end=0.8), commands=[[further]])
     assert longer == parts

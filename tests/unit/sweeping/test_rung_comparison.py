@@ -8,9 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 
+from ringmaster.codec import from_json, to_json
+from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, RungComparison, relative_radius
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
+from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_specs import MIN_PART_ROWS, EvaluationSlice
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from ringmaster.techniques.processes.reporter import ROWS
@@ -244,6 +247,37 @@ def test_after_a_kill_while_gangs_go_on_the_sweep_decides_the_same(tmp_path, die
         Swept(tmp_path / "killed", partial(), runner=runner, dies_after=dies_after).run()
     again = Swept(tmp_path / "killed", partial(), runner=GoingOn(steps=runner.steps)).run()
     assert again.statuses == whole.statuses
+
+
+class Stopped(GoingOn):
+    """Gangs of which each trial's first one that evaluates a part is stopped after a few rows, as by a new plan."""
+
+    def end_one(self):
+        call, future = self.running[0]
+        cut, job = self.__dict__.setdefault("cut", set()), call.order.job.name
+        if job in cut or call.number not in self.__dict__.get("begins", {}):
+            super().end_one()
+            return
+        cut.add(job)
+        self.running.pop(0)
+        step = call.order.last_step
+        future.set_result(Outcome(status="preempted", result={"first_step": step, "step": step}))
+
+
+@pytest.mark.timeout(60)
+def test_a_part_of_which_a_gang_was_stopped_is_computed_by_the_next_one(tmp_path):
+    whole = Swept(tmp_path / "whole", partial(), runner=GoingOn()).run()
+    stopped = Swept(tmp_path / "stopped", partial(), runner=Stopped()).run()
+    assert stopped.bench.runner.cut and stopped.statuses == whole.statuses
+
+
+def test_parts_that_an_earlier_state_has_stored_are_read():
+    stored = {"step": 4, "begin": 0.125, "end": 0.5, "seed": 3}  # of its class `EvaluationPart`
+    part = EvaluationSlice(step=4, begin=0.125, end=0.5, seed=3)
+    assert to_json(part) == stored
+    assert from_json(EvaluationSpec, {**to_json(EvaluationSpec()), "parts": [stored]}).parts == (part,)
+    request = SteeringRequest.from_json({"parts": {"a": stored}})
+    assert request.parts == {"a": part} and not request.enough
 
 
 def test_few_rows_that_decide_the_mean_do_not_make_places_certain_too_early():
