@@ -33,8 +33,11 @@ TECHNIQUES = Registry(kind="technique", group="ringmaster.techniques", builtin={
 
 
 FORMER_PATHS: dict[str, str] = {
-    f"ringmaster.techniques.{name}:{former}": BUILTIN[name]
-    for name, former in (("expert", "Expert"), ("tensor", "TensorParallel"), ("context", "Context"))
+    **{
+        f"ringmaster.techniques.{name}:{former}": BUILTIN[name]
+        for name, former in (("expert", "Expert"), ("tensor", "TensorParallel"), ("context", "Context"))
+    },
+    **features.FORMER_TECHNIQUES,
 }
 """Dotted names in the stored orders of earlier releases."""
 

@@ -84,6 +84,8 @@ TECHNIQUES = {
     "endpoint": "ringmaster.features.endpoint.compute.gang_technique:Served",
 }
 """The dotted names of the features' techniques, for the registry, which imports none of them."""
+FORMER_TECHNIQUES = {"ringmaster.techniques.serving.gang_technique:Served": TECHNIQUES["endpoint"]}
+"""Those that the stored orders of earlier releases have, and what they are now."""
 DATA_SOURCES = {
     "passages": "ringmaster.features.stores.passages:Passages",
     "composite": "ringmaster.features.composition.data:CompositeData",

@@ -11,6 +11,7 @@ from ringmaster.techniques import registry
         ("ringmaster.techniques.context:Context", "context"),
         ("ringmaster.techniques.tensor:TensorParallel", "tensor"),
         ("ringmaster.techniques.expert:Expert", "expert"),
+        ("ringmaster.techniques.serving.gang_technique:Served", "endpoint"),
     ],
 )
 def test_a_stored_path_of_an_earlier_release_is_loaded(path, name):

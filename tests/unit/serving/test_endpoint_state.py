@@ -1,8 +1,10 @@
 """What an endpoint keeps of its clients: sessions, refused messages, answers and checkpoints."""
 
 import asyncio
+import os
 import threading
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from ringmaster.features.endpoint.server.compute_link import (
     ComputeLink,
     ComputeProcessDied,
     ComputeSettings,
+    child_environment,
 )
 from ringmaster.features.endpoint.server.endpoint_file import BaseEntry
 from ringmaster.features.endpoint.server.endpoint_server import EndpointServer
@@ -281,6 +284,12 @@ def test_a_link_that_was_killed_before_its_process_started_starts_none(tmp_path)
     with pytest.raises(ComputeProcessDied, match="before its start"):
         link.start()
     assert link.pid is None
+
+
+def test_the_processes_of_an_endpoint_find_the_package_and_none_of_its_modules_at_the_top():
+    paths = [Path(path) for path in child_environment()["PYTHONPATH"].split(os.pathsep)]
+    assert any((path / "ringmaster" / "errors.py").exists() for path in paths)
+    assert not [path for path in paths if (path / "features" / "endpoint").exists()]
 
 
 def test_reading_a_store_drops_nothing(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ringmaster.errors import RingmasterError
+from ringmaster.techniques.processes.launcher import IMPORT_ROOT
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ ENDPOINT = "ringmaster.features.endpoint.compute.endpoint:Endpoint"
 
 def child_environment() -> dict[str, str]:
     """Returns the environment of a child process that finds what this process finds, from the same import root."""
-    paths = [*(path for path in sys.path if path), str(Path(__file__).absolute().parents[3])]
+    paths = [*(path for path in sys.path if path), str(IMPORT_ROOT)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
