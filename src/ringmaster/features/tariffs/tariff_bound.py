@@ -120,7 +120,10 @@ def _object(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def _number(value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ValueError("a price is not a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("a number is too large") from None
 
 
 def _row(row: Any, num_windows: int) -> tuple[float, ...]:
@@ -132,7 +135,10 @@ def _row(row: Any, num_windows: int) -> tuple[float, ...]:
 def _numbers_by_size(prices: Any) -> dict[int, float]:
     if not isinstance(prices, Mapping) or not all(str(size).isdecimal() and len(str(size)) < 10 for size in prices):
         raise ValueError("prices of slots must be objects by their size in devices")
-    return {int(size): _number(price) for size, price in prices.items()}
+    by_size = {int(size): _number(price) for size, price in prices.items()}
+    if 0 in by_size:  # larger slots would be worth as much, and nodes would earn nothing by it
+        raise ValueError("slots have at least one device")
+    return by_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +173,8 @@ class TariffCertificate:
         if not points or points[0] != 0 or not all(map(math.isfinite, points)) or sorted(set(points)) != list(points):
             raise ValueError("points must ascend from 0")
         prices = tuple(prices_from_json(each, len(points)) for each in data["prices"])
-        intervals = []
-        for each in data.get("intervals") or [None]:
+        intervals, rows = [], data.get("intervals")
+        for each in rows if isinstance(rows, list) and rows else [None]:
             if not isinstance(each, list) or len(each) != 2 or each[1] not in range(len(prices)):
                 raise ValueError("intervals must be lists of an end and the index of prices")
             intervals.append((math.inf if each[0] is None else _number(each[0]), int(each[1])))
@@ -263,8 +269,14 @@ class TariffBound:
         return end_s >= bound_s and start_s <= self.latest_end_s
 
     def proved(self, certificate: TariffCertificate, *, bound_s: float) -> float:
-        """Returns the value that no plan is below, as a certificate proves together with a bound on the last end."""
+        """Returns the value that no plan is below, as a certificate proves together with a bound on the last end.
+
+        Raises ValueError where the certificate has a price of a budget that the problem has not.
+        """
         assert certificate.points_s == self.points_s, "the bound has the windows of the certificate"
+        priced = {name for prices in certificate.prices for name in prices.budgets}
+        if unknown := sorted(priced - self.problem.budgets.keys()):
+            raise ValueError(f"has a price of what has no budget: {', '.join(unknown)}")
         least, start_s = math.inf, 0.0
         for end_s, index in certificate.intervals:
             if self.is_possible(start_s, end_s, bound_s=bound_s):

@@ -96,6 +96,13 @@ def test_certificates_are_recomputed_and_tampered_ones_are_refused(seed: int):
     assert verify(tampered(plan, lambda data: data["intervals"][-1].__setitem__(0, 5.0)), problem)
     assert verify(tampered(plan, lambda data: data["prices"][0]["slots"][0].update(n0={"1": -1.0})), problem)
     assert verify(tampered(plan, lambda data: data["prices"][0]["budgets"].update(cost="x")), problem)
+    for change in (
+        lambda data: data["prices"][0]["slots"][0].update(n0={"0": 1e9}),  # a slot that no node has to give
+        lambda data: data["prices"][0]["budgets"].update(cost=1e9),  # of no budget
+        lambda data: data["prices"][0]["budgets"].update(cost=10**400),
+        lambda data: data.update(intervals=5),
+    ):
+        assert any(fault.startswith("certificate of ") for fault in verify(tampered(plan, change), problem))
     proved = Certificate(of_objective=plan.value_certificate.of_objective)
     objective = objective_by_name(plan.objective)
     assert objective.certified_bound(proved, problem, bound_s=plan.lower_bound_s) == pytest.approx(plan.value_bound)
