@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -41,12 +40,9 @@ class SeriesBand:
         """The largest value that a line has."""
         return max(value for _, steps in self.lines for _, value in steps)
 
-    def later(self, seconds: float, *, end_s: float = math.inf) -> SeriesBand:
-        """Returns the band with its beginning moved `seconds` later, up to a time from then on."""
-        lines = tuple(
-            (nodes, tuple(step for step in _from(steps, seconds) if step[0] < end_s)) for nodes, steps in self.lines
-        )
-        return replace(self, lines=tuple((nodes, steps) for nodes, steps in lines if steps))
+    def later(self, seconds: float) -> SeriesBand:
+        """Returns the band with its beginning moved `seconds` later."""
+        return replace(self, lines=tuple((nodes, _from(steps, seconds)) for nodes, steps in self.lines))
 
 
 def _from(steps: Steps, seconds: float) -> Steps:
@@ -97,6 +93,16 @@ def series_bands(series: SeriesOfNodes) -> tuple[SeriesBand, ...]:
             lines = tuple((tuple(names), steps) for steps, names in nodes.items())
             bands.append(SeriesBand(name=name, unit=unit, lines=lines))
     return tuple(bands)
+
+
+def bands_until(bands: Sequence[SeriesBand], end_s: float) -> tuple[SeriesBand, ...]:
+    """Returns bands up to a time, without lines that begin later, as those of nodes that joined since."""
+    result = []
+    for band in bands:
+        lines = [(nodes, tuple(step for step in steps if step[0] < end_s)) for nodes, steps in band.lines]
+        if known := tuple((nodes, steps) for nodes, steps in lines if steps):
+            result.append(replace(band, lines=known))
+    return tuple(result)
 
 
 def power_sentence(problem: Problem) -> str | None:

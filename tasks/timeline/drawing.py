@@ -19,7 +19,7 @@ from ringmaster.tasks.planning.gantt import (
     stripes,
 )
 from ringmaster.tasks.planning.series_bands import STYLE as BAND_STYLE
-from ringmaster.tasks.planning.series_bands import bands_tall, draw_bands
+from ringmaster.tasks.planning.series_bands import bands_tall, bands_until, draw_bands
 from ringmaster.tasks.timeline.run_timeline import (
     AT_FIRST,
     NOW_RUNNING,
@@ -143,7 +143,7 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
 
     titles: whether boxes have tooltips; pictures embedded in other pages show none.
     """
-    bands = run_timeline.bands
+    bands = bands_until(run_timeline.bands, run_timeline.width_s)
     frame = Frame(run_timeline.rows or [("", 1)], end_s=run_timeline.width_s, below=bands_tall(bands))
     first, real, left_out = _the_longest(run_timeline)
     has_strip = bool(first) and frame.row >= 9

@@ -8,7 +8,14 @@ from ringmaster.tasks.execution.execution_events import PredictedEnd
 from ringmaster.tasks.execution.job_progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.durations import seconds_text
-from ringmaster.tasks.planning.series_bands import SeriesBand, SeriesOfNodes, joined, series_bands, series_of
+from ringmaster.tasks.planning.series_bands import (
+    SeriesBand,
+    SeriesOfNodes,
+    bands_until,
+    joined,
+    series_bands,
+    series_of,
+)
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
@@ -180,7 +187,7 @@ class TimelineReader:
         result: SeriesOfNodes = {}
         for head in ends:
             result = joined(result, self._series[head.id], at_s=head.made_s - zero_s)
-        return tuple(band.later(0.0, end_s=end_s) for band in series_bands(result))
+        return bands_until(series_bands(result), end_s)
 
     def _load(self, number: int) -> tuple[Plan, Problem]:
         plan, problem = self.archive.plan(number)

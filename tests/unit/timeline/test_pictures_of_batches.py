@@ -3,6 +3,7 @@
 import contextvars
 import threading
 from base64 import b64decode
+from dataclasses import replace
 from uuid import UUID
 from xml.etree import ElementTree
 
@@ -74,6 +75,17 @@ def test_a_run_has_the_prices_of_its_first_plan_until_the_newest_one_has_others(
 def test_nodes_that_join_later_have_series_from_then_on():
     first, newest = {"price_steps": {"a": ((0.0, 1.0),)}}, {"price_steps": {"b": ((0.0, 2.0), (5.0, 3.0))}}
     assert joined(first, newest, at_s=10.0) == {"price_steps": {"a": ((0.0, 1.0),), "b": ((10.0, 2.0), (15.0, 3.0))}}
+
+
+def test_what_begins_after_the_picture_of_a_batch_has_no_line_there(tmp_path):
+    story = Story(tmp_path, series={"price_steps": ((0.0, 0.001),)})
+    halfway(story)
+    timeline = story.timeline_reader().read()
+    late = (("n1",), ((1e6, 1.0),))  # of a node that joined a pool later
+    for lines, num in (((*timeline.bands[0].lines, late), 1), ((late,), 0)):
+        drawn = render_svg(replace(timeline, bands=(replace(timeline.bands[0], lines=lines),)))
+        assert drawn.count('class="series"') == num
+    story.database.close()
 
 
 @pytest.mark.full
