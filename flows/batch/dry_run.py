@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,7 +18,7 @@ from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import STARTED, are_measured, report_refusals
-from ringmaster.flows.batch.run_folder import folder_to_resume
+from ringmaster.flows.batch.run_folder import folder_to_resume, resumed_batch
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.flows.pool.batch_requests import check_terms
@@ -29,7 +29,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms
+from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.requests import Requests
 from ringmaster.tasks.execution.execution_events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
@@ -38,8 +38,15 @@ from ringmaster.tasks.execution.steering import first_goals
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.durations import seconds_text
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
-from ringmaster.tasks.planning.objectives import HOUR_S, PlanningTerms, plan_giving_up_deadlines, without_deadlines
+from ringmaster.tasks.planning.objectives import (
+    HOUR_S,
+    PlanningTerms,
+    plan_giving_up_bounds,
+    plan_giving_up_deadlines,
+    without_deadlines,
+)
 from ringmaster.tasks.planning.series_bands import power_sentence
+from ringmaster.tasks.planning.term_features import DeviceUse
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.pool.submissions import Submissions
@@ -56,24 +63,27 @@ class WorkLeft:
     """What a run has left, by its journal.
 
     run: name of its folder.
-    batch: the batch as it was begun, with the jobs that were added since.
+    batch: the batch as it goes on, with the jobs that were added since.
     steps: the steps that are done, by the name of each job that is left.
     terms: those of its plans, with times from the epoch.
+    past: what its jobs have held.
     """
 
     run: str
     batch: Batch
     steps: Mapping[str, int]
     terms: PlanningTerms
+    past: Sequence[DeviceUse]
 
     @classmethod
-    def of(cls, journal: Journal, *, run: str) -> Self:
-        """Returns what is left of a run that has begun."""
-        batch, records = Batch.from_json(journal.get("batch")), journal.jobs()
+    def of(cls, journal: Journal, *, run: str, batch: Batch | None = None) -> Self:
+        """Returns what is left of a run that has begun. batch: as it is resumed; None for as it was begun."""
+        batch, records = batch or Batch.from_json(journal.get("batch")), journal.jobs()
         jobs = (*batch.jobs, *added_jobs(records))
         names = tuple(job.name for job in batch.jobs)
         started_s = float(journal.get(STARTED) or time.time())
         active = ActiveBatch(id=ALONE, name=batch.name, job_names=names, given=batch.terms, started_s=started_s)
+        active = active.with_changes(journal)
         return cls(
             run=run,
             batch=replace(batch, jobs=jobs),
@@ -81,7 +91,8 @@ class WorkLeft:
                 name: records[name].step if name in records else 0
                 for name in jobs_left(records, [job.name for job in jobs])
             },
-            terms=combined_terms([active.with_changes(journal)]),
+            terms=combined_terms([active]),
+            past=past_use(journal, [active]),
         )
 
     def of_profiles(self, profiled: ProfilingResult) -> ProfilingResult:
@@ -231,7 +242,7 @@ def dry_run(
             left, journal = None, None
             if folder is not None:
                 journal = stack.enter_context(closing(Journal.of_file(folder / "journal.db")))
-                left = WorkLeft.of(journal, run=folder.name)
+                left = WorkLeft.of(journal, run=folder.name, batch=resumed_batch(folder, batch))
                 batch = left.batch
             node_context = stack.enter_context(open_node_context(batch, home=settings.home(), caller=caller))
             result = _here(node_context.with_models(journal), policy=policy, seed=seed, left=left)
@@ -335,7 +346,8 @@ def _planned(
     problem = planning_problem(
         jobs, profiled.profiles, cluster, name=batch.name, steps_done=steps_done, groups=profiled.groups
     )
-    problem = terms.on(problem, elapsed_s=0.0 if left is None else time.time())
+    elapsed_s, past = (0.0, ()) if left is None else (time.time(), left.past)
+    problem = terms.on(problem, elapsed_s=elapsed_s, past=lambda: past)
     made: list[Fusion] = []
     choose = partial(checked_fusion, work_s=PLANNING_WORK_S, seed=seed, objective=batch.terms.objective)
 
@@ -343,7 +355,8 @@ def _planned(
         made.append(choose(problem))
         return made[-1].fused_plan
 
-    plan, late = plan_giving_up_deadlines(problem, make_plan)
+    giving_up = plan_giving_up_deadlines if left is None else plan_giving_up_bounds
+    plan, late = giving_up(problem, make_plan)
     fused = next(fusion for fusion in made if fusion.fused_plan is plan).in_words() if problem.is_fused else ""
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
     rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}

@@ -8,13 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.features.target.job import Variables
+from ringmaster.features.tariffs.series import Series
+from ringmaster.features.tariffs.terms import Tariff, Tariffs
 from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun, WorkLeft
 from ringmaster.flows.batch.result import STARTED
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
+from ringmaster.tasks.planning.term_features import DeviceUse
 from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -229,3 +233,19 @@ def test_of_a_run_that_is_resumed_only_what_is_left_is_planned(tmp_path, monkeyp
     assert found.sentences()[0] == f"This is what run run-1 has left: 1 of its 4 jobs have ended, {steps}."
     assert found.late == ("half",), "its deadline counts from the start of the run"
     assert found.to_json()["resumed"] == {"run": "run-1", "steps": {"half": 60, "new": 0, "trained": 100}}
+
+
+def test_of_a_run_that_is_resumed_what_is_left_of_its_bounds_counts(tmp_path, monkeypatch):
+    tariffs = Tariffs(every=Tariff(price=Series.constant(1.0)), max_money=5.0)
+    asked = Batch(name="nightly", jobs=(job("a"),), folder=tmp_path, text="", objective="cost")
+    with closing(Journal.of_file(tmp_path / "journal.db")) as journal:
+        journal.put("batch", asked.to_json())
+        left = WorkLeft.of(journal, run="run-1", batch=replace(asked, planning={Tariffs.key: to_json(tariffs)}))
+    assert left.past == []
+    now_s = time.time()
+    for hours, budget in ((2, 3.0), (9, 0.0)):
+        use = DeviceUse(node="here", num_devices=1, started_s=now_s - hours * 3600.0, ended_s=now_s)
+        profiles = {"a": (profile(36.0),)}
+        found = planned(tmp_path, monkeypatch, jobs=asked.jobs, profiles=profiles, left=replace(left, past=(use,)))
+        assert found.problem.budgets == {"cost": pytest.approx(budget)}
+        assert found.plan is not None, "the run would go on without the bound"

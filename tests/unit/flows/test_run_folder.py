@@ -11,6 +11,7 @@ from safetensors.numpy import load, save
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
+from ringmaster.flows.batch import dry_run as dry_runs
 from ringmaster.flows.batch.run_folder import (
     begun_batch,
     exclusive_lock,
@@ -212,18 +213,17 @@ def test_a_run_of_a_later_release_is_of_another_batch(tmp_path):
 def dry_run(tmp_path, monkeypatch):
     """Carries out a command of a dry run, whose plan is empty, and returns its exit code."""
     from ringmaster.flows import cli, settings
-    from ringmaster.flows.batch import dry_run
 
     monkeypatch.setattr(settings, "prepare_environment", lambda _: None)
     for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE", "RINGMASTER_CHECKPOINTS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path / "home"))
-    empty = dry_run.DryRun(
+    empty = dry_runs.DryRun(
         batch="nightly", made_s=0.0, num_trials=0, price_per_device_hour=1.0, folder=tmp_path, faults={}
     )
     no_context = SimpleNamespace(with_models=lambda _: None)
-    monkeypatch.setattr(dry_run, "open_node_context", lambda *_, **__: nullcontext(no_context))
-    monkeypatch.setattr(dry_run, "_here", lambda *_, **__: empty)
+    monkeypatch.setattr(dry_runs, "open_node_context", lambda *_, **__: nullcontext(no_context))
+    monkeypatch.setattr(dry_runs, "_here", lambda *_, **__: empty)
     monkeypatch.setattr("ringmaster.tasks.batch.load_batch", lambda *_, **__: BATCH)
     (tmp_path / "nightly.yaml").write_text("name: nightly\n")
 
@@ -253,3 +253,13 @@ def test_one_whose_prices_were_renewed_goes_on_with_these(tmp_path):
     resumed = resumed_batch(folder, now)
     assert resumed.planning["tariffs"]["every"]["power_w"] == 2.0 and resumed.planning["tariffs"]["former"]
     assert resumed_batch(folder, old).planning["tariffs"]["every"]["power_w"] == 1.0
+
+
+def test_a_dry_run_that_resumes_plans_with_the_prices_that_the_run_would_have(dry_run, tmp_path, monkeypatch):
+    old, now = (replace(BATCH, planning={"tariffs": {"every": {"power_w": power_w}}}) for power_w in (1.0, 2.0))
+    run(tmp_path / "home", status="interrupted", batch=old)
+    monkeypatch.setattr("ringmaster.tasks.batch.load_batch", lambda *_, **__: now)
+    made, empty = [], dry_runs._here()
+    monkeypatch.setattr(dry_runs, "_here", lambda *_, left, **__: made.append(left) or empty)
+    assert dry_run("--resume").exit_code == 0
+    assert made[0].batch.planning["tariffs"]["every"]["power_w"] == 2.0
