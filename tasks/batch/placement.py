@@ -20,7 +20,8 @@ def check_placement(
 
     nodes: the names of the nodes that are there.
     of_pool: the features of the terms of all plans of the pool, if there is one.
-    notice: shows names of nodes that are not there, and may join later; None where they are faults.
+    notice: shows names of nodes that are not there, and may join later, and what the pool overrides; None where such
+        names are faults.
     """
     features = batch.terms.features
     faults = list(feature_findings(features, objective=batch.objective, of_pool=of_pool))
@@ -32,6 +33,9 @@ def check_placement(
         lines = document.YamlDocument() if is_generated else document.read(batch.text)
         raise file_error(faults, lines, file="" if is_generated else batch.name)
     if notice is not None:
+        for feature in of_pool:
+            for line in feature.overrides(price_per_device_hour=batch.price_per_device_hour):
+                notice(line)
         for finding in absent:
             place = document.place_text(finding.place)
             notice(f"{place} {finding.message}; a node that joins later may have this name")

@@ -56,6 +56,10 @@ class TermsFeature:
         """Yields the faults of a batch's terms that name nodes that are not there. nodes: their names."""
         yield from ()
 
+    def overrides(self, *, price_per_device_hour: float) -> Iterator[str]:
+        """Yields what of a batch's own terms has no effect beside these of its pool, in sentences."""
+        yield from ()
+
     def resuming(self, before: Self, *, now_s: float) -> Self:
         """Returns the terms with which a batch is resumed, whose files may have other values than `before`.
 

@@ -126,6 +126,8 @@ def tariff(
                 notice(f"{place_text(fault.place)} {fault.message}; a node that joins later may have this name")
             set_tariffs(database, new)
         stored = tariffs_of_pool(database)
+    if stored is not None and stored.is_empty:  # as it was removed
+        stored = None
     lines = [] if stored is None else list(stored.in_words())
     result = None if stored is None else to_json(replace(stored, former=()))
     print_result({"tariff": result}, lines or ["the pool has no tariff: batches give their own"], as_json=as_json)

@@ -31,6 +31,7 @@ class SpendingReport(RecordHook):
         tariffs = Tariffs.combined([own], of_pool=tariffs_of_pool(journal.database))
         if tariffs is None:
             return {}
+        is_removed = tariffs.is_empty
         first = next(iter(journal.plans(since_s=since_s)), None)
         problem = None if first is None else Problem.from_json(first["problem"])
         planned = None if first is None or problem is None else measures_of(Plan.from_json(first["plan"]), problem)
@@ -39,6 +40,8 @@ class SpendingReport(RecordHook):
         energies = {segment.id: _energy_j(segment, records) for segment in segments}
         spent = spent_by(tariffs, segments, energies, now_s=journal.clock())
         earlier = [segment for segment in segments if segment.started_s < since_s]
+        if is_removed and own is None and spent.money is None and spent.emissions_g is None:
+            return {}  # the pool's tariffs were removed before the batch held any device
         before = spent_by(tariffs, earlier, energies, now_s=since_s)
         content = {
             "measured": to_json(spent),

@@ -33,20 +33,25 @@ def load_tariff(path: Path) -> Tariffs:
     known = {key: value for key, value in read.data.items() if key in section.model_fields}
     faults += [*keys.file_findings(known, folder=folder), *not_finite(known, place=())]
     planned = {} if faults else keys.planning_features(entry, folder=folder)
-    if not planned and not faults:
+    tariffs = from_json(Tariffs, planned[Tariffs.key]) if planned else Tariffs()
+    if tariffs.is_empty and not faults:
         faults = [Finding((), "it says nothing", "give price, energy_price, carbon, power_w or tariffs")]
     if faults:
         raise file_error(faults, read, file=path.name)
-    return from_json(Tariffs, planned[Tariffs.key])
+    return tariffs
 
 
 def tariffs_of_pool(database: Database) -> Tariffs | None:
-    """Returns the tariffs of a pool; None where it has none, and for the database of a batch on one machine alone."""
+    """Returns the tariffs of a pool; None where it had none, and for the database of a batch on one machine alone.
+
+    They are empty, beside the former ones, where they were removed.
+    """
     return next((each for each in features_of_pool(database) if isinstance(each, Tariffs)), None)
 
 
 def set_tariffs(database: Database, tariffs: Tariffs | None) -> None:
     """Sets the tariffs of a pool, which its controller follows within seconds; None removes them."""
     now_s = Journal(database, batch="").clock()
-    new = tariffs and tariffs.replacing(tariffs_of_pool(database), now_s=now_s)
-    set_feature(database, Tariffs.key, new)
+    former = tariffs_of_pool(database)
+    if tariffs is not None or (former is not None and not former.is_empty):
+        set_feature(database, Tariffs.key, (tariffs or Tariffs()).replacing(former, now_s=now_s))

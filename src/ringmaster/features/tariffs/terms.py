@@ -87,6 +87,11 @@ class FormerTariffs:
     every: Tariff = field(default_factory=Tariff)
     nodes: Mapping[str, Tariff] = field(default_factory=dict)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the pool had none then."""
+        return all(tariff == Tariff() for tariff in (self.every, *self.nodes.values()))
+
     def of(self, node: str) -> Tariff:
         """Returns the tariff of a node."""
         return self.nodes.get(node, Tariff()).over(self.every)
@@ -101,7 +106,8 @@ class Tariffs(TermsFeature):
     factors: for the objective "trade-off": by measure ("end", "cost", "emissions"), the worth of a second, a unit of
         money and a gram.
     since_s: when a pool got its first tariffs, in seconds since the epoch; None for those of a batch.
-    former: the earlier tariffs of a pool, in order, by which that counts which was spent then.
+    former: the earlier tariffs of a pool, in order, by which that counts which was spent then. Those that say nothing
+        are of a time in which the pool had none.
     """
 
     key = "tariffs"
@@ -118,6 +124,11 @@ class Tariffs(TermsFeature):
         """Returns the tariff of a node."""
         return self.nodes.get(node, Tariff()).over(self.every)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of any node, as in a pool whose tariffs were removed."""
+        return all(tariff == Tariff() for tariff in (self.every, *self.nodes.values()))
+
     def tells(self, *keys: str) -> bool:
         """Returns whether some node has any of these: "price", "energy_price", "carbon"."""
         return any(getattr(tariff, key) is not None for tariff in (self.every, *self.nodes.values()) for key in keys)
@@ -130,6 +141,12 @@ class Tariffs(TermsFeature):
         kept = [each for each in (*former.former, ended) if each.until_s > now_s - KEPT_S]
         return replace(self, since_s=former.since_s, former=tuple(kept[-MAX_FORMER:]))
 
+    def former_with(self, own: Tariffs) -> tuple[FormerTariffs, ...]:
+        """Returns the former tariffs of a pool, with those of a batch where the pool had none."""
+        assert self.since_s is not None, "it is the tariff of a pool"
+        every = (FormerTariffs(until_s=self.since_s), *self.former)
+        return tuple(replace(each, every=own.every, nodes=own.nodes) if each.is_empty else each for each in every)
+
     def resuming(self, before: Tariffs, *, now_s: float) -> Tariffs:
         """Returns the tariffs from now on, with those by which that counts which was spent before."""
         if (self.every, self.nodes) == (before.every, before.nodes):
@@ -138,6 +155,8 @@ class Tariffs(TermsFeature):
 
     def findings(self, *, objective: str, of_pool: Tariffs | None) -> Iterator[Finding]:
         """Yields which keys have no effect, since the pool has a tariff, and what nothing says, though it counts."""
+        if of_pool is not None and of_pool.is_empty:
+            of_pool = None
         if of_pool is not None:
             remedy = "leave it out; `ringmaster pool tariff` shows, sets and removes the pool's"
             for place in self._given():
@@ -159,6 +178,11 @@ class Tariffs(TermsFeature):
                 CARBON,
             ),
         )
+
+    def overrides(self, *, price_per_device_hour: float) -> Iterator[str]:
+        """Yields that a batch's price of devices does not count, since the pool has prices."""
+        if price_per_device_hour != 1.0 and self.tells("price", "energy_price"):
+            yield "price_per_device_hour does not count: the pool has prices, which `ringmaster pool tariff` shows"
 
     def _given(self) -> Iterator[tuple[str, ...]]:
         yield from ((key,) for key, value in vars(self.every).items() if value is not None)
@@ -237,11 +261,11 @@ class Tariffs(TermsFeature):
         """
         known = [tariffs for tariffs in each if tariffs is not None]
         telling = next((tariffs for tariffs in known if tariffs.tells(*SERIES_KEYS)), known[0] if known else None)
-        if (base := of_pool or telling) is None:
+        base = telling if of_pool is None or (of_pool.is_empty and telling is not None) else of_pool
+        if base is None:
             return None
         if of_pool is not None and of_pool.since_s is not None and telling is not None:
-            former = FormerTariffs(until_s=of_pool.since_s, every=telling.every, nodes=telling.nodes)
-            base = replace(of_pool, former=(former, *of_pool.former))
+            base = replace(base, former=of_pool.former_with(telling))
         return replace(
             base,
             factors=next((tariffs.factors for tariffs in known if tariffs.factors), {}),
@@ -253,11 +277,12 @@ class Tariffs(TermsFeature):
         tariff = self.of(node.id)
         ends_s = [node.available_until_s, None if tariff.until_s is None else max(0.0, tariff.until_s - now_s)]
         prices = _steps(tariff.price, now_s=now_s, horizon_s=horizon_s, unit=HOUR_S)
+        energy_prices = _steps(tariff.energy_price, now_s=now_s, horizon_s=horizon_s)
         return replace(
             node,
-            price=0.0 if prices else node.price,
+            price=0.0 if prices or energy_prices else node.price,  # what is spent is counted by the tariff alone
             price_steps=prices,
-            energy_price_steps=_steps(tariff.energy_price, now_s=now_s, horizon_s=horizon_s),
+            energy_price_steps=energy_prices,
             carbon_steps=_steps(tariff.carbon, now_s=now_s, horizon_s=horizon_s),
             power_w=node.power_w if tariff.power_w is None else tariff.power_w,
             power_source=node.power_source if tariff.power_w is None else GIVEN,

@@ -258,6 +258,19 @@ def test_devices_that_cost_nothing_have_a_price(tmp_path):
     assert (node.price, node.price_steps) == (0.0, ((0.0, 0.0),))
 
 
+def test_where_energy_has_a_price_alone_devices_cost_nothing_else(tmp_path):
+    (node,) = load(tmp_path, objective="cost", energy_price=0.3, power_w=300.0).terms.on(problem()).nodes
+    assert (node.price, node.price_steps, node.energy_price_steps) == (0.0, (), ((0.0, 0.3),))
+
+
+def test_a_price_that_does_not_count_beside_those_of_the_pool_is_said(tmp_path):
+    batch, of_pool = load(tmp_path, price_per_device_hour=3.0), Tariffs(every=Tariff(price=Series.constant(1.0)))
+    (notice,) = placed(batch, may_join=True, of_pool=(of_pool,))
+    assert notice.startswith("price_per_device_hour does not count: the pool has prices")
+    assert placed(batch, may_join=True, of_pool=(Tariffs(every=Tariff(power_w=9.0)),)) == []
+    assert placed(load(tmp_path), may_join=True, of_pool=(of_pool,)) == []
+
+
 def test_no_plan_waits_for_the_last_step_of_a_series_that_would_last_for_ever():
     cheap_at_night = Series(values=(1.0,) * 6 + (5.0,) * 18, zone="UTC")
     now_s = datetime(2026, 11, 10, 16, tzinfo=UTC).timestamp()  # what counts ends 34 hours later, at night

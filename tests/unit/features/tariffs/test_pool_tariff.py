@@ -1,6 +1,7 @@
 """A tariff of a pool: set by a command, stored with the pool, and followed by the plans of all its batches."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -52,7 +53,11 @@ def test_the_plans_of_all_batches_follow_the_pools_tariff_from_then_on(database)
     assert after.plans[-1].nodes[0].price_steps == ((0.0, 0.001),)
     set_tariffs(database, None)
     after.pass_seconds(2, worker)
-    assert after.plans[-1].nodes[0].price_steps == ((0.0, 0.01),) and tariffs_of_pool(database) is None
+    assert after.plans[-1].nodes[0].price_steps == ((0.0, 0.01),)
+    removed = tariffs_of_pool(database)
+    assert removed.is_empty and [each.every for each in removed.former] == [DEAR.every, CHEAP.every]
+    set_tariffs(database, None)
+    assert tariffs_of_pool(database) == removed
 
 
 def test_a_tariff_that_cannot_be_read_stops_no_controller(database, caplog):
@@ -82,6 +87,23 @@ def test_what_was_spent_counts_by_the_tariff_that_held_then(database):
     assert [each.until_s for each in long_ago.former] == [EPOCH_S + 91 * 24 * HOUR_S]
 
 
+def test_what_was_spent_under_a_tariff_that_was_removed_counts_by_it():
+    day_s = EPOCH_S + 24 * HOUR_S
+    removed = Tariffs().replacing(replace(CHEAP, since_s=EPOCH_S), now_s=EPOCH_S + HOUR_S)
+    again = DEAR.replacing(removed, now_s=EPOCH_S + 2 * HOUR_S)
+    own = Tariffs(every=Tariff(price=Series.constant(1.0)), max_money=20.0)
+    use = DeviceUse(node="n", num_devices=1, started_s=EPOCH_S - HOUR_S, ended_s=EPOCH_S + 3 * HOUR_S)
+
+    def money(of_pool, *owns):
+        return Tariffs.combined(owns, of_pool=of_pool).spent(use).money
+
+    assert money(removed, own) == pytest.approx(1.0 + 3.6 + 1.0 + 1.0)
+    assert money(removed, None) == pytest.approx(3.6 + 3.6), "without a tariff of its own, the first one counts before"
+    assert money(again, own) == pytest.approx(1.0 + 3.6 + 1.0 + 7.2)
+    assert Tariffs.combined([own], of_pool=removed).left(lambda: [use], now_s=day_s) == {"cost": pytest.approx(13.4)}
+    assert list(own.findings(objective="cost", of_pool=removed)) == [] and list(removed.in_words()) == []
+
+
 def test_a_batch_is_resumed_with_the_values_that_its_files_have_now():
     before, now = {Tariffs.key: to_json(DEAR)}, {Tariffs.key: to_json(CHEAP)}
     (resumed,) = terms_features(resumed_features(before, now, now_s=EPOCH_S))
@@ -104,6 +126,8 @@ def test_the_result_of_a_batch_counts_by_the_pools_tariff(tmp_path):
     assert SpendingReport().batch_results(_Batch, journal, since_s=0.0) == {}
     set_tariffs(journal.database, CHEAP)
     assert SpendingReport().batch_results(_Batch, journal, since_s=0.0)[KEY]["planned"] is None
+    set_tariffs(journal.database, None)
+    assert SpendingReport().batch_results(_Batch, journal, since_s=0.0) == {}
 
 
 class _Batch:
@@ -160,4 +184,4 @@ def test_all_faults_of_a_tariff_are_refused_with_their_lines(tmp_path):
     found = [str(fault) for fault in caught.value.faults]
     assert [text.partition(": ")[0] for text in found] == [f"tariff.yaml:{line}" for line in range(1, 6)]
     with pytest.raises(BatchFileError, match="it says nothing"):
-        load_tariff(tmp_path / write_tariff(tmp_path, text="time_zone: UTC"))
+        load_tariff(tmp_path / write_tariff(tmp_path, text="time_zone: UTC\ntariffs: {n1: {}}"))
