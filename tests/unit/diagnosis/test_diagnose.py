@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from ringmaster.codec import to_json
 from ringmaster.distribution import DISTRIBUTION, own_release
+from ringmaster.features.diagnosis import diagnose
 from ringmaster.features.diagnosis.bundle import BundleFile, Redactor, collect
 from ringmaster.features.diagnosis.diagnose import MAX_BYTES, logs
 from ringmaster.flows import cli, entry
-from ringmaster.flows.reports import diagnose
 from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases
 from ringmaster.flows.services.service_files import ServiceFiles, keep_password
 from ringmaster.flows.settings import pool_file
