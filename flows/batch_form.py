@@ -4,17 +4,17 @@ Its flow has the name of `ringmaster.flows.train_batch.train_batch`, which comma
 in Prefect, whose deployment has this form.
 """
 
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
 
 from ringmaster.errors import BatchFailed
-from ringmaster.flows.batch import batch_input
+from ringmaster.flows import form_fields
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, typed_or
-from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.batch.run_options import Profiles, RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.approval import ask_to_start
 from ringmaster.flows.train_batch import run_stages
@@ -40,15 +40,15 @@ def run_name() -> str:
     on_cancellation=[cancel_batches],
 )
 def train_batch(
-    batch: batch_input.BatchChoice = batch_input.ExampleBatch(),
-    name: batch_input.RunName = "",
-    mode: batch_input.Mode = "train",
-    profiles: batch_input.Profiles = "predict",
-    answer_within_s: batch_input.AnswerWithin = batch_input.ANSWER_WITHIN_S,
-    without_answer: batch_input.WithoutAnswer = "stop",
-    resume: batch_input.Resume = False,
-    checkpoint_every_s: batch_input.CheckpointEvery = None,
-    seed: batch_input.Seed = 0,
+    batch: form_fields.BatchChoice = form_fields.ExampleBatch(),
+    name: form_fields.RunName = "",
+    mode: form_fields.Mode = "train",
+    profiles: Annotated[Profiles, form_fields.titled("Profiles")] = "predict",
+    answer_within_s: form_fields.AnswerWithin = form_fields.ANSWER_WITHIN_S,
+    without_answer: form_fields.WithoutAnswer = "stop",
+    resume: form_fields.Resume = False,
+    checkpoint_every_s: form_fields.CheckpointEvery = None,
+    seed: form_fields.Seed = 0,
 ) -> dict[str, Any]:
     """Trains the jobs of a batch file, or plans them only, or plans them and asks for approval first.
 
@@ -93,7 +93,7 @@ def show(result: DryRun) -> None:
     for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=text))
 
 
-def _question(batch: Batch, *, profiles: batch_input.Profiles, seed: int) -> str:
+def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
     """Plans the batch and shows the plan; returns the question for a person, as markdown."""
     result = dry_run(batch, profiles=profiles, seed=seed, caller=Caller())
     show(result)

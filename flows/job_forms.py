@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from ringmaster.features import listed
-from ringmaster.flows.batch.batch_input import FormSection
+from ringmaster.flows.form_fields import FormSection
 from ringmaster.flows.pool.batch_requests import ControllerAnswer, ask_about
 from ringmaster.tasks.control.requests import MAX_PRIORITY, RequestKind
 from ringmaster.tasks.storage.database import Database

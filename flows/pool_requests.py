@@ -12,8 +12,8 @@ from pydantic import Field
 
 from ringmaster.errors import BatchFailed
 from ringmaster.flows.batch.artifacts import show_answers
-from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, result_of, run_name_template
+from ringmaster.flows.form_fields import BatchOfFile, CheckpointEvery, FormSection, titled
 from ringmaster.flows.job_forms import JobForm, job_forms
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.train_batch import train_batch

@@ -8,11 +8,11 @@ from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from ringmaster.errors import LedgerError, RetrainingFailed
-from ringmaster.flows.batch.batch_input import HIDDEN, titled
 from ringmaster.flows.batch.embedded_prefect import FlowWithServer
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, run_name_template
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.caller import Caller
+from ringmaster.flows.form_fields import HIDDEN, titled
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
 from ringmaster.flows.retraining.new_data_rules import new_data_rules
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run

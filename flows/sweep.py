@@ -11,12 +11,12 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from ringmaster.errors import LedgerError, SweepFailed
 from ringmaster.flows import settings, sweep_form
 from ringmaster.flows.batch import flow_runs
-from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import ledger_of
 from ringmaster.flows.batch.embedded_prefect import FlowWithServer
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, run_name_template
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
+from ringmaster.flows.form_fields import HIDDEN, Resume, titled
 from ringmaster.flows.train_batch import run_stages
 from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import (

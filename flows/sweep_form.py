@@ -20,7 +20,7 @@ from pydantic import (
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import Location, as_mapping, got
-from ringmaster.flows.batch.batch_input import HIDDEN, FormSection, titled
+from ringmaster.flows.form_fields import HIDDEN, FormSection, titled
 from ringmaster.flows.settings import resolve_path
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Fault, document, load_batch

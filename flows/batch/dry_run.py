@@ -14,11 +14,12 @@ from typing import Any, Self
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
-from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
+from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import STARTED, are_measured, report_refusals
 from ringmaster.flows.batch.run_folder import folder_to_resume, resumed_batch
+from ringmaster.flows.batch.run_options import Profiles
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.flows.pool.batch_requests import check_terms
@@ -290,7 +291,7 @@ def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profilin
         node_context.batch.jobs,
         environment=node_context.environment,
         cluster=node_context.cluster,
-        known=node_context.known,
+        profile_store=node_context.profile_store,
         notice=node_context.caller.view.notice,
         lend=node_context.lend,
         policy=policy,

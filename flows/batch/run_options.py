@@ -1,6 +1,10 @@
-"""`RunOptions`, which a command reads before it imports what trains."""
+"""The options of a run, which a command reads before it imports what trains."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Profiles = Literal["measure", "predict"]
+"""What a plan without training does about runtimes that were never measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ import typer
 
 from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors, raise_faults
 from ringmaster.files import text_of
-from ringmaster.flows.commands.running import Profiles, estimate
+from ringmaster.flows.batch.run_options import Profiles
+from ringmaster.flows.commands.running import estimate
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     AsJson,

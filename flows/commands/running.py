@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.batch.run_options import Profiles, RunOptions
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     AsJson,
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 30
 STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
-
-Profiles = Literal["measure", "predict"]  # as in `ringmaster.flows.batch.batch_input`, which imports pydantic
 
 BatchFile = Annotated[Path, typer.Argument(help="Batch file; examples/mixed_batch.yaml shows its settings.")]
 PlannerSeed = Annotated[int, typer.Option(help="Seed of the planner (ignored on a pool).", min=0)]

@@ -38,8 +38,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
 from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
+from ringmaster.flows.form_fields import ANSWER_WITHIN_S
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.flows.pool.segment_runs import AWAY, RUNS_AT_ONCE, OpenClient, PrefectNodeRuns, SegmentRuns

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.input import keyset_from_paused_state
 from prefect.states import Running, Suspended
 
-from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
+from ringmaster.flows.form_fields import ANSWER_WITHIN_S
 from ringmaster.flows.pool.controller import answer_late_runs
 from ringmaster.flows.retraining.approval import NOBODY, TO_START, Start
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture

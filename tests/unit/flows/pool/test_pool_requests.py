@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows import cli, entry
-from ringmaster.flows.batch.batch_input import EXAMPLES, MAX_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
+from ringmaster.flows.batch.batch_input import MAX_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
 from ringmaster.flows.batch.run_folder import exclusive_lock
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
+from ringmaster.flows.settings import EXAMPLES
 from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch
