@@ -1,7 +1,7 @@
 """Things by name: what Ringmaster has itself, and what installed distributions add as entry points.
 
-Techniques, losses, metrics, data sources and engines have one `Registry` each. A thing is named by its dotted name
-"package.module:name", by which another process finds it too.
+Techniques, losses, metrics, data sources, engines and objectives of plans have one `Registry` each. A thing is named
+by its dotted name "package.module:name", by which another process finds it too.
 """
 
 import ast

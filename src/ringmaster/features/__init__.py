@@ -2,7 +2,8 @@
 
 A feature's package has any of these modules, and the core imports those of the kind that it needs:
 
-    job         its values in a job: keys, rules, parents (`ringmaster.techniques.job_features.JobFeature`)
+    job         its values in a job: keys, rules, parents (`ringmaster.techniques.job_features.JobFeature`); keys that
+                only batch files have, of a job or of the whole batch (`FileKeys` there)
     trainer     its callbacks in training (`ringmaster.techniques.training.callbacks`), and inputs of models in
                 another form than batches have (`ringmaster.techniques.training.bound_loss`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
@@ -95,9 +96,9 @@ DATA_SOURCES = {
 }
 """Those of their data sources."""
 OBJECTIVES = {
-    "cost": "ringmaster.features.tariffs.plan:Cost",
-    "emissions": "ringmaster.features.tariffs.plan:Emissions",
-    "trade-off": "ringmaster.features.tariffs.plan:TradeOff",
+    "cost": "ringmaster.features.tariffs.tariff_objectives:Cost",
+    "emissions": "ringmaster.features.tariffs.tariff_objectives:Emissions",
+    "trade-off": "ringmaster.features.tariffs.tariff_objectives:TradeOffObjective",
 }
 """Those of their objectives of plans."""
 

@@ -242,7 +242,6 @@ OF_FEATURES = {
     "job": ("techniques",),
     "trainer": ("techniques",),
     "batch": ("techniques", "tasks"),
-    "plan": ("techniques", "tasks"),
     "terms": ("techniques", "tasks"),
     "execute": ("techniques", "tasks"),
     "commands": PACKAGES,
@@ -263,7 +262,15 @@ OF_FEATURES = {
     "retraining": PACKAGES,
     "champion_value": PACKAGES,
     **dict.fromkeys(
-        ("tariff_values", "tariff_bound", "tariff_program", "tariff_kernels", "tariff_search", "tariff_planner"),
+        (
+            "tariff_objectives",
+            "tariff_values",
+            "tariff_bound",
+            "tariff_program",
+            "tariff_kernels",
+            "tariff_search",
+            "tariff_planner",
+        ),
         ("tasks",),
     ),
     "waiting": ("tasks",),
@@ -280,7 +287,7 @@ def is_foreign_to_its_feature(found: Import) -> bool:
     is_own = found.of(f"features.{feature}")
     folder = str(found.file.parent.relative_to(FEATURES))
     allowed = OF_FOLDERS.get(folder) or OF_FEATURES.get(name, ("techniques",))
-    is_light = name in ("job", "plan")
+    is_light = name in ("job", "tariff_objectives")
     return (
         (found.of("features") and not is_own)
         or (found.of(*PACKAGES) and not found.of(*allowed))
@@ -325,7 +332,7 @@ def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported
     [
         ("a/trainer.py", "from ringmaster.features.b.trainer import Part"),
         ("a/trainer.py", "def f():\n    from ringmaster.tasks.cluster import Device"),
-        ("a/plan.py", "from ringmaster.flows import cli"),
+        ("a/terms.py", "from ringmaster.flows import cli"),
         ("a/job.py", "import pydantic"),
         ("a/commands.py", "import torch"),
     ],

@@ -2,10 +2,11 @@
 
 `ringmaster serve FILE` answers the client `tinker` unedited. Clients own their loops; each adapter gets the bits that
 it would get alone. `server` answers requests, `compute` trains and samples for them. What a request is, from its bytes
-to its answer, in `server`:
+to its answer, in `server`, which `endpoint_server` starts and ends:
 
-    server_app    HTTP routes: keys, bounds, and the two forms of messages (`messages` JSON, `binary_messages` protobuf)
-    store         requests, answers, sessions and checkpoints in a SQLite file, which outlives the server
-    scheduler     a thread for each base that computes waiting requests of different clients together, in fair shares
-    compute_link  the process that has the base and the adapters, started again where it has died
+    server_app        HTTP routes: keys, bounds, and the forms of messages (`messages` JSON, `binary_messages` protobuf)
+    endpoint_service  checks a request, whatever its form, stores it, and finds its answer
+    store             requests, answers, sessions and checkpoints in a SQLite file, which outlives the server
+    scheduler         a thread for each base that computes waiting requests of several clients together, in fair shares
+    compute_link      the process that has the base and the adapters, started again where it has died
 """

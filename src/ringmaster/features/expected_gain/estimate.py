@@ -99,8 +99,8 @@ class ExpectedGain:
         return gain / abs(self.best) if self.best else math.inf
 
 
-def expected_gain(ended: Sequence[EndedTrial], left: Sequence[OpenTrial]) -> ExpectedGain | None:
-    """Returns the gain to be expected of the trials that are left; None where too few have ended to say anything.
+def expected_gain(ended: Sequence[EndedTrial], open_trials: Sequence[OpenTrial]) -> ExpectedGain | None:
+    """Returns the gain to be expected of the trials that have not ended; None where too few have ended to say anything.
 
     All trials are draws of one distribution, such as those of random search.
     """
@@ -108,9 +108,9 @@ def expected_gain(ended: Sequence[EndedTrial], left: Sequence[OpenTrial]) -> Exp
     if len(finals) < MIN_FINALS:
         return None
     draw, best, tails = Random(0), finals[0], _tails(finals)
-    predictions = {trial: _predicted(left[trial], ended) for trial in range(len(left))}
+    predictions = {i: _predicted(each, ended) for i, each in enumerate(open_trials)}
     predicted = [each for each in predictions.values() if each is not None]
-    plain = Counter(_num_peers(trial, ended) for i, trial in enumerate(left) if predictions[i] is None)
+    plain = Counter(_num_peers(trial, ended) for i, trial in enumerate(open_trials) if predictions[i] is None)
     gains = []
     for tail in draw.choices(tails, [each.weight for each in tails], k=NUM_DRAWS):
         scale = tail.total / draw.gammavariate(tail.num, 1.0)
@@ -133,7 +133,7 @@ def expected_gain(ended: Sequence[EndedTrial], left: Sequence[OpenTrial]) -> Exp
         high=gains[math.ceil((1 - outside) * NUM_DRAWS) - 1],
         probability=sum(gain > 0 for gain in gains) / NUM_DRAWS,
         num_ended=len(ended),
-        num_open=len(left),
+        num_open=len(open_trials),
     )
 
 

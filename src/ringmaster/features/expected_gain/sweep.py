@@ -125,12 +125,12 @@ def gain_of(progress: SweepProgress) -> ExpectedGain | None:
         for trial in progress.trials
         if trial.has_ended
     ]
-    left = [
+    open_trials = [
         OpenTrial(goal=trial.goal, total=trial.total, scores=scores[trial.name])
         for trial in progress.trials
         if not trial.has_ended
     ]
-    return expected_gain(ended, left)
+    return expected_gain(ended, open_trials)
 
 
 def _compared_scores(progress: SweepProgress) -> dict[str, dict[int, float]]:

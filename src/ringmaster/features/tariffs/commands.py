@@ -29,7 +29,7 @@ QUESTIONS = ("add_devices", "add_node", "add_quota", "without", "deadline", "exp
 def with_wait(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the option `--wait` to `ringmaster whatif`, and with it the objective of a problem file."""
 
-    def asked(*, wait: bool, wait_objective: str, **options: Any) -> None:
+    def whatif(*, wait: bool, wait_objective: str, **options: Any) -> None:
         if not wait:
             command(**options)
             return
@@ -47,7 +47,7 @@ def with_wait(command: Callable[..., None]) -> Callable[..., None]:
     option = typer.Option("--wait", help="What jobs cost and emit if they may end later and wait for cheaper hours.")
     of = typer.Option("--wait-objective", help="With --wait and a problem file: cost, emissions or trade-off.")
     return with_parameters(
-        command, asked, wait=(Annotated[bool, option], False), wait_objective=(Annotated[str, of], DEFAULT_OBJECTIVE)
+        command, whatif, wait=(Annotated[bool, option], False), wait_objective=(Annotated[str, of], DEFAULT_OBJECTIVE)
     )
 
 

@@ -6,10 +6,11 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.features.tariffs.pool_tariff import tariffs_of_pool
 from ringmaster.features.tariffs.tariff_values import Measures, measures_of
-from ringmaster.features.tariffs.terms import GIVEN, J_PER_KWH, Spending, Tariffs
+from ringmaster.features.tariffs.terms import GIVEN, Spending, Tariffs
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.batch_terms import uses_of
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.problems.series import J_PER_KWH
 from ringmaster.tasks.recording.record_hooks import RecordHook
 from ringmaster.tasks.storage.journal import JobRecord, Journal, SegmentRecord
 

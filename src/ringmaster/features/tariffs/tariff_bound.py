@@ -500,8 +500,8 @@ def _is_beaten(option: Option, other: Option, *, first: bool) -> bool:
         return False
     if (option.power_w is None) != (other.power_w is None) or set(option.jobs) != set(other.jobs):
         return False
-    mine, others = (
+    own, others = (
         (o.num_nodes, o.slot, o.runtime_s, o.power_w or 0.0, o.startup_s, o.save_s, o.evaluate_s)
         for o in (option, other)
     )
-    return all(b <= a for a, b in zip(mine, others, strict=True)) and (mine != others or first)
+    return all(b <= a for a, b in zip(own, others, strict=True)) and (own != others or first)

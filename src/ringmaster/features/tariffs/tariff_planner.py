@@ -156,8 +156,8 @@ def plan_by_tariffs(problem: Problem, objective: Objective, factors: Factors, li
     best, proved_s = proof.value_bound(), time.monotonic()
     constant = _plan_by_constant_prices(problem, factors, limits)
     segments = _searched(problem, factors, proof, constant, limits)
-    found = Plan(problem.name, segments, method="insertion by tariffs") if segments else None
-    plans = [plan for plan in (found, constant) if plan is not None]
+    searched = Plan(problem.name, segments, method="insertion by tariffs") if segments else None
+    plans = [plan for plan in (searched, constant) if plan is not None]
     if not plans:
         raise ProblemError(["no plan was found that meets all deadlines on these nodes. To fix: give later deadlines"])
     plan = min(plans, key=lambda each: (*_faultiness(each, problem, objective), objective.value(each, problem)))

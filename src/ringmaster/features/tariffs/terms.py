@@ -12,11 +12,10 @@ from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series, Steps, sho
 from ringmaster.findings import Finding, findings_where
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
-from ringmaster.tasks.planning.problems.series import MAX_STEPS
+from ringmaster.tasks.planning.problems.series import J_PER_KWH, MAX_STEPS
 from ringmaster.tasks.planning.term_features import DeviceUse, PastUse, TermsFeature
 from ringmaster.text import enumerated
 
-J_PER_KWH = 3.6e6
 G_PER_KG = 1000.0
 GIVEN = "given by power_w"
 SERIES_KEYS = ("price", "energy_price", "carbon")

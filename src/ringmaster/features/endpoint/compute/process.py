@@ -39,7 +39,7 @@ from ringmaster.text import message_of
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "process.lock"
-TARGETS = "target_prompt_tokens"
+TARGET_TOKENS = "target_prompt_tokens"
 
 Value = Mapping[str, Any]
 
@@ -77,9 +77,9 @@ def _loss_request(value: Value) -> LossRequest:
 def _sample_request(value: Value) -> SampleRequest:
     stop, checkpoint = value["stop"], value["checkpoint"]
     return SampleRequest(
-        **{key: each for key, each in value.items() if key not in ("stop", "checkpoint", "prompt", TARGETS)},
+        **{key: each for key, each in value.items() if key not in ("stop", "checkpoint", "prompt", TARGET_TOKENS)},
         prompt=tuple(value["prompt"]),
-        target_prompt_tokens=None if value.get(TARGETS) is None else tuple(map(tuple, value[TARGETS])),
+        target_prompt_tokens=None if value.get(TARGET_TOKENS) is None else tuple(map(tuple, value[TARGET_TOKENS])),
         stop=None if stop is None else tuple(each if isinstance(each, str) else tuple(each) for each in stop),
         checkpoint=None if checkpoint is None else Path(checkpoint),
     )

@@ -20,8 +20,8 @@ from ringmaster.features.endpoint.server.store import (
     EndpointStore,
     RequestKind,
     RequestState,
-    Sampler,
     StoredRequest,
+    StoredSampler,
     TrainingClient,
     digest_of,
 )
@@ -224,7 +224,7 @@ class EndpointService:
         if base not in self.schedulers:
             raise MessageError(f"{base!r} is not served here. The bases are {', '.join(self._folders)}")
 
-    def of_client(self, model: str, seq: int, kind: RequestKind, work: Mapping[str, Any], *, owner: str) -> str:
+    def submit_of_client(self, model: str, seq: int, kind: RequestKind, work: Mapping[str, Any], *, owner: str) -> str:
         """Queues a request of a training client; returns its id."""
         client = self.client(model, owner=owner)
         request = StoredRequest(
@@ -322,7 +322,7 @@ class EndpointService:
             "ttl_s": request.ttl_seconds,
             "metadata": _metadata(request.user_metadata),
         }
-        return self.of_client(client.id, request.seq_id, RequestKind.SAVE, work, owner=owner)
+        return self.submit_of_client(client.id, request.seq_id, RequestKind.SAVE, work, owner=owner)
 
     def load(self, request: messages.LoadRequest, *, owner: str) -> str:
         """Queues the loading of a checkpoint; returns the id of the request."""
@@ -335,7 +335,7 @@ class EndpointService:
         if checkpoint.base != client.base:
             raise MessageError(f"the checkpoint is of the base {checkpoint.base!r}, not of {client.base!r}")
         work = {"path": str(uri), "with_optimizer": request.optimizer}
-        return self.of_client(client.id, request.seq_id, RequestKind.LOAD, work, owner=owner)
+        return self.submit_of_client(client.id, request.seq_id, RequestKind.LOAD, work, owner=owner)
 
     def create_sampler(self, request: messages.SamplingSessionRequest, *, owner: str) -> str:
         """Begins sampling from a checkpoint or a base; returns the id of the sampler."""
@@ -351,7 +351,7 @@ class EndpointService:
             base = str(request.base_model)
         self._check_base(base)
         id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
-        sampler = Sampler(
+        sampler = StoredSampler(
             id=id, owner=owner, session=request.session_id, base=base, checkpoint=None if uri is None else str(uri)
         )
         self.store.add_sampler(sampler)

@@ -31,8 +31,8 @@ from ringmaster.features.endpoint.server.store import (
     EndpointStore,
     RequestKind,
     RequestState,
-    Sampler,
     StoredRequest,
+    StoredSampler,
 )
 
 logger = logging.getLogger(__name__)
@@ -454,7 +454,7 @@ class BaseScheduler:
         if work["sampler"] is None:
             return {"type": work["type"], "path": work["uri"]}
         self._store.add_sampler(
-            Sampler(
+            StoredSampler(
                 id=work["sampler"],
                 owner=request.owner,
                 session=client.session,

@@ -185,13 +185,13 @@ class EndpointApp:
         if not 1 <= seq < 2**31:
             raise MessageError("seq_id must be at least 1")
         work = messages.loss_work(value, seq_len=self._service.serve.seq_len)
-        return self._service.of_client(model, seq, RequestKind.LOSS, work, owner=owner)
+        return self._service.submit_of_client(model, seq, RequestKind.LOSS, work, owner=owner)
 
     async def _optim_step(self, request: Request, owner: str) -> Response:
         def act(value: dict[str, Any]) -> str:
             message = parsed(messages.OptimStepRequest, value)
             work = message.adam_params.model_dump()
-            return self._service.of_client(message.model_id, message.seq_id, RequestKind.STEP, work, owner=owner)
+            return self._service.submit_of_client(message.model_id, message.seq_id, RequestKind.STEP, work, owner=owner)
 
         return await self._of_client(request, owner, act)
 

@@ -123,7 +123,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
+class StoredSampler:
     """What a client samples from: a checkpoint, or the base alone."""
 
     id: str
@@ -224,18 +224,18 @@ class EndpointStore:
         with self.changes() as db:
             db.execute("UPDATE sessions SET is_finished = 1 WHERE id = ?", (id,))
 
-    def add_sampler(self, sampler: Sampler) -> None:
+    def add_sampler(self, sampler: StoredSampler) -> None:
         """Adds a sampler, unless it is there."""
         with self.changes() as db:
             sql = "INSERT OR IGNORE INTO samplers (id, owner, session, base, checkpoint) VALUES (?, ?, ?, ?, ?)"
             db.execute(sql, (sampler.id, sampler.owner, sampler.session, sampler.base, sampler.checkpoint))
 
-    def sampler(self, id: str, *, owner: str) -> Sampler | None:
+    def sampler(self, id: str, *, owner: str) -> StoredSampler | None:
         """Returns a sampler of an owner."""
         rows = self._rows(
             "SELECT id, owner, session, base, checkpoint FROM samplers WHERE id = ? AND owner = ?", id, owner
         )
-        return Sampler(**dict(rows[0])) if rows else None
+        return StoredSampler(**dict(rows[0])) if rows else None
 
     def join_sampler(self, id: str) -> int:
         """Returns a number that no other client of a sampler has; the first one is 1."""

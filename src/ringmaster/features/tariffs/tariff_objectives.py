@@ -116,7 +116,7 @@ class Emissions(TariffObjective):
         return Factors(emissions=1.0)
 
 
-class TradeOff(TariffObjective):
+class TradeOffObjective(TariffObjective):
     """The sum of the last end, money and emissions, each times its factor in the problem (`Problem.factors`)."""
 
     name = "trade-off"
