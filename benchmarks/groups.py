@@ -52,7 +52,7 @@ def compare(
     kept: dict[str, Any] = {}
     known = ProfileStore(find=lambda names: {name: kept[name] for name in names if name in kept}, keep=kept.__setitem__)
     profiled = profile_jobs(
-        jobs, environment=environment, cluster=cluster, known=known, notice=tell, policy=TrialPolicy.THOROUGH
+        jobs, environment=environment, cluster=cluster, profile_store=known, notice=tell, policy=TrialPolicy.THOROUGH
     )
     preflights = profiled.preflights
     keys = {

@@ -175,7 +175,7 @@ class GpuProbe:
         pages = self._ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus)
         if (remapped is not None and remapped[2]) or pages == nvml.NVML_FEATURE_ENABLED:
             return "a memory page is to be retired. To fix: reset the GPU"
-        self._hear()
+        self._take_xids()
         if self._xids:
             return f"Xid {', '.join(map(str, sorted(self._xids)))}. To fix: see the kernel's log, and reset the GPU"
         return ""
@@ -189,7 +189,7 @@ class GpuProbe:
         except nvml.NVMLError:
             self._events = None
 
-    def _hear(self) -> None:
+    def _take_xids(self) -> None:
         while self._events is not None:
             try:
                 xid = int(self.nvml.nvmlEventSetWait_v2(self._events, 0).eventData)

@@ -12,9 +12,7 @@ from pathlib import Path
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
-from ringmaster.flows.batch.run_folder import (
-    with_models,
-)
+from ringmaster.flows.batch.run_folder import with_models
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.own_node import fork_server_of, lent, lent_here, own_node
 from ringmaster.flows.services.first_processes import fork_server_for
@@ -45,7 +43,7 @@ class NodeContext:
     ledger: the MLflow records.
     server: the fork server.
     environment: the trial environment.
-    known: access to stored profiles.
+    profile_store: the stored profiles.
     leases: the machine's device leases.
     lend: lends idle devices; meanwhile neither other processes of this machine nor the pool's executor use them.
     is_pool_node: whether this machine is a node of a pool.
@@ -57,7 +55,7 @@ class NodeContext:
     ledger: Ledger
     server: ForkServerClient
     environment: TrialEnvironment
-    known: ProfileStore
+    profile_store: ProfileStore
     leases: FileLeases
     lend: Lend
     is_pool_node: bool
@@ -170,7 +168,7 @@ def open_node_context(batch: Batch, *, home: Path, caller: Caller) -> Iterator[N
             ledger=ledger,
             server=server,
             environment=_environment(batch, cluster, server=server, preflight=caller.preflight, home=home),
-            known=profile_store(ledger),
+            profile_store=profile_store(ledger),
             leases=leases,
             lend=lend,
             is_pool_node=node is not None,

@@ -216,7 +216,7 @@ class LocalRun(BatchRun):
                 [known[job.name].settled(job) if job.name in known else job for job in left],
                 environment=node_context.environment,
                 cluster=node_context.cluster,
-                known=node_context.known,
+                profile_store=node_context.profile_store,
                 notice=self.view.notice,
                 lend=node_context.lend,
                 failed=report_failure,

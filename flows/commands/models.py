@@ -310,13 +310,13 @@ def export(
     from ringmaster.flows.retraining.examine import find
 
     with lineage_home() as home, input_errors():
-        found = find(model, home)
-        is_adapter = write_folder(found, folder, merge=merge)
+        source = find(model, home)
+        is_adapter = write_folder(source, folder, merge=merge)
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    lines = [f"{found.label} is in {folder}: {num_bytes / 1e6:.1f} MB"]
+    lines = [f"{source.label} is in {folder}: {num_bytes / 1e6:.1f} MB"]
     if is_adapter:
         lines.append("it is an adapter, which needs its base too; with --merge one folder holds both")
-    result = {"model": found.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": merge}
+    result = {"model": source.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": merge}
     output.print_outcome(result, lines, as_json=as_json)
 
 

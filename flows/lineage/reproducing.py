@@ -364,7 +364,7 @@ class Reproduction:
             import_paths=self._environment.import_paths,
             ordered_at_s=time.monotonic(),
         )
-        outcome = Gang(self._environment.server, order, num_ranks=num_ranks).wait(self._hear)
+        outcome = Gang(self._environment.server, order, num_ranks=num_ranks).wait(self._keep_losses)
         if outcome.status not in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED):
             raise InputError([f"{self.training.node.label} could not be trained again: {outcome.message}"])
 
@@ -374,7 +374,7 @@ class Reproduction:
         roots, start = self._job.checkpoint_roots, self._job.started_from
         return bool(roots) and (start is None or start.checkpoints not in roots)
 
-    def _hear(self, event: Event) -> None:
+    def _keep_losses(self, event: Event) -> None:
         if isinstance(event, Steps):
             self._losses |= dict(enumerate(event.losses, start=event.first_step + 1))
 

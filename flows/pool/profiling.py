@@ -188,7 +188,7 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
         node_context.batch.jobs,
         environment=node_context.environment,
         cluster=node_context.cluster,
-        known=node_context.known,
+        profile_store=node_context.profile_store,
         notice=notice,
         lend=node_context.lend,
         num_nodes=_num_alike(node, kind, NodeRegistry(journal.database)),

@@ -363,8 +363,8 @@ def _described(event: execution_events.ExecutionEvent) -> tuple[str, str]:
             if status != JobStatus.DONE:
                 return f"{job} has failed: {message}", "red"
             causes = why_undefined(record.metrics)
-            found = _metrics(record.metrics, record.num_rows)
-            text = "; ".join([f"{job} is done: {found}", *filter(None, [message]), *causes])
+            figures = _metrics(record.metrics, record.num_rows)
+            text = "; ".join([f"{job} is done: {figures}", *filter(None, [message]), *causes])
             return text, "yellow" if causes else "green"
         case execution_events.DeviceWait():
             return _waiting(event), ""

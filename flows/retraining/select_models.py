@@ -363,7 +363,7 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
             based,
             environment=environment,
             cluster=context.cluster,
-            known=context.known,
+            profile_store=context.profile_store,
             notice=run.caller.view.notice,
             lend=context.lend,
             failed=failure_reporter(run.caller.view),
@@ -379,7 +379,9 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
     )
     resolved = {job.name: job for job in profiled.jobs}
     terms = _terms(run, limits)
-    groups_among = groups_of_some(profiled, environment=environment, cluster=context.cluster, known=context.known)
+    groups_among = groups_of_some(
+        profiled, environment=environment, cluster=context.cluster, profile_store=context.profile_store
+    )
 
     def problem_of(names: Sequence[str]) -> Problem:
         """Returns the planning problem of some jobs, with the groups that they may be trained in."""

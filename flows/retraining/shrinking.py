@@ -130,11 +130,11 @@ def replacement_child(
     tried: dict[str, str] = {}
     # A latency that is measured again plans other sizes: what was begun is kept for the policy's limits until it ends.
     file = home.folder / "batches" / batch_name(node) / f"planned-{digest(policy.limits)}.json"
-    is_begun, found = train is not None and file.exists(), None
+    is_begun, chosen = train is not None and file.exists(), None
     if not is_begun:
         notice(f"{node.label}: {decision.why}. Its smaller children are tried")
-        found = _keeping_child(home, node, judge, tried)
-    if found is None and train is not None:
+        chosen = _keeping_child(home, node, judge, tried)
+    if chosen is None and train is not None:
         plan = kept_value(dict, file, lambda: plan_children(home, node, policy, decision.figures).to_json())
         batch = Batch.from_json(plan)
         home = LineageHome(folder=home.folder, is_fresh=True)
@@ -145,13 +145,13 @@ def replacement_child(
             train(batch)
         file.unlink(missing_ok=True)
         home = LineageHome(folder=home.folder, is_fresh=True)
-        found = _keeping_child(home, node, judge, tried)
+        chosen = _keeping_child(home, node, judge, tried)
     for sentence in tried.values():
         notice(sentence)
-    if found is None:
+    if chosen is None:
         none = f"there are no models that were distilled, pruned or quantized from it. To fix: {remedy}"
         return node, replace(decision, reasons=(*decision.reasons, *(tried.values() or (none,))))
-    child, of_child = found
+    child, of_child = chosen
     text = f"Promoted in place of {node.label}, which breaks a limit of the policy {policy.name}."
     record = home.ledger.add_version(child.record, node.record.registered_name, text=text)
     broken = f"{node.label} breaks a limit: {decision.why}"

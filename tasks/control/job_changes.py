@@ -68,8 +68,8 @@ def change_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     if of_loss and job.loss is not None:
         plain["loss"] = {"name": job.loss, **job.loss_options}
     faults += [f"{each.place[0]}: {each.message}. To fix: {each.remedy}" for each in key_findings(plain, left, at=())]
-    found = job_faults(with_values(plain, {key: settings[key] for key in left}))
-    return faults + [str(each).rstrip(".") for each in found if not each.place.startswith("data")]
+    of_values = job_faults(with_values(plain, {key: settings[key] for key in left}))
+    return faults + [str(each).rstrip(".") for each in of_values if not each.place.startswith("data")]
 
 
 def with_settings(job: Job, settings: Mapping[str, Any], *, name: str) -> Job:

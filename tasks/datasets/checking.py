@@ -378,14 +378,14 @@ def resolved(raw: Mapping[str, Any], catalogue: Catalogue) -> tuple[Mapping[str,
 
 def _splits(raw: Mapping[str, Any], entry: Entry, files: DatasetVersion) -> tuple[dict[str, str], list[Finding]]:
     """Returns the training split and the evaluation split, if any, by their keys, and their faults."""
-    asked = {"split": raw.get("split"), "held_out_split": raw.get("held_out_split")}
+    given = {"split": raw.get("split"), "held_out_split": raw.get("held_out_split")}
     if not files.splits:
         remedy = "remove it: a share is held out, see held_out"
         problem = f"data set {entry.name} has no splits"
-        return {}, [Finding((key,), problem, remedy) for key, split in asked.items() if split is not None]
+        return {}, [Finding((key,), problem, remedy) for key, split in given.items() if split is not None]
     first = "train" if "train" in files.splits else next(iter(files.splits))
     defaults = {"split": first, "held_out_split": entry.dataset.held_out_split}
-    splits = {key: split for key in asked if (split := asked[key] or defaults[key]) is not None}
+    splits = {key: split for key in given if (split := given[key] or defaults[key]) is not None}
     result = [
         Finding(
             (key,),

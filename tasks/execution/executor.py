@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 MAX_AT_ONCE, AT_ONCE_S = 1000, 0.1  # messages, and seconds for them, before anything is started or stopped
 MAX_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
 
+EVENTS_WITH_STEP = (JobReady, Steps, EvaluationReported, CheckpointSaved)
+
 Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
 
@@ -228,12 +230,11 @@ class Executor:
             if running:
                 self._plan_manager.decide_after_trials()
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
-            if (
-                not self._plan_manager.start_planning_if_due()
-            ):  # no plan moves the jobs off devices that must not be used
+            if not self._plan_manager.start_planning_if_due():
+                # No plan moves the jobs off devices that must not be used.
                 self._stop_gangs(r for r in running if not self._plan_manager.out.isdisjoint(r.segment.devices))
             left_s = min(self._retry_in_s, self._plan_manager.seconds_to_look())
-        self._hear(timeout_s=left_s if left_s < math.inf else None)
+        self._handle_messages(timeout_s=left_s if left_s < math.inf else None)
 
     # -- requests, on the executor's thread ---------------------------------------------------------------------------
 
@@ -456,7 +457,7 @@ class Executor:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _hear(self, *, timeout_s: float | None) -> None:
+    def _handle_messages(self, *, timeout_s: float | None) -> None:
         """Waits for a message, and handles it and those that have arrived meanwhile.
 
         Hundreds of gangs report each second: what may start or stop is not computed again for each of their events, and
@@ -511,12 +512,9 @@ class Executor:
             return event.message
         if job != running.segment.job and job not in running.first_steps:
             return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
-        last_step, has_step = (
-            self.job_table.entries[job].job.num_steps,
-            (JobReady, Steps, EvaluationReported, CheckpointSaved),
-        )
+        last_step = self.job_table.entries[job].job.num_steps
         # The steps of a job whose gang is stopping may have been changed.
-        if not running.is_stopping and isinstance(event, has_step) and last_step and event.step > last_step:
+        if not running.is_stopping and isinstance(event, EVENTS_WITH_STEP) and last_step and event.step > last_step:
             return f"its event {event.NAME!r} is about step {event.step}, and its last step is {last_step}"
         return None
 
@@ -537,7 +535,7 @@ class Executor:
             if isinstance(event, Steps):
                 self._replanner.handle_event(running)
         else:
-            running.hear_of(job, event)
+            running.handle_member_event(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.
         record = self.job_table.records[job]
         if isinstance(event, (CheckpointSaved, JobReady)) and event.step > record.step:

@@ -125,7 +125,7 @@ class GroupTable:
         """Notes that a job may train beyond a goal that it had, so that it may be regrouped until it is started."""
         self._continuing[job] = None
 
-    def begun(self, jobs: Iterable[str]) -> None:
+    def note_started(self, jobs: Iterable[str]) -> None:
         """Notes that gangs that train jobs are started."""
         for job in jobs:
             self._continuing.pop(job, None)

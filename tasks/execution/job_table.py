@@ -244,8 +244,8 @@ class JobTable(JobRows):
             if part.step == event.step and event.part.end >= part.place(part.end, event.part.whole):
                 self.evaluate_no_further(name)  # its gang has gone on
         if self.records[name].goal is not None and event.part is None:
-            found = Evaluation(step=event.step, metrics=dict(event.metrics), num_rows=event.num_rows)
-            self.write(name, evaluated=found)
+            evaluation = Evaluation(step=event.step, metrics=dict(event.metrics), num_rows=event.num_rows)
+            self.write(name, evaluated=evaluation)
 
     def is_whole(self, name: str, step: int) -> bool:
         """Whether `step` is the last step of a job, and not only its goal."""

@@ -197,7 +197,7 @@ class RunningSegment:
             **({} if self.first_steps else learnt),
         )
 
-    def hear_of(self, member: str, event: Event) -> None:
+    def handle_member_event(self, member: str, event: Event) -> None:
         """Takes in an event of its gang about a member."""
         if (step := reported_step(event)) is not None:
             self.reported_steps[member] = max(self.reported_steps.get(member, 0), step)
@@ -293,8 +293,8 @@ class PlanProgress:
         left_s = next_wait_s(self.planned, now_s=now_s) - now_s
         return min(left_s, LOOK_S) if left_s < math.inf else math.inf
 
-    def begun(self, segments: Sequence[PlannedSegment]) -> None:
-        """Removes planned segments that have been started."""
+    def remove_started(self, segments: Sequence[PlannedSegment]) -> None:
+        """Removes segments that have been started from the planned ones."""
         started = {id(segment) for segment in segments}
         self.planned = [segment for segment in self.planned if id(segment) not in started]
 

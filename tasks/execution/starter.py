@@ -231,8 +231,8 @@ class Starter:
             led = {"status": JobStatus.RUNNING, "lead_job": self._local(segment.job)}
             changes |= {segment.job: {"status": JobStatus.RUNNING}, **dict.fromkeys(members, led)}
         self._job_table.write_all(changes)
-        self._job_table.groups.begun(changes)
-        self._plan_progress.begun([segment for segment, _ in leased])
+        self._job_table.groups.note_started(changes)
+        self._plan_progress.remove_started([segment for segment, _ in leased])
         return [
             self._call(number, segment, cluster=cluster, names=names, members=members)
             for number, (segment, names, members) in zip(numbers, starts, strict=True)

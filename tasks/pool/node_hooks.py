@@ -38,8 +38,8 @@ def prepare_node(job: Job, *, cache_dir: str, database: Database) -> None:
     """Prepares this machine for a job of a pool's batch."""
 
     def read(key: str) -> Any:
-        found = database.scalar(select(FACTS.c.value).where(FACTS.c.key == key).limit(1))
-        return found[0] if isinstance(found, list) and found else None
+        stored = database.scalar(select(FACTS.c.value).where(FACTS.c.key == key).limit(1))
+        return stored[0] if isinstance(stored, list) and stored else None
 
     for hook in _hooks():
         hook.prepare(job, cache_dir=Path(cache_dir), read=read)

@@ -145,7 +145,7 @@ class PoolEngine:
 
     provider: lends nodes to the pool. The engine owns it.
     clock: monotonic seconds, by which the silence of workers is measured.
-    on_deaf: a callback for the unexpected end of the thread that reads events.
+    on_failure: a callback for the unexpected end of the thread that reads events.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class PoolEngine:
         timeouts: Timeouts,
         provider: NodeProvider | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_deaf: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_deaf = on_deaf
+        self._on_failure = on_failure
         self._provider = provider or NodeProvider()
         self._message_store = MessageStore(database)
         self._changed = threading.RLock()
@@ -277,7 +277,7 @@ class PoolEngine:
             )
             self._flights[number] = flight
             for event in self._message_store.events(after=0, segments=[number]):
-                self._hear(event)
+                self._handle_event(event)
             for order in orders:
                 if order.node not in flight.outcomes:
                     self._take_over(flight, order)
@@ -294,7 +294,7 @@ class PoolEngine:
         with self._changed:
             for event in self._message_store.events(after=self._cursor):
                 self._cursor = event.id
-                self._hear(event)
+                self._handle_event(event)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -306,9 +306,9 @@ class PoolEngine:
             self._closing.set()
         finally:
             if not self._closing.is_set():
-                self._on_deaf()
+                self._on_failure()
 
-    def _hear(self, event: GangEvent) -> None:
+    def _handle_event(self, event: GangEvent) -> None:
         """Acts on an event once: an adopted segment's events arrive through both `adopt` and `catch_up`."""
         flight = self._flights.get(event.segment)
         if flight is None or event.number <= flight.last_events.get(event.node, -1):
@@ -371,7 +371,7 @@ def pool_engine(context: EngineContext, *, name: str, provider: NodeProvider | N
     if context.database is None:
         raise ValueError(f"engine {name!r} runs segments on the nodes of a pool. To fix: start it by `ringmaster up`")
     engine = PoolEngine(
-        context.database, timeouts=Timeouts.of_environment(), provider=provider, on_deaf=context.on_failure
+        context.database, timeouts=Timeouts.of_environment(), provider=provider, on_failure=context.on_failure
     )
     engine.listen()
     return engine

@@ -112,7 +112,7 @@ def profile_jobs(
     *,
     environment: TrialEnvironment,
     cluster: Cluster,
-    known: ProfileStore | None = None,
+    profile_store: ProfileStore | None = None,
     notice: Notice = lambda _: None,
     lend: Lend | None = None,
     num_nodes: int = 1,
@@ -131,7 +131,7 @@ def profile_jobs(
     all_or_none: whether to raise UntrainableJobs, before the first trial, if one of the jobs cannot take a step.
     share: the share of the batch's predicted time that needed trials may take.
     """
-    known = known or ProfileStore()
+    profile_store = profile_store or ProfileStore()
     preflights, faults = preflight_jobs(
         jobs, environment=environment, cluster=cluster, notice=notice, failed=ignore_failure if all_or_none else failed
     )
@@ -152,11 +152,13 @@ def profile_jobs(
         if why := preflight.facts.whole_batch:
             notice(f"the batch of {name} stays whole: {why}")
     jobs = [resolve_steps(job, preflights[job.name]) for job in jobs if job.name in preflights]
-    options = JobOptions(jobs, preflights, cluster=cluster, known=known, import_paths=environment.import_paths)
+    options = JobOptions(
+        jobs, preflights, cluster=cluster, profile_store=profile_store, import_paths=environment.import_paths
+    )
     is_thorough = policy == TrialPolicy.THOROUGH
     runner = TrialRunner(
         environment,
-        known,
+        profile_store,
         notice,
         lend=lend or (lambda _: nullcontext(environment.devices)),
         limits=None if is_thorough else TrialLimits(share=share, batch_s=options.batch_s),
@@ -193,7 +195,7 @@ def profile_jobs(
             variants,
             environment=environment,
             cluster=cluster,
-            known=known,
+            profile_store=profile_store,
             lend=lend,
             num_nodes=num_nodes,
             policy=policy,
@@ -224,14 +226,15 @@ class JobOptions:
         preflights: Mapping[str, Preflight],
         *,
         cluster: Cluster,
-        known: ProfileStore,
+        profile_store: ProfileStore,
         import_paths: tuple[str, ...],
     ) -> None:
-        self._jobs, self._preflights, self._cluster, self._known = jobs, preflights, cluster, known
+        self._jobs, self._preflights, self._cluster = jobs, preflights, cluster
+        self._profile_store = profile_store
         self.by_name = {job.name: (job, preflights[job.name]) for job in jobs}
         self.searches, self.searches_of = _searches(jobs, preflights, cluster, import_paths=import_paths)
         self._keys = {name: searches[0].key for name, searches in self.searches_of.items() if searches}
-        self._newest = known.newest_profiles()
+        self._newest = profile_store.newest_profiles()
         self._measured: dict[str, Result] = {}
         self._looked_up: set[str] = set()
         self.take(self.results([f for search in self.searches.values() for f in search.fingerprints]))
@@ -246,7 +249,7 @@ class JobOptions:
         """Returns the known measurements, those of now and those that are stored."""
         if unknown := sorted({*fingerprints} - self._looked_up):
             self._looked_up.update(unknown)
-            self._measured = self._known.results(unknown) | self._measured
+            self._measured = self._profile_store.results(unknown) | self._measured
         return {name: self._measured[name] for name in fingerprints if name in self._measured}
 
     def batch_s(self) -> float | None:
@@ -291,7 +294,7 @@ class JobOptions:
 
 
 def groups_of_some(
-    profiled: ProfilingResult, *, environment: TrialEnvironment, cluster: Cluster, known: ProfileStore
+    profiled: ProfilingResult, *, environment: TrialEnvironment, cluster: Cluster, profile_store: ProfileStore
 ) -> Callable[[Collection[str]], dict[str, tuple[Profile, ...]]]:
     """Returns a function that gives, by lead job, the groups of some of the profiled jobs as a batch of their own.
 
@@ -307,7 +310,7 @@ def groups_of_some(
     }
     every = _classes(profiled.jobs, preflights, profiled.profiles, keys, cluster)
     searches = group_searches(every, cluster=cluster, num_nodes=1)
-    known_results = known.results([name for search in searches for name in search.known])
+    known_results = profile_store.results([name for search in searches for name in search.known])
     for search in searches:
         search.take(known_results)
     offered = [search for search in searches if search.has_any(profiled.groups)]

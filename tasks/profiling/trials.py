@@ -270,13 +270,14 @@ class TrialRunner:
     def __init__(
         self,
         environment: TrialEnvironment,
-        known: ProfileStore,
+        profile_store: ProfileStore,
         notice: Notice,
         *,
         lend: Lend,
         limits: TrialLimits | None = None,
     ) -> None:
-        self._environment, self._known, self._notice, self._lend = environment, known, notice, lend
+        self._environment, self._profile_store = environment, profile_store
+        self._notice, self._lend = notice, lend
         self._limits = limits
         self.num_trials = 0
         self.spent_s = 0.0
@@ -313,7 +314,7 @@ class TrialRunner:
             results = self._outcomes(replace(self._environment, devices=devices), wave, limit_s=limit_s)
         self.spent_s += time.monotonic() - began_s
         for name, result in results.items():
-            self._known.add(name, result)
+            self._profile_store.add(name, result)
         usable: dict[str, Result] = {}
         for trial in wave:
             result = results[trial.fingerprint]

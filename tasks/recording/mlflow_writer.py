@@ -127,10 +127,8 @@ class MlflowWriter:
         self.ledger, self._journal, self._batch = ledger, journal, batch
         self._notice = notice
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
-        self._points, self._refused = (
-            defaultdict[str, list[MetricPoint]](list),
-            defaultdict[str, list[MetricPoint]](list),
-        )
+        self._points = defaultdict[str, list[MetricPoint]](list)  # by job: those that wait for `flush`
+        self._refused = defaultdict[str, list[MetricPoint]](list)  # by job: those that can never be written
         self._waiting: set[str] = set()  # jobs whose pages show that they wait
         self._energy = EnergyMeter(journal)
         self._code_version = code_version(batch.folder)

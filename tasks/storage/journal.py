@@ -106,8 +106,8 @@ T = TypeVar("T")
 def _feature_with(key: str) -> type[RecordFeature] | None:
     """Returns the feature of records that has a field of a name."""
     kinds = (kind for kind in listed("execute", "RECORD_FEATURES") if key in {each.name for each in fields(kind)})
-    found: type[RecordFeature] | None = next(kinds, None)
-    return found
+    kind: type[RecordFeature] | None = next(kinds, None)
+    return kind
 
 
 @dataclass(frozen=True, kw_only=True)

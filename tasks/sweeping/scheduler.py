@@ -102,7 +102,7 @@ class SweepScheduler:
         self._statuses = {name: record.status for name, record in journal.jobs().items()}
         for name in set(self.spec.trials) - set(self._jobs):
             self._statuses[name] = JobStatus.FAILED
-        self._late = self._likes(name for name in self.values if name not in known and name in self._jobs)
+        self._proposed_later = self._likes(name for name in self.values if name not in known and name in self._jobs)
         self._keep()
 
     def with_rungs(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
@@ -112,17 +112,17 @@ class SweepScheduler:
     def record_changes(self) -> dict[str, dict[str, Any]]:
         """Returns what the jobs' records must contain about the sweep before an executor reads them, by job."""
         changes: dict[str, dict[str, Any]] = {name: {"goal": self._goals.get(name, 0)} for name in self._jobs}
-        for name, like in self._late.items():
+        for name, like in self._proposed_later.items():
             changes[name] |= {"settled": to_json(self._job(name, like=like)), "like": like}
         return changes
 
     def pending_request(self) -> SteeringRequest:
         """Returns everything requested so far, to be repeated if the executor may not have received it."""
         left = self._left()
-        late = {name: like for name, like in self._late.items() if name in left}
+        likes = {name: like for name, like in self._proposed_later.items() if name in left}
         return SteeringRequest(
-            jobs={name: self._job(name, like=like) for name, like in late.items()},
-            likes=late,
+            jobs={name: self._job(name, like=like) for name, like in likes.items()},
+            likes=likes,
             goals={name: goal for name, goal in self._goals.items() if name in left},
             parts=self._awaited_parts(),
         )
@@ -142,10 +142,10 @@ class SweepScheduler:
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
         if isinstance(event, GangReport) and isinstance(event.event, EvaluationReported):
-            self._hear(event.job, event.event.step, event.event.metrics, part=event.event.part)
+            self._take_metrics(event.job, event.event.step, event.event.metrics, part=event.event.part)
         elif isinstance(event, JobEnded):
             if event.record.status == JobStatus.DONE:
-                self._hear(event.job, event.record.step, event.record.metrics)
+                self._take_metrics(event.job, event.record.step, event.record.metrics)
                 if JobStatus.DONE not in self._statuses.values():
                     self.on_first_done()
             self._statuses[event.job] = event.record.status
@@ -341,7 +341,7 @@ class SweepScheduler:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def _hear(
+    def _take_metrics(
         self, name: str, step: int, metrics: Mapping[str, float], *, part: PartialEvaluation | None = None
     ) -> None:
         with self._lock:

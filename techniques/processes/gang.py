@@ -104,7 +104,7 @@ class Gang:
     def _supervise(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None]) -> Outcome:
         while alive := self._alive():
             timeout_s = min(rank.left_s() for rank in alive)
-            self._hear(selector, on_event, seconds=min(timeout_s, self._stopped.look_every_s))
+            self._handle_events(selector, on_event, seconds=min(timeout_s, self._stopped.look_every_s))
             if any(rank.has_failed() for rank in self._ranks):
                 # A rank's failure often makes others fail; their reports help to find the cause.
                 self._drain(selector, until=lambda: all(r.has_failed() for r in self._ranks), seconds=LAST_WORDS_S)
@@ -122,7 +122,9 @@ class Gang:
         result = self._ranks[0].result
         return Outcome(status=OutcomeStatus(result["status"]), message=result.get("message", ""), result=result)
 
-    def _hear(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None], *, seconds: float) -> None:
+    def _handle_events(
+        self, selector: selectors.BaseSelector, on_event: Callable[[Event], None], *, seconds: float
+    ) -> None:
         for key, _ in selector.select(timeout=max(seconds, 0.0)):
             rank: _Rank = key.data
             for event in rank.take():
@@ -134,7 +136,7 @@ class Gang:
     def _drain(self, selector: selectors.BaseSelector, *, until: Callable[[], bool], seconds: float) -> None:
         deadline_s = time.monotonic() + seconds
         while not until() and selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-            self._hear(selector, lambda _: None, seconds=left_s)
+            self._handle_events(selector, lambda _: None, seconds=left_s)
 
 
 def _killed_as_hung(ranks: list[_Rank], why: str, *, was_killed: bool) -> Outcome:

@@ -95,9 +95,8 @@ class JobTrainingState:
         if part is None or self.order.purpose != TRAIN or self.next_step >= self.job.total_steps:
             return None
         is_mean = metric_named(self.job.evaluation.metrics[0]).is_mean
-        gives_rows = (
-            self.technique is None or type(self.technique).part is Technique.part
-        )  # and not some tokens of each
+        # A technique that divides sequences gives a rank some tokens of each row, and no whole rows.
+        gives_rows = self.technique is None or type(self.technique).part is Technique.part
         if not (is_mean and gives_rows and loss.separates_rows):
             return None
         begin, end = self._part_places(part)

@@ -113,16 +113,17 @@ def train_segment(state: TrainedState, order: GangOrder, reporter: Reporter) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Requests:
-    """The votes of a rank: its values, and the job of each.
+class _Votes:
+    """The votes of a rank: its values, and the jobs whose they are.
 
     values: whether to stop, the lead job's last step, whether each of `waiting` leaves, and those of the jobs.
-    asked: the jobs, and how many values each has: whether it leaves, and the state of its saves.
+    waiting: the names of the jobs that wait for a position.
+    sessions: the jobs in training, and how many values each has: whether it leaves, and the state of its saves.
     """
 
     values: tuple[float, ...]
     waiting: Sequence[str]
-    asked: Sequence[tuple[JobSession, int]]
+    sessions: Sequence[tuple[JobSession, int]]
 
 
 class SegmentLoop:
@@ -172,9 +173,9 @@ class SegmentLoop:
         Returns the duration of the step in seconds, and whether jobs were saved, evaluated or ended.
         """
         started_s, sessions = time.perf_counter(), list(self._sessions.values())
-        requests = None if self._stepper.isolates else self._requests()
-        votes = () if requests is None else requests.values
-        reports = self._all_or_each(sessions, lambda states: self._stepper.step(states, votes))
+        votes = None if self._stepper.isolates else self._votes()
+        values = () if votes is None else votes.values
+        reports = self._all_or_each(sessions, lambda states: self._stepper.step(states, values))
         seconds = time.perf_counter() - started_s
         for name, report in reports.items():
             if math.isfinite(report.loss):
@@ -182,10 +183,10 @@ class SegmentLoop:
             else:
                 self._lose(self._sessions[name], report)
         self._reporter.beat()
-        if requests is None:  # a job that failed has no votes any more
-            requests = self._requests()
-            return seconds, self._act_on(requests, self._ranks.sum([*requests.values]))
-        return seconds, self._act_on(requests, reports[self._order.job.name].requests)
+        if votes is None:  # a job that failed has no votes any more
+            votes = self._votes()
+            return seconds, self._act_on(votes, self._ranks.sum([*votes.values]))
+        return seconds, self._act_on(votes, reports[self._order.job.name].vote_sums)
 
     def _lose(self, session: JobSession, report: StepReport) -> None:
         """Ends a job whose loss is not finite."""
@@ -212,7 +213,7 @@ class SegmentLoop:
             self._reporter.beat()
         return result
 
-    def _requests(self) -> _Requests:
+    def _votes(self) -> _Votes:
         """Returns the votes of this rank, in the same order on every rank.
 
         A command to one rank reaches all. Only the first rank sets the last step.
@@ -223,17 +224,17 @@ class SegmentLoop:
         never_begun = {name: float(name in reported) for name in self._in_line}
         votes = [(float(session.name in reported), *session.votes()) for session in sessions]
         values = (float(is_over), until, *never_begun.values(), *chain.from_iterable(votes))
-        return _Requests(values=values, waiting=[*never_begun], asked=[*zip(sessions, map(len, votes), strict=True)])
+        return _Votes(values=values, waiting=[*never_begun], sessions=[*zip(sessions, map(len, votes), strict=True)])
 
-    def _act_on(self, requests: _Requests, sums: Sequence[float]) -> bool:
+    def _act_on(self, votes: _Votes, sums: Sequence[float]) -> bool:
         """Saves, evaluates and ends jobs after a step, as due or commanded; returns whether it did any of these.
 
-        sums: of all ranks' requests.
+        sums: of all ranks' votes.
         """
         left = iter(sums)
         is_over, self._until = next(left) > 0, int(next(left))
-        leaving, due = {name for name in requests.waiting if next(left) > 0}, set[str]()
-        for session, num_values in requests.asked:
+        leaving, due = {name for name in votes.waiting if next(left) > 0}, set[str]()
+        for session, num_values in votes.sessions:
             leaves, *saves = islice(left, num_values)
             if leaves:
                 leaving.add(session.name)

@@ -74,7 +74,7 @@ Beat = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One global step: the mean loss over its batch, its seconds, and the sums of the values that the ranks passed.
+    """One global step: the mean loss over its batch, its seconds, and the sums of the ranks' votes.
 
     index: of the step, from 0.
     reward: the mean reward of the completions, of losses that generate them.
@@ -86,7 +86,7 @@ class StepReport:
     index: int
     loss: float
     seconds: float
-    requests: tuple[float, ...] = ()
+    vote_sums: tuple[float, ...] = ()
     reward: float | None = None
     num_samples: int = 0
     num_tokens: int = 0
@@ -246,7 +246,7 @@ class Trainer(JobTrainingState):
             index=self.next_step - 1,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
-            requests=tuple(sums),
+            vote_sums=tuple(sums),
             reward=reward,
             num_samples=num_samples,
             num_tokens=round(num_tokens * self.own_share[1] / self.ranks.num_ranks),  # other axes have the same rows
@@ -508,7 +508,7 @@ class _TrainerWork:
         trainer = self._trainer
         if self.completions is not None:
             self._num_tokens[index] = num_tokens_of(self.completions[index])
-            return self.completed(self.completions[index])
+            return self.before_forward(self.completions[index])
         request = RowsRequest(rows=tuple(self.micro_batches[index]), width=self.width)
         if not trainer._draws_by_hash:
             first = self.places[index].start
@@ -519,14 +519,14 @@ class _TrainerWork:
             samples, seed = self.places[index], _derived_seed(trainer.job.seed, self._step)
             batch = trainer.batches.load(request, seed_sample=lambda place: seed_generators(seed, samples[place]))
         self._num_tokens[index] = num_tokens_of(batch)
-        batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
+        batch = self.before_forward(trainer._to_device(trainer._technique.part(batch)))
         if trainer._draws_by_hash:
             use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
         trainer.batches.loader.load_ahead()
         return batch
 
-    def completed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the batch with what the reference of its loss gives, if the trained model itself computes it."""
+    def before_forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the batch with what the trained model computes as the reference of its loss, before the forward."""
         trainer, reference = self._trainer, self._trainer.reference
         if reference is None:
             return batch
@@ -543,13 +543,13 @@ class _TrainerWork:
         The output is None on ranks that have none: in a pipeline only the last stage has one.
         """
         trainer = self._trainer
-        batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
+        batch = self.before_forward(trainer._to_device(trainer._technique.part(batch)))
         output = trainer._technique.forward(trainer.model, batch, self)
         trainer.beat()
-        return output, batch if output is None else self.with_reference(batch)
+        return output, batch if output is None else self.before_loss(batch)
 
-    def with_reference(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the batch with what the reference of its loss gives, if a frozen copy computes it."""
+    def before_loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the batch with what a frozen copy computes as the reference of its loss, before the loss."""
         reference = self._trainer.reference
         return batch if reference is None else reference.before_loss(batch)
 
@@ -557,7 +557,7 @@ class _TrainerWork:
         return self._trainer._loss.forward_inputs(batch)
 
     def loss(self, output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
-        return self.loss_function(output, self.with_reference(batch))
+        return self.loss_function(output, self.before_loss(batch))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the autocast context of the job's precision."""

@@ -96,7 +96,7 @@ def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple
     report = trainer.step(votes)
     if trainer.ranks.device.type == "cuda":
         torch.cuda.synchronize()
-    stop, measure = report.requests[0] > 0, report.requests[1] > 0
+    stop, measure = report.vote_sums[0] > 0, report.vote_sums[1] > 0
     return time.perf_counter() - started_s, (stop, measure)
 
 

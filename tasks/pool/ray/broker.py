@@ -126,9 +126,9 @@ class NodeActors:
         answered, _ = ray.wait([each.place for each in living], num_returns=len(living), timeout=ANSWER_S)
         for each in living:
             if each.place in answered:
-                self._hear(each)
+                self._take_answer(each)
 
-    def _hear(self, each: _Actor) -> None:
+    def _take_answer(self, each: _Actor) -> None:
         answer, each.place = each.place, None
         id, status = each.allocation.id, each.allocation.status
         try:

@@ -253,11 +253,11 @@ class GroupTrial:
         """One step of every job; reports the loss of the first job."""
         started_s = time.perf_counter()
         first = next(iter(self._group.step().values()))
-        requested = tuple(self.ranks.sum(list(votes)))
+        vote_sums = tuple(self.ranks.sum(list(votes)))
         seconds = time.perf_counter() - started_s
         self._num_steps += 1
         self._reporter.beat()
-        return StepReport(index=self._num_steps - 1, loss=first.loss, seconds=seconds, requests=requested)
+        return StepReport(index=self._num_steps - 1, loss=first.loss, seconds=seconds, vote_sums=vote_sums)
 
     def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
         """The checkpoint pieces of all jobs."""

@@ -92,7 +92,7 @@ def test_gradients_are_observed_before_any_part_changes_them(trainer_with):
     before, report = values(trainer), trainer.step((7.0,))
 
     ((one, two, step, length),) = report.measurements
-    assert (one, two, step, report.requests) == (1.0, 2.0, 0, (7.0,)) and length > 0
+    assert (one, two, step, report.vote_sums) == (1.0, 2.0, 0, (7.0,)) and length > 0
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.parameters, strict=True))
 
 

@@ -47,7 +47,7 @@ def test_a_second_run_tries_nothing(bench, here, known):
         replace(job, name="other-lr", optimizer=OptimizerSpec(name="sgd", lr=1.0)),
         bench.job(RESNET, name="r"),
     ]
-    first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
+    first = profile_jobs(jobs, **here(), profile_store=memory, policy="thorough")
     assert first.faults == {}
     assert first.num_trials == len(kept) >= 4
     assert first.profiles["tiny"] == first.profiles["other-lr"]
@@ -69,7 +69,7 @@ def test_a_second_run_tries_nothing(bench, here, known):
     samples = first.preflights["tiny"].data["num_samples"]
     assert first.jobs[0].total_steps == round(2 * samples / 8)
 
-    second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
+    second = profile_jobs(jobs, **here(), profile_store=memory, policy="thorough")
     assert second.num_trials == 0
     assert second.profiles == first.profiles
 
@@ -82,10 +82,10 @@ def test_what_a_busy_machine_measured_is_stored_with_its_load(bench, here, known
     QuietTimes(tmp_path).load([ReferenceTimed(kind="cpu x1", mean_s=1e-6, fastest_s=1e-6)])
     memory, kept = known
     jobs = [bench.job(techniques=("single",), num_devices=(1,))]
-    first = profile_jobs(jobs, **place, known=memory, policy="thorough")
+    first = profile_jobs(jobs, **place, profile_store=memory, policy="thorough")
     assert {(profile.source, profile.load) for profile in first.profiles["tiny"]} == {("measured", 1.0)}
     assert all(row["load"] > 1.0 for row in kept.values())
-    same = profile_jobs(jobs, **place, known=memory, policy="thorough")
+    same = profile_jobs(jobs, **place, profile_store=memory, policy="thorough")
     assert same.num_trials == 0
 
 
@@ -95,7 +95,7 @@ def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, kno
     job = bench.job(adapter=Adapter(rank=4), num_steps=10**6, techniques=("single", "shared_base"), num_devices=(1,))
     jobs = [replace(job, name=f"tiny-{i}", optimizer=OptimizerSpec(lr=10**-i)) for i in range(3)]
     jobs.append(replace(job, name="by-itself", num_steps=3, techniques=("single",)))
-    first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
+    first = profile_jobs(jobs, **here(), profile_store=memory, policy="thorough")
     assert first.faults == {}
     (pair,) = (row for row in kept.values() if row.get("technique") == "shared_base")
     assert min(pair[key] for key in ("step_s", "startup_s", "save_s", "stall_s", "evaluate_s", "export_s")) > 0
@@ -104,7 +104,7 @@ def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, kno
     assert set(first.groups) <= {"tiny-0", "tiny-1"}
     assert "shared_base" not in {profile.technique for mine in first.profiles.values() for profile in mine}
     assert first.num_trials == len(kept)
-    second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
+    second = profile_jobs(jobs, **here(), profile_store=memory, policy="thorough")
     assert second.num_trials == 0
     assert (second.profiles, second.groups) == (first.profiles, first.groups)
 
@@ -115,8 +115,8 @@ def test_what_runs_out_of_memory_is_passed_over_and_remembered(bench, here, know
     registry.register(Picky)
     try:
         jobs = [bench.job(techniques=("picky",), num_devices=(1,))]
-        first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
-        second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
+        first = profile_jobs(jobs, **here(), profile_store=memory, policy="thorough")
+        second = profile_jobs(jobs, **here(), profile_store=memory, policy="thorough")
     finally:
         del registry.TECHNIQUES.registered["picky"]
     assert [p.config["micro_batch"] for p in first.profiles["tiny"]][:1] == [2]
@@ -181,7 +181,7 @@ def test_jobs_that_cannot_take_a_step_are_all_named_before_any_trial(bench, here
 
 def test_a_job_is_planned_on_predictions_without_any_trial(bench, here, known):
     memory, kept = known
-    profiled = profile_jobs([bench.job(num_steps=10**6)], **here(), known=memory)
+    profiled = profile_jobs([bench.job(num_steps=10**6)], **here(), profile_store=memory)
     assert (profiled.num_trials, kept, profiled.faults) == (0, {}, {})
     assert {profile.source for profile in profiled.profiles["tiny"]} == {PREDICTED}
     assert len({(p.technique, p.num_devices) for p in profiled.profiles["tiny"]}) == len(profiled.profiles["tiny"]) > 2

@@ -229,14 +229,14 @@ def stage(monkeypatch, tmp_path):
         environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
         return stages.profile_jobs(
-            jobs, environment=environment, cluster=node, known=known, lend=lend, policy=policy, **options
+            jobs, environment=environment, cluster=node, profile_store=known, lend=lend, policy=policy, **options
         )
 
     def some_of(found, names, *, num_devices=2):
         node = cluster(num_devices)
         environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept})
-        return stages.groups_of_some(found, environment=environment, cluster=node, known=known)(names)
+        return stages.groups_of_some(found, environment=environment, cluster=node, profile_store=known)(names)
 
     profiled.some_of = some_of
     monkeypatch.setattr(stages, "preflight_jobs", poll)

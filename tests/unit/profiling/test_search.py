@@ -128,9 +128,9 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
     known = stage.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
     node = cluster(2)
     environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
-    first = stage.profile_jobs(jobs, environment=environment, cluster=node, known=known, policy="thorough")
+    first = stage.profile_jobs(jobs, environment=environment, cluster=node, profile_store=known, policy="thorough")
     assert first.num_trials == len(measured) == len(set(measured)) > 8
     assert first.profiles["a"] == first.profiles["b"] != first.profiles["c"]
-    second = stage.profile_jobs(jobs, environment=environment, cluster=node, known=known, policy="thorough")
+    second = stage.profile_jobs(jobs, environment=environment, cluster=node, profile_store=known, policy="thorough")
     assert second.num_trials == 0
     assert second.profiles == first.profiles

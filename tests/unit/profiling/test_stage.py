@@ -90,7 +90,13 @@ class Stage:
         )
         environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=self.tmp_path)
         return stages.profile_jobs(
-            jobs, environment=environment, cluster=node, known=known, notice=self.told.append, lend=lend, **options
+            jobs,
+            environment=environment,
+            cluster=node,
+            profile_store=known,
+            notice=self.told.append,
+            lend=lend,
+            **options,
         )
 
 
@@ -253,7 +259,7 @@ def test_some_jobs_are_grouped_as_all_of_them_are(stage):
     found, asked = stage.profile(*adapters(4), policy="none"), []
     environment = TrialEnvironment(server=None, devices=cluster(2).devices, cache_dir=stage.tmp_path)
     known = ProfileStore(find=lambda names: asked.append(names) or {}, newest=lambda: stage.newest)
-    some = stages.groups_of_some(found, environment=environment, cluster=cluster(2), known=known)
+    some = stages.groups_of_some(found, environment=environment, cluster=cluster(2), profile_store=known)
     assert some([f"job-{i}" for i in range(4)]) == found.groups
     assert len(asked) == 1
 

@@ -89,7 +89,7 @@ def chosen(monkeypatch):
         bench = SimpleNamespace(
             batch=SimpleNamespace(profiling_share=0.05),
             cluster=CLUSTER,
-            known=ProfileStore(),
+            profile_store=ProfileStore(),
             environment=TrialEnvironment(server=None, devices=DEVICES, cache_dir=Path()),
             lend=None,
         )

@@ -86,7 +86,7 @@ class StoreBuilder(JobTrainingState):
             index=self.next_step,
             loss=0.0,
             seconds=time.perf_counter() - started_s,
-            requests=tuple(self.ranks.sum(list(votes))),
+            vote_sums=tuple(self.ranks.sum(list(votes))),
             num_samples=sum(map(len, batches)),
             num_tokens=sum(len(self._tokens[row]) for batch in batches for row in batch),
         )

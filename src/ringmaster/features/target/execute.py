@@ -265,7 +265,7 @@ class TargetScheduler(FeaturePolicy):
             self._ended.add(event.job)
             self._heard_out.add(event.job)
         elif isinstance(event, GangReport) and event.job in self._owners:
-            self._hear(event.job, event.event)
+            self._handle_gang_event(event.job, event.event)
         elif isinstance(event, SegmentEnded) and (name := event.segment.job) in self._owners:
             step = event.outcome.job_result.step or 0
             if name in self._variants and step >= _probe(self.jobs[name]) and name not in self.choices:
@@ -324,7 +324,7 @@ class TargetScheduler(FeaturePolicy):
         is_needed = name in self._variants and len(variables_of(self.jobs[name]).global_batch_size) > 1
         return not is_needed or len(self._noise[search]) >= MIN_MEASURED
 
-    def _hear(self, source: str, event: Event) -> None:
+    def _handle_gang_event(self, source: str, event: Event) -> None:
         """Handles an event of a gang that trains a job or one of its short runs."""
         name = self._owners[source]
         if isinstance(event, EvaluationReported) and event.step >= search_steps(self.jobs[name]):

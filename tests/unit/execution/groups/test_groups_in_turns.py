@@ -52,9 +52,9 @@ def running_in_turns(at_once):
 def test_those_that_take_turns_do_not_keep_step():
     together, in_turns = running_in_turns(None), running_in_turns(2)
     assert [together.step_of(name) for name in "bc"] == [4, 3]
-    in_turns.hear_of("b", JobReady(step=1))
-    in_turns.hear_of("b", Steps(first_step=1, seconds=tuple([0.1] * 3)))
-    in_turns.hear_of("b", CheckpointSaved(step=9))
+    in_turns.handle_member_event("b", JobReady(step=1))
+    in_turns.handle_member_event("b", Steps(first_step=1, seconds=tuple([0.1] * 3)))
+    in_turns.handle_member_event("b", CheckpointSaved(step=9))
     assert [in_turns.step_of(name) for name in "bc"] == [4, 0]
 
 

@@ -148,7 +148,13 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
     def open_node_context(batch, *, home, caller):
         cluster = Cluster(nodes=(healthy(node("n1")),))
         yield SimpleNamespace(
-            is_pool_node=True, cluster=cluster, batch=BATCH, environment=PLACE, known=None, lend=None, caller=caller
+            is_pool_node=True,
+            cluster=cluster,
+            batch=BATCH,
+            environment=PLACE,
+            profile_store=None,
+            lend=None,
+            caller=caller,
         )
 
     def measure(jobs, **_):
@@ -264,7 +270,9 @@ def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatc
 
     monkeypatch.setattr(profiling, "profile_task", measure)
     cluster = Cluster(nodes=(healthy(node("n0")),))
-    context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=PLACE, known=None, lend=None, caller=Caller())
+    context = SimpleNamespace(
+        cluster=cluster, batch=BATCH, environment=PLACE, profile_store=None, lend=None, caller=Caller()
+    )
     profiling._measure(context, Journal(database, batch="nightly-1"))
     assert found == [num_nodes]
 

@@ -28,8 +28,8 @@ def made(database):
     """A factory of engines, which are closed after the test."""
     every = []
 
-    def make(on_deaf=lambda: None):
-        engine = PoolEngine(database, timeouts=Timeouts(), on_deaf=on_deaf)
+    def make(on_failure=lambda: None):
+        engine = PoolEngine(database, timeouts=Timeouts(), on_failure=on_failure)
         every.append(engine)
         engine.nodes()
         return engine
@@ -73,7 +73,7 @@ def test_it_listens_by_itself_once_started(database, made):
 def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     told = threading.Event()
-    engine = made(on_deaf=told.set)
+    engine = made(on_failure=told.set)
     monkeypatch.setattr(engine, "catch_up", lambda: 1 / 0)
     engine.listen()
     assert told.wait(WAIT_S)
