@@ -19,6 +19,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from ringmaster.compat.python import parse_source
+
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
@@ -150,7 +152,7 @@ OF_RELEASE = frozenset({__name__.partition(".")[0], *sys.stdlib_module_names})
 def _imported(file: Path, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yields the parts of the names that a file imports: of modules, or of what is in them."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = parse_source(file.read_bytes())
     except (SyntaxError, ValueError):  # importing it raises the same error
         return
     for node in ast.walk(tree):

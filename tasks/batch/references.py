@@ -23,6 +23,7 @@ from pydantic import Field, GetCoreSchemaHandler, StringConstraints, ValidationI
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from ringmaster.compat.python import parse_source
 from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import as_list, got
@@ -400,7 +401,7 @@ def _names_in(spec: ModuleSpec) -> set[str] | None:
         return None if spec.origin else set()
     try:
         source = Path(spec.origin).read_bytes()
-        imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+        imports = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.ImportFrom)]
         symbols = symtable(importlib.util.decode_source(source), spec.origin, "exec").get_symbols()
     except SyntaxError as error:
         raise wrong(f"{spec.origin}:{error.lineno} is not Python: {error.msg}", "mend the module") from error

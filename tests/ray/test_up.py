@@ -27,7 +27,7 @@ def home(tmp_path):
 
 
 def test_a_node_comes_for_a_batch_and_is_given_back(home):
-    assert home.states()["ray"].status == ServiceStatus.UP
+    until("Ray's head is up", lambda: home.states()["ray"].status == ServiceStatus.UP)
     database = Database(home.address().database)
     try:
         assert NodeRegistry(database).all() == []

@@ -1,7 +1,12 @@
 """The undocumented names of the standard library that `ringmaster.compat.python` gives do what is relied on."""
 
+import ast
 import subprocess
 import sys
+
+import pytest
+
+from ringmaster.compat.python import PARSE_ATTEMPTS, parse_source
 
 PROGRAM = """
 import atexit
@@ -35,3 +40,21 @@ os._exit(3)
     assert done.returncode == 3
     assert sorted(done.stdout.splitlines()[:2]) == ["before threads end", "thread"]
     assert done.stdout.splitlines()[2:] == ["atexit"]
+
+
+@pytest.mark.parametrize("num_faults", [1, PARSE_ATTEMPTS - 1])
+def test_a_file_is_parsed_again_where_another_thread_parsed_meanwhile(monkeypatch, num_faults):
+    parse, faults = ast.parse, ["AST constructor recursion depth mismatch (before=60, after=75)"] * num_faults
+
+    def parse_beside_another(source):
+        if faults:
+            raise SystemError(faults.pop())
+        return parse(source)
+
+    monkeypatch.setattr(ast, "parse", parse_beside_another)
+    assert [type(each) for each in parse_source(b"import os\n").body] == [ast.Import]
+
+
+def test_a_file_that_is_not_python_is_refused_as_by_ast():
+    with pytest.raises(SyntaxError):
+        parse_source(b"import\n")
