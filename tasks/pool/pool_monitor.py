@@ -240,7 +240,7 @@ def _device(record: NodeRecord, number: int, holder: str | None) -> DeviceStatus
 PLAN_REASONS: Mapping[str, str] = {
     "start": r"(start|resumed|an executor began)$",
     "new_jobs": r"batch .+ has \d+ jobs$",
-    "devices": r"node .+ (is gone|came)\b|the health of devices has changed|.* has lost its devices",
+    "devices": r"node .+ (is gone|came)\b|the health of devices has changed|.* (has lost|holds|has left) its devices",
     "failure": r".* ran out of memory|the gang of .* crashed|jobs have failed$",
     "deadline": r"in danger of missing their deadlines",
     "clock": r"the (clock|speeds measured since the last plan)$",

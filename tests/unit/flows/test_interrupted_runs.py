@@ -101,7 +101,7 @@ class Processes:
             load=MachineLoad,
             conditions=lambda load: ForecastConditions(),
             with_models=lambda journal: node,
-            **dict.fromkeys(("known", "lend", "server")),
+            **dict.fromkeys(("profile_store", "lend", "server")),
         )
         yield node
 

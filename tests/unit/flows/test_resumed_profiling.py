@@ -50,7 +50,7 @@ class Runs:
         )
 
     def profiled(self, *, sweep_scheduler=None):
-        resources = dict.fromkeys(("environment", "known", "lend"))
+        resources = dict.fromkeys(("environment", "profile_store", "lend"))
         node_context = SimpleNamespace(
             batch=self.batch, cluster=cluster(1), load=MachineLoad, caller=Caller(), **resources
         )

@@ -57,10 +57,12 @@ def test_what_is_load_is_not_taken_for_a_difference_between_options(tmp_path, se
 
 
 def test_an_option_that_is_far_slower_than_predicted_is_left_on_a_busy_machine_with_a_reason(tmp_path):
-    bench = three_fine_tunes(tmp_path, load=changing(0), factors={"single": 3.0})
+    # Where all that runs takes three times as long, that is what a busy machine does; six times is not.
+    bench = three_fine_tunes(tmp_path, load=changing(0), factors={"single": 6.0})
     started = bench.told(SegmentStarted)
-    assert started[0].technique == "single", "it was predicted to be the best"
+    on_single = {event.segment.job for event in started if event.technique == "single" and event.first_step == 0}
+    assert on_single, "it was predicted to be the best for some jobs"
     last = {event.segment.job: event for event in started}
-    assert any(event.technique != "single" for event in last.values())
+    assert all(last[job].technique != "single" for job in on_single)
     for event in started:
         assert event.segment.reason or event.first_step == 0

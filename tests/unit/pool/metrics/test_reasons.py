@@ -50,6 +50,8 @@ TEXTS = {
     "node a and node b have other bits: job b1/llama, between step 3 and step 4. Another repetition decides": (
         "verification"
     ),
+    "served holds its devices": "devices",
+    "served has left its devices": "devices",
     "something else": "other",
 }
 
