@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
@@ -244,7 +245,7 @@ def instantiate(config: Any) -> nn.Module:
     Raises ModelTooLarge where it has too many modules, or takes too long to be built.
     """
     name = config.architectures[0]
-    with _limited(name):
+    with MODEL_CONSTRUCTION, _limited(name):  # which counts the modules that any thread registers
         made: nn.Module = _made(architecture(name), name, config)
     return made
 

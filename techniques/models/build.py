@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
-from ringmaster.compat.transformers import set_attention
+from ringmaster.compat.transformers import MODEL_CONSTRUCTION, set_attention
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
@@ -289,7 +289,7 @@ def _load_pretrained(
     }
     is_quantized = getattr(config, "quantization_config", None) is not None  # no longer, as soon as it is loaded
     try:
-        with no_progress_bar():
+        with MODEL_CONSTRUCTION, no_progress_bar():
             model, info = cls.from_pretrained(
                 name, config=config, dtype=torch.float32, use_safetensors=True,
                 trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **source,
@@ -402,8 +402,11 @@ def _load_weights(model: nn.Module, folder: Path) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds the CPU's random numbers within the context, and restores their state afterwards."""
-    with torch.random.fork_rng(devices=[]):
+    """Seeds the CPU's random numbers within the context, and restores their state afterwards.
+
+    All threads share these numbers: one at a time is inside such a context, or makes a model.
+    """
+    with MODEL_CONSTRUCTION, torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed the accelerators too.
         torch.default_generator.manual_seed(seed)
         yield

@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.extras import require_extra
 from ringmaster.files import check_new
 from ringmaster.techniques.checkpoints.chain import read_chain
@@ -354,9 +355,10 @@ def converted_gguf(file: Path) -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                str(file.parent), gguf_file=file.name, local_files_only=True, dtype=torch.float32
-            )
+            with MODEL_CONSTRUCTION:
+                model = AutoModelForCausalLM.from_pretrained(
+                    str(file.parent), gguf_file=file.name, local_files_only=True, dtype=torch.float32
+                )
             # Its weights are plain numbers now, which transformers refuses to save while they count as quantized.
             model.hf_quantizer = None
             vars(model.config).pop("quantization_config", None)

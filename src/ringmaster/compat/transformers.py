@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,6 +14,13 @@ MODELS = "transformers.models."
 Replacement = tuple[ModuleType, str, Callable[..., object]]
 """A module, the name in it, and what takes its place."""
 
+MODEL_CONSTRUCTION = threading.RLock()
+"""Is held by the thread that makes or loads a model, of which there may be one at a time in a process.
+
+`from_pretrained` replaces a method of the class of all models while it loads (`no_tie_weights`). Without the lock, what
+another thread makes meanwhile has weights that are not tied, and so has every later model of the process where two
+threads load at a time: the second one takes the replacement for the method, and puts it back.
+"""
 
 # -- the implementation of attention -----------------------------------------------------------------------------------
 # Configs take `attn_implementation` when they are made, models have `set_attn_implementation`: neither reads it, nor

@@ -10,8 +10,10 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    PreTrainedModel,
     conversion_mapping,
 )
+from transformers.initialization import no_tie_weights
 
 from ringmaster.compat import transformers as compat
 
@@ -157,3 +159,11 @@ def test_what_models_seldom_use_is_imported_when_it_is_called():
     lines = done.stdout.splitlines()
     assert lines[0] == "[]"
     assert lines[1:] in ([], ["[[0, 1], [1, 0]]"])
+
+
+def test_loading_replaces_a_method_of_all_models():
+    """If this fails, models may be loaded by several threads: `MODEL_CONSTRUCTION` can go."""
+    method = PreTrainedModel.tie_weights
+    with no_tie_weights():
+        assert PreTrainedModel.tie_weights is not method
+    assert PreTrainedModel.tie_weights is method

@@ -3,6 +3,7 @@ import random
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,18 @@ import pytest
 import torch
 import transformers
 
+from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import check_attention, why_no_attention
-from ringmaster.techniques.models.architectures import architecture, fresh_config, is_architecture, known_architectures
+from ringmaster.techniques.models.architectures import (
+    architecture,
+    fresh_config,
+    instantiate,
+    is_architecture,
+    known_architectures,
+)
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
@@ -221,6 +229,26 @@ def test_a_pretrained_folder_gives_its_weights_and_config(tmp_path):
     assert same(model, again)
     assert again.training
     assert not again.config.use_cache
+
+
+def test_one_thread_at_a_time_makes_or_loads_a_model(tmp_path, monkeypatch):
+    """While transformers loads a model, no weights of any model are tied, and the endpoint loads bases in threads."""
+    exported(tmp_path, configured(LLAMA, tie_word_embeddings=True), TOKENS)
+    begin, was_free = transformers.PreTrainedModel.__init__, []
+
+    def begin_model(model, *args, **kwargs):
+        was_free.append(pool.submit(MODEL_CONSTRUCTION.acquire, blocking=False).result())
+        begin(model, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", begin_model)
+    with ThreadPoolExecutor() as pool:
+        build_model(LLAMA, data=TOKENS, seed=0)
+        instantiate(fresh_config(LLAMA, TOKENS))
+        num_made = len(was_free)
+        loaded = build_model(ModelSpec(from_pretrained=str(tmp_path)), data=TOKENS, seed=0)
+    assert 0 < num_made < len(was_free)
+    assert not any(was_free)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
 def test_a_pretrained_head_is_fresh_only_where_told(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.features.reward_jobs.job import RewardJobs
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.sources.comparison import answer_context, answer_tokens
@@ -88,7 +89,8 @@ def _read(state: TrainingState) -> Iterator[RewardModel]:
         device, location = state.ranks.device, state.order.parents.get(name)
         if location is not None:
             folder = Path(location)
-            model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+            with MODEL_CONSTRUCTION:
+                model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
             yield RewardModel.read(model, folder, device=device)
         elif state.order.purpose == TRIAL and state.prepared.tokenizer_dir is not None:
             # Before it is trained, a fresh one is as fast, and needs as much memory.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.files import sha256_of
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.model_facts import num_positions
@@ -59,7 +60,7 @@ class PassageEncoder:
             )
         self.pooling = pooling_of(str(folder))
         self._batch_size, self._device = batch_size, device or torch.device("cpu")
-        with no_progress_bar():
+        with MODEL_CONSTRUCTION, no_progress_bar():
             model: Any = AutoModel.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
             )
