@@ -15,7 +15,7 @@ from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts
 from ringmaster.tasks.pool.pool_engine import PoolEngine
 from ringmaster.tasks.pool.submissions import Submission, Submissions
-from ringmaster.tasks.storage.database import BatchingDatabase
+from ringmaster.tasks.storage.database import BatchingDatabase, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
@@ -24,6 +24,17 @@ from tests.unit.pool.workers import Worker
 
 CALM = ReplanPolicy(every=10.0, surprise=10.0)  # re-plans only where it must
 EPOCH_S = 1_000_000.0
+
+
+def set_pool(monkeypatch, folder):
+    """Makes commands find a pool whose database is in a folder, and whose servers do not answer."""
+    for name, value in {
+        "RINGMASTER_DATABASE": file_url(folder / "pool.db"),
+        "PREFECT_API_URL": "http://127.0.0.1:1/api",
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:1",
+        "RINGMASTER_HOME": str(folder),
+    }.items():
+        monkeypatch.setenv(name, value)
 
 
 def submission(id="b1", jobs=("a", "b"), *, name=None, terms=None, profiles=None, bases=None, num_steps=10):

@@ -41,6 +41,7 @@ class Flow:
     """The part of a flow run that steers a sweep. A second one on the same database is the same run, restarted."""
 
     def __init__(self, database, asked, *, jobs, clock):
+        self.jobs, self.clock = jobs, clock
         self.sweep_scheduler = SweepScheduler(asked, clock=clock)
         self.reader = EventReader(BatchEvents(database, "b1"), LogPosition())
         self.sweep_scheduler.begin(Journal(database, batch="b1"), jobs, num_slots=2)
@@ -61,8 +62,8 @@ class Flow:
             self.sweep_scheduler.listen(entry.event)
 
 
-def steered(database, asked, *, num_moves=120):
-    """The gangs of a sweep on a pool that has come to its end."""
+def begin_sweep(database, asked):
+    """Returns the flow of a sweep that is submitted to a pool, the pool, and its gangs."""
     jobs, clock = asked.batch().jobs, Clock()
     flow = Flow(database, asked, jobs=jobs, clock=clock)
     batch = replace(submission(jobs=()), jobs=jobs, profiles={job.name: (profile(),) for job in jobs})
@@ -70,6 +71,12 @@ def steered(database, asked, *, num_moves=120):
     pool.pass_seconds(1, *gangs.workers)
     pool.submit(batch, records=flow.records)
     flow.attach()
+    return flow, pool, gangs
+
+
+def steered(database, asked, *, num_moves=120):
+    """The gangs of a sweep on a pool that has come to its end."""
+    flow, pool, gangs = begin_sweep(database, asked)
     for _ in range(num_moves):
         pool.step(seconds=0.1)
         flow.handle_event()
@@ -99,13 +106,7 @@ def database(tmp_path):
 )
 def test_a_sweep_on_a_pool(database, sampler, dies):
     asked = spec(sampler=sampler, num_trials=8)
-    jobs, clock = asked.batch().jobs, Clock()
-    flow = Flow(database, asked, jobs=jobs, clock=clock)
-    batch = replace(submission(jobs=()), jobs=jobs, profiles={job.name: (profile(),) for job in jobs})
-    pool, gangs = PoolBench(database, clock), Evaluating(Worker(database, "n1", num_devices=2))
-    pool.pass_seconds(1, *gangs.workers)
-    pool.submit(batch, records=flow.records)
-    flow.attach()
+    flow, pool, gangs = begin_sweep(database, asked)
     for move in range(120):
         pool.step(seconds=0.1)
         flow.handle_event()
@@ -113,9 +114,9 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
             break
         gangs.move()
         if move % 7 == 3 and dies == "the executor":
-            pool = PoolBench(database, clock)
+            pool = PoolBench(database, flow.clock)
         if move % 7 == 3 and dies == "the flow":
-            flow = Flow(database, asked, jobs=jobs, clock=clock)
+            flow = Flow(database, asked, jobs=flow.jobs, clock=flow.clock)
             flow.attach()
     records = Journal(database, batch="b1").jobs()
     assert {record.status for record in records.values()} == {JobStatus.DONE, JobStatus.STOPPED}

@@ -21,7 +21,7 @@ from ringmaster.tasks.pool.active_batches import FEATURES, features_of_pool
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.execution.fakes import open_journal
-from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, submission
+from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, set_pool, submission
 from tests.unit.pool.workers import Worker
 
 DEAR, CHEAP = (Tariffs(every=Tariff(price=Series.constant(value))) for value in (7.2, 3.6))
@@ -152,13 +152,7 @@ def write_tariff(folder, *, text=TARIFF):
 
 
 def test_a_tariff_is_set_shown_and_removed_by_a_command(tmp_path, monkeypatch):
-    for name, value in {
-        "RINGMASTER_DATABASE": file_url(tmp_path / "pool.db"),
-        "PREFECT_API_URL": "http://127.0.0.1:1/api",
-        "MLFLOW_TRACKING_URI": "http://127.0.0.1:1",
-        "RINGMASTER_HOME": str(tmp_path),
-    }.items():
-        monkeypatch.setenv(name, value)
+    set_pool(monkeypatch, tmp_path)
 
     def run(*words):
         return CliRunner().invoke(app, ["pool", "tariff", *words], catch_exceptions=True)

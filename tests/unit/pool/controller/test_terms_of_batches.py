@@ -12,8 +12,7 @@ from ringmaster.tasks.control.batch_terms import HEAVIEST, ActiveBatch, combined
 from ringmaster.tasks.control.requests import RequestKind, RequestStatus
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
-from ringmaster.tasks.storage.database import file_url
-from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
+from tests.unit.pool.bench import EPOCH_S, PoolBench, set_pool, submission
 from tests.unit.pool.workers import Worker
 
 
@@ -87,13 +86,7 @@ def test_what_is_no_quota_is_refused(text):
 
 
 def test_quotas_are_set_and_shown_by_a_command(tmp_path, monkeypatch):
-    for name, value in {
-        "RINGMASTER_DATABASE": file_url(tmp_path / "pool.db"),
-        "PREFECT_API_URL": "http://127.0.0.1:1/api",
-        "MLFLOW_TRACKING_URI": "http://127.0.0.1:1",
-        "RINGMASTER_HOME": str(tmp_path),
-    }.items():
-        monkeypatch.setenv(name, value)
+    set_pool(monkeypatch, tmp_path)
 
     def run(*words):
         return CliRunner().invoke(app, ["pool", "quota", *words])
