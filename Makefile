@@ -15,7 +15,7 @@ TESTS ?= tests
 WORKERS ?= 3
 # Seconds that a test of `make test` may take: more where other work has a higher priority.
 TIMEOUT_S ?= 180
-# Which of several parts of the files with long tests to run: make test-full PART=2/4
+# Which of several parts of the files to run: make test-full PART=2/4
 PART ?= 1/1
 
 BIN := .venv/bin
@@ -71,10 +71,12 @@ demo-untrusted: $(READY)  ## Let an untrusted node of a pool lie, and see it nam
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
 	$(BIN)/python -m pytest $(PARALLEL) --timeout $(TIMEOUT_S) --maxfail 20 $(patsubst tests,tests/integration tests/unit,$(TESTS))
 
+# The files of PART, out of the sorted ones that a command names.
+in-part = $(shell $(1) | sort | awk 'BEGIN { split("$(PART)", part, "/") } NR % part[2] == part[1] % part[2]')
+
 # Long tests are marked, are cases of a matrix, or draw examples. No other file is imported, which would take longer than
 # most of them.
-FULL = $(shell grep -rlE 'mark\.full|tests\.matrix|^from hypothesis' --include='test_*.py' $(TESTS) | sort \
-	| awk 'BEGIN { split("$(PART)", part, "/") } NR % part[2] == part[1] % part[2]')
+FULL = $(call in-part,grep -rlE 'mark\.full|tests\.matrix|^from hypothesis' --include='test_*.py' $(TESTS))
 
 test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2/4 for the second quarter of their files)
 	$(BIN)/python -m pytest $(PARALLEL) -m full $(or $(FULL),$(error PART=$(PART) of $(TESTS) has no long tests))
@@ -85,8 +87,14 @@ test-slurm: TESTS = tests/slurm
 test-ray: TESTS = tests/ray
 test-browser: TESTS = tests/browser
 
-test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 25 minutes
-	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 $(TESTS)
+# What each part of the tests of pools has: a pool that comes and goes, ranks that are killed, tables on PostgreSQL.
+POOLS = $(addprefix tests/cluster/,test_services.py faults/test_faults_of_ranks.py faults/test_frozen_writers.py \
+	faults/test_clock_jumps.py test_controllers_on_postgresql.py test_pool_databases.py test_tables_on_postgresql.py)
+OTHER_POOLS = $(call in-part,find tests/cluster -name 'test_*.py' $(POOLS:%=! -path %))
+
+test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 25 minutes (PART=2/3: 10)
+	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 \
+		$(if $(filter 1/1,$(PART)),$(TESTS),$(OTHER_POOLS) $(POOLS))
 
 # QUICK=1 leaves out those that wait for Slurm's own timeouts.
 test-slurm: $(READY)  ## Run the tests with a real Slurm cluster on this machine, as root, about 20 minutes (QUICK=1: 3)

@@ -19,7 +19,8 @@ import statistics
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from datetime import date
-from itertools import pairwise
+from itertools import chain, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -104,9 +105,8 @@ KINDS: dict[str, Callable[[random.Random], Trace]] = {
 def finished_s(trace: Trace, begin_s: float, work_s: float) -> float:
     """Returns the seconds that work takes from `begin_s` on which takes `work_s` on a quiet machine."""
     left_s, now_s = work_s, begin_s
-    for (_, load), (until_s, _) in pairwise([*trace, (math.inf, 1.0)]):
-        if until_s <= now_s:
-            continue
+    from_then_on = islice(trace, max(_place(trace, begin_s), 0), None)
+    for (_, load), (until_s, _) in pairwise(chain(from_then_on, [(math.inf, 1.0)])):
         if (until_s - now_s) / load >= left_s:
             return now_s + left_s * load - begin_s
         left_s -= (until_s - now_s) / load
@@ -129,7 +129,12 @@ def at_half_time(trace: Trace, begin_s: float, *, length_s: float, work_s: float
 
 def load_at(trace: Trace, now_s: float) -> float:
     """Returns the load of a trace at a time."""
-    return trace[bisect([at_s for at_s, _ in trace], now_s) - 1][1]
+    return trace[_place(trace, now_s)][1]
+
+
+def _place(trace: Trace, now_s: float) -> int:
+    """Returns the place of the newest load at a time; -1 before the first one."""
+    return bisect(trace, now_s, key=itemgetter(0)) - 1
 
 
 def replayed(kind: str, *, length_s: float, seed: int) -> list[tuple[bool, float]]:

@@ -66,6 +66,8 @@ def test_a_dry_run_shows_a_gantt_chart_its_cost_and_when_it_would_end(form, pref
     )
 
 
+# tests/unit/flows/test_dry_run.py holds what the page says, and the test above that it is shown.
+@pytest.mark.full
 def test_a_dry_run_of_a_long_batch_says_what_more_devices_would_gain(form, prefect_url):
     form.choose("Mode", "dry-run")
     form.choose("Profiles", "predict")

@@ -188,11 +188,8 @@ def test_ci_runs_lint_and_every_suite(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert told.startswith("environment\n"), "suites that run beside each other would each make it"
     assert set(told.split()) >= {"lint", *SUITES}
-    # Whoever leaves files out of a row has them in another one.
-    pools = re.findall(r"test-cluster TESTS=(tests/\S+)(?: --ignore=(\S+))?$", told, re.MULTILINE)
-    assert {left_out for _, left_out in pools if left_out} == {run for run, _ in pools} - {"tests/cluster"}
-    assert ("tests/cluster", "tests/cluster/faults/test_chaos.py") in pools
     assert re.search(r"test-full PART=[0-9]+/120$", told, re.MULTILINE)
+    assert re.search(r"^test-cluster PART=[1-3]/3$", told, re.MULTILINE)
 
 
 def test_what_computes_all_the_time_in_ci_delays_no_suite_of_servers(tmp_path: Path):
@@ -202,16 +199,28 @@ def test_what_computes_all_the_time_in_ci_delays_no_suite_of_servers(tmp_path: P
     assert yielding == {"test", "--keep-going lint"}
 
 
-def test_each_file_with_long_tests_is_in_one_part_of_them():
-    def files(part: str) -> list[str]:
-        command = ["make", "-n", "-o", ".ci/run", "READY=.ci/run", "test-full", f"PART={part}"]
-        return re.findall(
-            r"tests/\S+", subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
-        )
+def files_of(target: str, part: str) -> list[str]:
+    """The test files, or folders of them, that a part of a suite runs."""
+    command = ["make", "-n", "-o", ".ci/run", "READY=.ci/run", target, f"PART={part}"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return re.findall(r"tests/\S+", said)
 
+
+def test_each_file_with_long_tests_is_in_one_part_of_them():
     long = [file for file in (ROOT / "tests").rglob("test_*.py") if "mark.full" in file.read_text()]
-    assert {str(file.relative_to(ROOT)) for file in long} <= set(files("1/1"))
-    assert sorted(file for number in (1, 2, 3) for file in files(f"{number}/3")) == files("1/1")
+    whole = files_of("test-full", "1/1")
+    assert {str(file.relative_to(ROOT)) for file in long} <= set(whole)
+    assert sorted(file for number in (1, 2, 3) for file in files_of("test-full", f"{number}/3")) == whole
+
+
+def test_each_file_with_tests_of_pools_is_in_one_part_of_them_or_in_all():
+    assert files_of("test-cluster", "1/1") == ["tests/cluster"]
+    parts = [files_of("test-cluster", f"{number}/3") for number in (1, 2, 3)]
+    assert all(len({*part}) == len(part) for part in parts)
+    in_all = {*parts[0]} & {*parts[1]} & {*parts[2]}
+    assert "tests/cluster/test_services.py" in in_all
+    every = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/cluster").rglob("test_*.py")}
+    assert sorted(file for part in parts for file in part if file not in in_all) == sorted(every - in_all)
 
 
 @pytest.mark.parametrize("target", ["lint", *SUITES])

@@ -45,15 +45,15 @@ def loss(job, step):
 
 
 NUM_ROWS = 400
+SHARED = tuple(Random(row).gauss(0, 1.0) for row in range(NUM_ROWS))  # what each row has with all jobs
 
 
 def evaluated_part(job, part):
     """What a gang reports of a part: each row has the job's loss, what all jobs have there, and what is drawn."""
     draw = Random(f"{job.name} {part.step}")
     noise = [draw.gauss(0, 0.6) for _ in range(NUM_ROWS)]
-    shared = [Random(row).gauss(0, 1.0) for row in range(NUM_ROWS)]
-    centers = sum(shared) / NUM_ROWS + sum(noise) / NUM_ROWS
-    every = [loss(job, part.step) + a + b - centers for a, b in zip(shared, noise, strict=True)]
+    centers = sum(SHARED) / NUM_ROWS + sum(noise) / NUM_ROWS
+    every = [loss(job, part.step) + a + b - centers for a, b in zip(SHARED, noise, strict=True)]
     values = tuple(every[row] for row in part.rows(NUM_ROWS))
     rows = RowValues(values=values, counts=(1.0,) * len(values))
     reported = PartialEvaluation(begin=part.place(part.begin, NUM_ROWS), whole=NUM_ROWS, rows=rows)

@@ -71,32 +71,28 @@ class EnvironmentSpec(JobFeature):
             root = next((each for each in roots if (each / self.digest).is_dir()), roots[0])
             return installation.made(self.digest, lock=self.lock, root=root)
         assert self.python is not None
-        environment = installation.describe(self.python)
-        if self.digest not in (None, environment.digest):
+        found = installation.describe(self.python)
+        if self.digest not in (None, found.digest):
             raise InterpreterError(
                 f"environment: the packages of {self.python} have changed since the batch was read. To fix: start the "
                 "batch again, under another name if it is to be trained afresh"
             )
-        return environment
+        return found
 
     def interpreter(self, job: Any, *, cache_dir: Path) -> str | None:
         """Returns the Python. Raises InterpreterError where it cannot be made, or lacks what training needs."""
-        environment = self.installed(cache_dir)
-        if not job.is_black_box and (lacking := environment.lacking()):
+        found = self.installed(cache_dir)
+        if not job.is_black_box and (lacking := found.lacking()):
             raise InterpreterError(
                 f"environment: {self.lock or self.python} cannot train: Ringmaster needs {', '.join(lacking)}. "
                 "To fix: add these there, or train by a command"
             )
-        return environment.python
+        return found.python
 
     def segment_result(self, *, cache_dir: Path) -> Mapping[str, Any]:
         """Returns the digest, the version of Python, and the versions of the packages."""
-        environment = self.installed(cache_dir)
-        content = {
-            "digest": self.digest or environment.digest,
-            "python": environment.version,
-            "packages": to_json(environment.packages),
-        }
+        found = self.installed(cache_dir)
+        content = {"digest": self.digest or found.digest, "python": found.version, "packages": to_json(found.packages)}
         return {RESULT: content}
 
 
