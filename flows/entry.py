@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,24 +39,9 @@ def process() -> NoReturn:
 
     It ends without the interpreter's deletion of every module, which takes more than a second after a run.
     """
-    status = status_of(_forward_or_run)
+    status = status_of(partial(main, may_forward=True))
     run_exit_functions()
     leave(status)
-
-
-def _forward_or_run() -> None:
-    open_missing_streams()
-    check_process()
-    if sys.argv[1:2] and sys.argv[1] in interrupts.FORWARDED_COMMANDS:
-        from ringmaster.flows.daemon.environment import environment_digest
-
-        environment_digest()  # before anything changes the environment
-        if Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster", "daemon.json").exists():
-            from ringmaster.flows.daemon.forwarding import forward
-
-            if (status := forward(sys.argv[1:])) is not None:
-                sys.exit(status)
-    _run()
 
 
 def status_of(call: Callable[[], object]) -> int:
@@ -85,17 +71,15 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def main() -> None:
-    """Runs the command line in a process that the daemon has forked for it, or that does other things afterwards.
+def main(*, may_forward: bool = False) -> None:
+    """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2.
 
-    Faults in the user's input are shown without a traceback, with exit status 2.
+    may_forward: whether a process that an earlier command has left may run the command in place of this one.
     """
     open_missing_streams()
     check_process()
-    _run()
-
-
-def _run() -> None:
+    if may_forward and sys.argv[1:2] and sys.argv[1] in interrupts.FORWARDED_COMMANDS:
+        _forward()
     with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]) as signals:
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
         from ringmaster.files import storage_fault
@@ -125,6 +109,18 @@ def _run() -> None:
             sys.exit(FAILED)
         finally:
             server_answers.timeout_s.reset(waiting)
+
+
+def _forward() -> None:
+    """Ends with the status of a process that an earlier command has left, if there is one and it runs the command."""
+    from ringmaster.flows.daemon.environment import environment_digest
+
+    environment_digest()  # before anything changes the environment
+    if Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster", "daemon.json").exists():
+        from ringmaster.flows.daemon.forwarding import forward
+
+        if (status := forward(sys.argv[1:])) is not None:
+            sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -166,6 +166,6 @@ def _executor(pool: Pool) -> Iterator[None]:
         thread = threading.Thread(target=executor.serve, name="executor")
         thread.start()
         stack.callback(thread.join)
-        stack.callback(executor.stop)
+        stack.callback(executor.stop_starting)
         stack.callback(stopping.set)
         yield

@@ -42,7 +42,7 @@ from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import RequestHandler
-from ringmaster.tasks.execution.engine import Engine, EngineContext
+from ringmaster.tasks.execution.engine import EngineContext
 from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
@@ -50,7 +50,6 @@ from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.job_table import JobTable, added_jobs, variant_options
 from ringmaster.tasks.execution.known_nodes import watch_nodes
 from ringmaster.tasks.execution.local_engine import watching
-from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, first_goals, steering_policy
@@ -61,6 +60,7 @@ from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.objectives import plan_giving_up_bounds
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import (
@@ -237,7 +237,16 @@ class LocalRun(BatchRun):
 
         The segments will run on the engine that RINGMASTER_ENGINE names, by default this machine's.
         """
-        self._engine = self._open_engine()
+        engine_context = EngineContext(
+            folder=self._folder,
+            cluster=self._node_context.cluster,
+            launcher=self._node_context.server,
+            spawn=as_task,
+            telemetry=self._stack.enter_context(watching(self._node_context.cluster)),
+        )
+        with input_errors():
+            engine = build_engine(settings.engine(default=LOCAL), engine_context)
+        self._engine = self._stack.enter_context(closing(engine))
         nodes = self._engine.nodes()
         self._cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in nodes))
         self._totals = {job.name: job.total_steps for job in profiles.jobs}
@@ -294,10 +303,18 @@ class LocalRun(BatchRun):
         )
         self._job_table = JobTable(self.journal)
         self._job_table.add(self._job_entries(profiles))
-        begins_s = time.time()
-        problem = problem_left(self._job_table, self._cluster, name=self.batch.name, add_terms=self._add_terms)
-        if problem is None:
+        begins_s, jobs = time.time(), self._job_table.left()
+        if not jobs:
             return None
+        problem = self._add_terms(
+            planning_problem(
+                jobs,
+                self._job_table.profiles,
+                self._cluster,
+                name=self.batch.name,
+                steps_done={name: record.step for name, record in self._job_table.records.items()},
+            )
+        )
         is_first = not self.journal.plans()
         plan = self._first_plan(problem, start=self._groups.plan) if is_first else self._later_plan(problem)
         return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed", begins_s=begins_s)
@@ -341,7 +358,7 @@ class LocalRun(BatchRun):
             def stop() -> None:
                 """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
                 self.journal.database.hurry(STOP_PATIENCE_S)
-                executor.stop()
+                executor.stop_starting()
                 executor.call(executor.stop_segments)
 
             # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
@@ -362,17 +379,6 @@ class LocalRun(BatchRun):
         return self.journal.jobs()
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _open_engine(self) -> Engine:
-        engine_context = EngineContext(
-            folder=self._folder,
-            cluster=self._node_context.cluster,
-            launcher=self._node_context.server,
-            spawn=as_task,
-            telemetry=self._stack.enter_context(watching(self._node_context.cluster)),
-        )
-        with input_errors():
-            return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), engine_context)))
 
     def _record_interrupted(self, profiles: ProfilingResult) -> None:
         """Records what has happened in a run that did not reach its last step."""

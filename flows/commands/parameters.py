@@ -15,19 +15,15 @@ def with_parameters(
 
     Args:
         command: the other one.
-        call: what the command does, with all parameters as keywords.
+        call: what the command does, with all parameters as keywords; a function of its own, which becomes the command.
         parameters: the annotation (`Annotated[type, typer.Option(...)]`) and the default of each parameter that is
             added, or that replaces one of the same name; `inspect.Parameter.empty` for none.
     """
-
-    @functools.wraps(command)
-    def extended(**values: Any) -> None:
-        call(**values)
-
     keyword = inspect.Parameter.KEYWORD_ONLY
     signature = inspect.signature(command, eval_str=True)
     by_name = {each.name: each.replace(kind=keyword) for each in signature.parameters.values()}
     for name, (annotation, default) in parameters.items():
         by_name[name] = inspect.Parameter(name, keyword, annotation=annotation, default=default)
-    extended.__signature__ = signature.replace(parameters=[*by_name.values()])  # type: ignore[attr-defined]
-    return extended
+    functools.update_wrapper(call, command)
+    call.__signature__ = signature.replace(parameters=[*by_name.values()])  # type: ignore[attr-defined]
+    return call

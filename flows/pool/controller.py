@@ -148,7 +148,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
                 executor = stack.enter_context(_taken_over(led, stopping, seed=seed))
                 close_timer = threading.Timer(FAREWELL_S, database.close)
                 close_timer.daemon = True
-                on_stop += [stopping.set, executor.stop, close_timer.start]
+                on_stop += [stopping.set, executor.stop_starting, close_timer.start]
                 notice(f"leading the pool (epoch {leadership.epoch})")
                 say_ready()
                 executor.serve()

@@ -107,16 +107,6 @@ def read(text: str, *, kind: FileKind | None = None) -> YamlDocument:
 
     kind: what the file should be. One whose keys are those of another kind has that as its only fault.
     """
-    document = _read(text)
-    keys = as_mapping(document.data).keys()
-    if kind is not None and not keys & _OWN_KEYS[kind][0]:
-        for other, (own_keys, remedy) in _OWN_KEYS.items():
-            if keys & own_keys:
-                return YamlDocument(lines={(): 1}, findings=[Finding((), f"is {other}, not {kind}", remedy)])
-    return document
-
-
-def _read(text: str) -> YamlDocument:
     document = YamlDocument(lines={(): 1})
     try:
         node = yaml.compose(text, Loader=_CoreLoader)
@@ -134,6 +124,11 @@ def _read(text: str) -> YamlDocument:
         document.findings.append(Finding((), f"is nested deeper than {MAX_DEPTH} levels", _FLATTER))
     except _UnreadableError as error:
         document.findings.append(Finding((), str(error), _FLATTER, line=error.line))
+    keys = as_mapping(document.data).keys()
+    if kind is not None and not keys & _OWN_KEYS[kind][0]:
+        for other, (own_keys, remedy) in _OWN_KEYS.items():
+            if keys & own_keys:
+                return YamlDocument(lines={(): 1}, findings=[Finding((), f"is {other}, not {kind}", remedy)])
     return document
 
 

@@ -61,7 +61,9 @@ Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
 
 class Executor:
-    """Executes the jobs of a job table. One thread calls `run` or `serve`; any may call `call`, `post`, `stop`.
+    """Executes the jobs of a job table.
+
+    One thread calls `run` or `serve`. Any thread may call `call`, `post` and `stop_starting`.
 
     job_table: the jobs, with their journal.
     cluster: the devices to use.
@@ -146,7 +148,7 @@ class Executor:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Runs jobs until nothing is left or `stop` is called. Returns False if jobs are left to be resumed.
+        """Runs jobs until nothing is left or `stop_starting` is called. Returns False if jobs are left to be resumed.
 
         Raises the last error of the planner if nothing runs and it has failed repeatedly.
         """
@@ -171,7 +173,7 @@ class Executor:
         return not self._has_more()
 
     def serve(self, *, num_turns: int | None = None) -> None:
-        """Runs all jobs of the table, and those added later, until `stop` is called.
+        """Runs all jobs of the table, and those added later, until `stop_starting` is called.
 
         Segments that run then continue without this executor.
 
@@ -184,8 +186,8 @@ class Executor:
                 self._start()
                 self._turn()
 
-    def stop(self) -> None:
-        """Starts no more segments; the caller must stop the running ones. From any thread or signal handler."""
+    def stop_starting(self) -> None:
+        """Starts no more segments; `stop_segments` stops the running ones. From any thread or signal handler."""
         self._stopping = True
         self.post(0, None)
 

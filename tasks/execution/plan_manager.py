@@ -16,7 +16,6 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, RemainingWork, Replanner
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.techniques import Job, Profile
 
 
@@ -216,21 +215,3 @@ class PlanManager:
         self._job_table.journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
         self.replanner.planned(self.state(), certificate=plan.certificate)
         self._notify(PlanUpdate(problem=problem, plan=plan, why=why))
-
-
-def problem_left(
-    job_table: JobTable,
-    cluster: Cluster,
-    *,
-    name: str,
-    add_terms: Callable[[Problem], Problem],
-) -> Problem | None:
-    """Returns the problem of planning the jobs that are left, of which none runs; None if none is left.
-
-    add_terms: adds the terms of the problem other than its jobs: weights, prices, and deadlines relative to the
-    present.
-    """
-    if not (jobs := job_table.left()):
-        return None
-    steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
-    return add_terms(planning_problem(jobs, job_table.profiles, cluster, name=name, steps_done=steps_done))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from ringmaster.techniques.data import Dataset, Indices
 from ringmaster.techniques.data.samples import Sampler
@@ -69,7 +67,3 @@ class RankBatches:
             for share in shares:
                 for places in self.places(step, share):
                     yield RowsRequest(rows=tuple(int(indices[place]) for place in places), width=width)
-
-    def load(self, request: RowsRequest, **seeds: Callable[..., object]) -> dict[str, Tensor]:
-        """Loads a micro-batch. seeds: as of `BatchLoader.batch`."""
-        return self.loader.batch(request, **seeds)

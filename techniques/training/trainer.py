@@ -505,7 +505,7 @@ class _TrainerWork:
         return len(self.micro_batches)
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        trainer = self._trainer
+        trainer, loader = self._trainer, self._trainer.batches.loader
         if self.completions is not None:
             self._num_tokens[index] = num_tokens_of(self.completions[index])
             return self.before_forward(self.completions[index])
@@ -514,15 +514,15 @@ class _TrainerWork:
             first = self.places[index].start
             of_rank = (0, first // trainer.micro_batch) if trainer.job.is_exact else (trainer.own_share[0], index)
             seed = _derived_seed(trainer.job.seed, self._step, *of_rank)
-            batch = trainer.batches.load(request, seed=lambda: seed_torch(seed))
+            batch = loader.batch(request, seed=lambda: seed_torch(seed))
         else:
             samples, seed = self.places[index], _derived_seed(trainer.job.seed, self._step)
-            batch = trainer.batches.load(request, seed_sample=lambda place: seed_generators(seed, samples[place]))
+            batch = loader.batch(request, seed_sample=lambda place: seed_generators(seed, samples[place]))
         self._num_tokens[index] = num_tokens_of(batch)
         batch = self.before_forward(trainer._to_device(trainer._technique.part(batch)))
         if trainer._draws_by_hash:
             use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
-        trainer.batches.loader.load_ahead()
+        loader.load_ahead()
         return batch
 
     def before_forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ class LocalPool:
     def _listen(self, event):
         self.events.append(event)
         if isinstance(event, JobEnded):
-            self.executor.stop()
+            self.executor.stop_starting()
 
     def add_node(self, name, server, slot, *, is_trusted=True):
         device = Device(
@@ -129,7 +129,7 @@ class LocalPool:
         self.engine.listen()
         self.controller.take_over(self.executor)
         threading.Thread(target=self.controller.keep_ticking, args=(over,), daemon=True).start()
-        timer = threading.Timer(TIMEOUT_S, self.executor.stop)
+        timer = threading.Timer(TIMEOUT_S, self.executor.stop_starting)
         timer.start()
         self.executor.serve()
         timer.cancel()

@@ -9,11 +9,11 @@ from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import Plan, Segment
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin_jobs
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
@@ -240,9 +240,12 @@ class Bench:
         """Returns the plan to begin with, as a run on this machine makes it; None where nothing is left to plan."""
         table = self.executor.job_table
         self.executor._outcome_policy.fail_orphans()
-        problem = problem_left(table, self.cluster, name="batch", add_terms=self._add_terms)
+        if not (jobs := table.left()):
+            return None
+        done = {name: record.step for name, record in table.records.items()}
+        problem = self._add_terms(planning_problem(jobs, table.profiles, self.cluster, name="batch", steps_done=done))
         why = "resumed" if self.journal.plans() else "start"
-        return None if problem is None else PlanUpdate(problem=problem, plan=self.plan(problem), why=why)
+        return PlanUpdate(problem=problem, plan=self.plan(problem), why=why)
 
     def run(self):
         self.read_journal()

@@ -50,7 +50,7 @@ class Pool:
         self.executor._plan_manager.cluster = nodes or two_nodes()
 
     def serve(self, *, until_s):
-        self.at(until_s, self.executor.stop)
+        self.at(until_s, self.executor.stop_starting)
         self.executor.replan_soon(why="begin")
         self.executor.serve()
 

@@ -267,7 +267,7 @@ def test_messages_that_have_arrived_are_handled_in_one_turn_unless_it_is_to_stop
     assert handled == [0, 1, 2], "segments may be waiting to be started"
     executor.serve(num_turns=1)
     assert handled.pop() == 3
-    executor.call(executor.stop)
+    executor.call(executor.stop_starting)
     executor.call(partial(handled.append, 3))
     executor.serve()
     assert handled == [0, 1, 2]

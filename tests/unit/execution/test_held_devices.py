@@ -36,7 +36,7 @@ class HeldBench:
         self.executor._plan_manager.cluster = two_nodes()
 
     def serve(self, *, until_s):
-        self.gangs.at(until_s, self.executor.stop)
+        self.gangs.at(until_s, self.executor.stop_starting)
         self.executor.replan_soon(why="begin")
         self.executor.serve()
 

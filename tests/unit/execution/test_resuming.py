@@ -29,7 +29,7 @@ def test_a_stopped_batch_is_resumed_where_it_stood(tmp_path, seed):
     bench = Bench(tmp_path, jobs, runner=runner, make_plan=partial(in_a_row, num_parts=2))
 
     def stop(call, runner):
-        bench.executor.stop()
+        bench.executor.stop_starting()
         for other, _ in runner.running:
             runner.script[other.order.job.name] = [preempted]
         return done(call, runner)

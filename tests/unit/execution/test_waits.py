@@ -187,7 +187,7 @@ def test_devices_that_wait_are_free_for_others(tmp_path):
 
 def test_a_wait_survives_another_process_and_is_counted_from_then(tmp_path):
     made, prices, gangs = bench(tmp_path, begins_s=EPOCH_S + 100.0)
-    gangs.at(60.0, made.executor.stop)
+    gangs.at(60.0, made.executor.stop_starting)
     assert not made.run()
     again, prices, _ = bench(tmp_path, begins_s=EPOCH_S + 100.0, gangs=gangs)
     assert again.run()

@@ -115,7 +115,7 @@ def test_the_last_job_of_a_group_goes_on_by_itself(tmp_path):
 
 def test_leaders_follow_each_other_also_in_another_process(tmp_path):
     def act(call, runner):
-        bench.executor.stop()
+        bench.executor.stop_starting()
         return failing_leader(call, runner)
 
     bench = bench_of(tmp_path, failing_leader, names="abcd")
@@ -216,7 +216,7 @@ def test_fellows_with_fewer_steps_are_trained_to_their_own_end(tmp_path):
 
 def test_a_group_that_has_parted_stays_so_in_the_next_process(tmp_path):
     bench = bench_of(tmp_path, *[ends("crashed")] * 3)
-    stop = bench.executor.stop
+    stop = bench.executor.stop_starting
     bench.runner.script["b"] = [lambda call, runner: (stop(), ends("crashed")(call, runner))[1]]
     bench.run()
     bench.journal.close()
@@ -228,7 +228,7 @@ def test_a_group_that_has_parted_stays_so_in_the_next_process(tmp_path):
 
 def test_a_group_that_was_interrupted_goes_on_as_a_group(tmp_path):
     def act(call, runner):
-        bench.executor.stop()
+        bench.executor.stop_starting()
         runner.steps |= {"a": 5, "b": 5, "c": 5}
         theirs = {name: {"status": "preempted", "step": 5} for name in "bc"}
         return Outcome(status="preempted", result={"step": 5, "fellows": theirs})

@@ -52,7 +52,7 @@ def test_a_group_over_two_devices_that_keeps_crashing_parts_onto_both(tmp_path):
 @pytest.mark.parametrize("together", [(OVER_TWO,), (group("b", "c"), OVER_TWO)], ids=["over two", "either"])
 def test_a_group_that_was_interrupted_goes_on_over_what_devices_it_may(tmp_path, together):
     def act(call, runner):
-        bench.executor.stop()
+        bench.executor.stop_starting()
         runner.steps |= dict.fromkeys("abc", 5)
         theirs = {name: {"status": "preempted", "step": 5} for name in "bc"}
         return Outcome(status="preempted", result={"step": 5, "fellows": theirs})

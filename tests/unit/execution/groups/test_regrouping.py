@@ -153,7 +153,7 @@ def test_groups_of_one_size_on_each_device_stay_as_they_are(tmp_path):
 
 def test_another_process_trains_the_groups_that_were_formed(tmp_path):
     def stops(call, runner):
-        bench.executor.stop()
+        bench.executor.stop_starting()
         names = [order.job.name for order in call.order.members]
         runner.steps |= dict.fromkeys((call.order.job.name, *names), 6)
         return Outcome(

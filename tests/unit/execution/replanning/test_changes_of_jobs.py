@@ -183,7 +183,7 @@ def test_all_that_runs_is_stopped_with_the_executor(tmp_path):
     pool = Pool(tmp_path, ["a", "b", "c"])
 
     def stop():
-        pool.executor.stop()
+        pool.executor.stop_starting()
         pool.executor.call(pool.executor.stop_segments)
 
     pool.at(30.0, stop)
@@ -209,7 +209,7 @@ def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
     for record in running:
         future = pool.gangs.adopt(record.id, on_event=partial(again.executor.post, record.id))
         again.executor.adopt(record.id, record, future)
-    pool.at(300.0, again.executor.stop)
+    pool.at(300.0, again.executor.stop_starting)
     again.executor.replan_soon(why="adopted")
     again.executor.serve()
     assert again.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE}
