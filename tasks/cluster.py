@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -97,7 +97,12 @@ class Cluster:
 
     def device_kind(self) -> str:
         """Returns the kinds of devices in this cluster, usually one, as text for the fingerprints of profiles."""
-        return " + ".join(sorted({device.device_kind() for device in self.devices}))
+        return kind_of(self.devices)
+
+
+def kind_of(devices: Iterable[Device]) -> str:
+    """Returns the kinds of devices, usually one, as text for the fingerprints of profiles."""
+    return " + ".join(sorted({device.device_kind() for device in devices}))
 
 
 def detect(devices: Devices = "auto", *, nvml: Any = None, root: Path = Path("/")) -> Cluster:

@@ -29,7 +29,7 @@ from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.batch.placement import check_placement
-from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.cluster import Cluster, kind_of
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.requests import Requests
 from ringmaster.tasks.execution.execution_events import Prediction
@@ -269,7 +269,8 @@ def dry_run(
 def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int, left: WorkLeft | None = None) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
     if left is None:
-        check_placement(node_context.batch, nodes=[node.name for node in node_context.cluster.nodes])
+        kinds = {node.name: kind_of(node.devices) for node in node_context.cluster.nodes}
+        check_placement(node_context.batch, nodes=kinds)
     profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
     batch = node_context.batch

@@ -39,7 +39,7 @@ from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.batch.placement import check_placement
-from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.cluster import Cluster, Node, kind_of
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import RequestHandler
 from ringmaster.tasks.execution.engine import EngineContext
@@ -107,8 +107,9 @@ def open_local_run(
     mark_starting(batch, home)
     with open_node_context(batch, home=home, caller=caller) as node_context, ExitStack() as stack:
         if resumed is None:
-            names, is_here = [node.name for node in node_context.cluster.nodes], settings.engine(default=LOCAL) == LOCAL
-            check_placement(batch, nodes=names, notice=None if is_here else caller.view.notice)
+            kinds = {node.name: kind_of(node.devices) for node in node_context.cluster.nodes}
+            is_here = settings.engine(default=LOCAL) == LOCAL
+            check_placement(batch, nodes=kinds, notice=None if is_here else caller.view.notice)
         folder = resumed or stamped_folder(home / "batches" / batch.name)
         # An earlier process of the flow run, which Prefect considers dead, may still be about to end.
         stack.enter_context(exclusive_lock(folder, waits=is_started_by_prefect()))

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from ringmaster.errors import InputError, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.dated_runs import runs_below
+from ringmaster.tasks.cluster import kind_of
 from ringmaster.tasks.control.batch_terms import ALONE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning import Problem
@@ -182,9 +183,9 @@ def check_terms(batch: Batch, database: Database, *, notice: Callable[[str], Non
     """Raises BatchFileError where a batch cannot be planned by its terms beside those of the pool."""
     from ringmaster.tasks.batch.placement import check_placement  # imports pydantic
 
-    names = [node.name for node in NodeRegistry(database).all()]
+    kinds = {node.name: kind_of(node.devices) for node in NodeRegistry(database).all()}
     of_pool = features_of_pool(database)
-    check_placement(batch, nodes=names, of_pool=of_pool, notice=notice)
+    check_placement(batch, nodes=kinds, of_pool=of_pool, notice=notice)
     others = objectives_of_pool(database) - {batch.objective}
     if line := objectives_in_words(batch.objective, others):
         notice(line)

@@ -1,6 +1,6 @@
 """Whether a batch can be planned where it is started: among these nodes, and beside the terms of a pool."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.batch import Batch
@@ -12,13 +12,13 @@ from ringmaster.text import Notice
 def check_placement(
     batch: Batch,
     *,
-    nodes: Collection[str],
+    nodes: Mapping[str, str],
     of_pool: Sequence[TermsFeature] = (),
     notice: Notice | None = None,
 ) -> None:
     """Raises BatchFileError with everything that keeps a batch from being planned by its terms.
 
-    nodes: the names of the nodes that are there.
+    nodes: the kinds of devices of the nodes that are there, by name.
     of_pool: the features of the terms of all plans of the pool, if there is one.
     notice: shows names of nodes that are not there, and may join later, and what the pool overrides; None where such
         names are faults.

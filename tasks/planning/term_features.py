@@ -5,7 +5,7 @@ The module `terms` of a feature lists its classes in `TERMS_FEATURES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -52,8 +52,8 @@ class TermsFeature:
         """
         yield from ()
 
-    def node_findings(self, nodes: Collection[str]) -> Iterator[Finding]:
-        """Yields the faults of a batch's terms that name nodes that are not there. nodes: their names."""
+    def node_findings(self, nodes: Mapping[str, str]) -> Iterator[Finding]:
+        """Yields the faults of a batch's terms that name nodes that are not there. nodes: kinds of devices by name."""
         yield from ()
 
     def overrides(self, *, price_per_device_hour: float) -> Iterator[str]:

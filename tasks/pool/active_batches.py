@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
@@ -24,6 +25,8 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
 
 logger = logging.getLogger(__name__)
+
+FeatureT = TypeVar("FeatureT", bound=TermsFeature)
 
 QUOTAS = "quotas"  # the key of the pool's fact: by user, `max_devices` or `share` that a person has set for the pool
 FEATURES, REVISION = "features", "revision"
@@ -58,10 +61,14 @@ def features_of_pool(database: Database) -> tuple[TermsFeature, ...]:
 
     Features that this release cannot read are left out, and logged: the others and all batches go on.
     """
+    return _readable_features(Journal(database, batch="").get(FEATURES, {}))
+
+
+def _readable_features(stored: Mapping[str, Any]) -> tuple[TermsFeature, ...]:
     result: list[TermsFeature] = []
-    for key, stored in Journal(database, batch="").get(FEATURES, {}).items():
+    for key, value in stored.items():
         try:
-            result += terms_features({key: stored})
+            result += terms_features({key: value})
         except (TypeError, ValueError) as error:  # written by another release, or by hand
             logger.error("the pool's %s cannot be read, and is not followed: %s", key, error)
     return tuple(result)
@@ -72,16 +79,22 @@ def with_features_of_pool(terms: PlanningTerms, database: Database) -> PlanningT
     return replace(terms, features=combined_features([terms.features], of_pool=features_of_pool(database)))
 
 
-def set_feature(database: Database, key: str, feature: TermsFeature | None) -> None:
-    """Sets a feature of the terms of all plans of a pool, which its controller follows within seconds.
+def change_feature(
+    database: Database, kind: type[FeatureT], change: Callable[[FeatureT | None], FeatureT | None]
+) -> None:
+    """Changes a feature of the terms of all plans of a pool, which its controller follows within seconds.
 
-    feature: None removes the feature with the key.
+    change: returns the feature by the present one; None where there is none. It may be called again by its own result.
     """
-    journal = Journal(database, batch="")
-    stored = {name: value for name, value in journal.get(FEATURES, {}).items() if name != key}
-    if feature is not None:
-        stored[key] = to_json(feature)
-    journal.put_all({FEATURES: stored, REVISION: int(journal.get(REVISION, 0)) + 1})
+
+    def changed(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        stored = dict(facts.get(FEATURES, {}))
+        known = _readable_features({kind.key: stored.pop(kind.key)}) if kind.key in stored else ()
+        if (feature := change(next((each for each in known if isinstance(each, kind)), None))) is not None:
+            stored[kind.key] = to_json(feature)
+        return {FEATURES: stored, REVISION: int(facts.get(REVISION, 0)) + 1}
+
+    Journal(database, batch="").change_facts(changed, FEATURES, REVISION)
 
 
 def quotas_of_pool(database: Database) -> Quotas:
@@ -111,9 +124,12 @@ def set_quotas(database: Database, quotas: Mapping[str, Mapping[str, float] | No
 
     quotas: by user; None removes one.
     """
-    changed = {user: quota for user, quota in {**quotas_of_pool(database), **quotas}.items() if quota is not None}
-    Journal(database, batch="").put(QUOTAS, changed)
-    return changed
+
+    def changed(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        every = {**facts.get(QUOTAS, {}), **quotas}
+        return {QUOTAS: {user: quota for user, quota in every.items() if quota is not None}}
+
+    return dict(Journal(database, batch="").change_facts(changed, QUOTAS)[QUOTAS])
 
 
 def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[OptionKey]]) -> list[JobTableEntry]:

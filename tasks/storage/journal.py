@@ -290,6 +290,22 @@ class Journal:
         """Stores several facts, all of them or none."""
         self.database.write(self._write_of(facts))
 
+    def change_facts(self, change: Callable[[Mapping[str, Any]], Mapping[str, Any]], *keys: str) -> Mapping[str, Any]:
+        """Replaces facts in one transaction, so that no other process changes them meanwhile; returns the new ones.
+
+        change: returns the new facts by those of the keys that there are. It may be called again by its own result.
+        """
+        batch = self._batch or ""
+        query = select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == batch, FACTS.c.key.in_(keys))
+
+        def act(connection: Connection) -> Mapping[str, Any]:
+            known = {key: value[0] for key, value in connection.execute(query) if isinstance(value, list) and value}
+            facts = change(known)
+            put_facts(connection, facts, batch=batch)
+            return facts
+
+        return self.database.write(act)
+
     def put_later(self, facts: Mapping[str, Any]) -> None:
         """Stores several facts as `put_all` does, with the next writes of a database that batches."""
         self.database.write_later(self._write_of(facts))

@@ -267,6 +267,7 @@ OF_FEATURES = {
             "tariff_values",
             "tariff_bound",
             "tariff_program",
+            "tariff_arrays",
             "tariff_kernels",
             "tariff_search",
             "tariff_planner",

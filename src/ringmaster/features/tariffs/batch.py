@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from ringmaster.codec import to_json
 from ringmaster.features.tariffs.series import (
+    EXAMPLE,
     HOUR_S,
     HOURS,
     MAX_VALUE,
@@ -18,6 +18,7 @@ from ringmaster.features.tariffs.series import (
     is_zone,
     read_series,
     shown_time,
+    time_of,
 )
 from ringmaster.features.tariffs.terms import G_PER_KG, SERIES_KEYS, Tariff, Tariffs
 from ringmaster.files import is_file, path_in
@@ -84,6 +85,7 @@ class SeriesReader:
         is_wrong = zone is not None and not (isinstance(zone, str) and is_zone(zone))
         self._zone = "UTC" if is_wrong else zone or ""
         self._is_zero = batch.get("negative_prices") == "as-zero"
+        self._read_file = cache(partial(read_series, zone=self._zone))
 
     def tariff(self, place: Location, raw: Raw) -> Tariff:
         """Returns the tariff of plain values in which no fault was found."""
@@ -96,9 +98,10 @@ class SeriesReader:
         allows_negative = self._is_zero and place[-1] != "carbon"
         if isinstance(value, str):
             return self._of_file(place, value, allows_negative=allows_negative)
-        numbers = value if isinstance(value, (list, tuple)) else [value]
-        if not all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in numbers):
+        given = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in given):
             return None, []
+        numbers = [_as_float(each) for each in given]
         hours = "give the values of the hours 0 to 23"
         faults = [
             *findings_where(
@@ -116,21 +119,19 @@ class SeriesReader:
             faults.append(Finding(place, "has the hours of a day in no zone", "give time_zone, such as Europe/Berlin"))
         if faults:
             return None, faults
-        values = tuple(counted(float(each)) for each in numbers)
+        values = tuple(map(counted, numbers))
         return Series(values=values, zone=self._zone if len(values) > 1 else ""), []
 
     def moment(self, text: str) -> float:
         """Returns a moment in seconds since the epoch. Raises ValueError where a text is none."""
-        at = datetime.fromisoformat(text)
-        if at.tzinfo is None and not self._zone:
-            raise ValueError("has no time zone")
-        return (at if at.tzinfo is not None else at.replace(tzinfo=ZoneInfo(self._zone))).timestamp()
+        return time_of(text.strip(), zone=self._zone)[0]
 
     def _of_file(self, place: Location, name: str, *, allows_negative: bool) -> tuple[Series | None, list[Finding]]:
         if not is_file(self._folder, name):
-            return None, [Finding(place, f"there is no file {name!r}", f"put it into {self._folder}, or give its path")]
+            remedy = f"put it into {self._folder}, or give its path; a number has neither quotes nor a unit"
+            return None, [Finding(place, f"there is no file {name!r}", remedy)]
         try:
-            read = read_series(path_in(self._folder, name), zone=self._zone, allows_negative=allows_negative)
+            read = self._read_file(path_in(self._folder, name), allows_negative=allows_negative)
         except (OSError, ValueError) as error:
             return None, [Finding(place, f"{name} cannot be read: {error}", "give a CSV file in UTF-8")]
         remedy = "give time,value in ascending order, at equal distances, with a zone"
@@ -140,8 +141,16 @@ class SeriesReader:
         faults = [Finding(place, f"{name}, {lines}", remedy)] if lines else []
         if read.series is not None and not read.series.times_s[0] <= time.time() < read.series.ends_s:
             first, last = (shown_time(at_s) for at_s in (read.series.times_s[0], read.series.ends_s))
-            faults.append(Finding(place, f"{name} has values from {first} to {last}, and none of now", "renew it"))
+            what = f"{name} has values from {first} to {last}, and none of now"
+            faults.append(Finding(place, what, "give values from now on"))
         return read.series, faults
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.copysign(math.inf, number)
 
 
 def _sections(batch: Raw) -> Iterator[tuple[Location, Raw]]:
@@ -163,8 +172,7 @@ def _until_findings(batch: Raw, reader: SeriesReader) -> Iterator[Finding]:
             try:
                 is_over = reader.moment(text) <= time.time()
             except ValueError as error:
-                remedy = "give a moment with its zone, such as 2026-01-31T14:00+01:00"
-                yield Finding((*place, "until"), str(error), remedy)
+                yield Finding((*place, "until"), str(error), f"give a moment with its zone, such as {EXAMPLE}")
             else:
                 if is_over:
                     yield Finding((*place, "until"), f"{text} is over", "leave the node out, or give a later moment")

@@ -113,6 +113,7 @@ def tariff(
     from ringmaster.features.tariffs.pool_tariff import load_tariff, set_tariffs, tariffs_of_pool
     from ringmaster.flows.pool.batch_requests import open_database, pool_address
     from ringmaster.tasks.batch.document import place_text
+    from ringmaster.tasks.cluster import kind_of
     from ringmaster.tasks.pool.nodes import NodeRegistry
     from ringmaster.tasks.storage.schema import check_release
 
@@ -121,8 +122,8 @@ def tariff(
     with open_database(address) as database:
         if file is not None:
             database.read(check_release)
-            names = [node.name for node in NodeRegistry(database).all()]
-            for fault in () if new is None else new.node_findings(names):
+            kinds = {node.name: kind_of(node.devices) for node in NodeRegistry(database).all()}
+            for fault in () if new is None else new.node_findings(kinds):
                 notice(f"{place_text(fault.place)} {fault.message}; a node that joins later may have this name")
             set_tariffs(database, new)
         stored = tariffs_of_pool(database)

@@ -12,7 +12,7 @@ from ringmaster.findings import Finding
 from ringmaster.tasks.batch.rules import not_finite
 from ringmaster.tasks.batch.sections import section_of
 from ringmaster.tasks.batch.yaml_sections import file_error, findings, read_document
-from ringmaster.tasks.pool.active_batches import features_of_pool, set_feature
+from ringmaster.tasks.pool.active_batches import change_feature, features_of_pool
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 
@@ -52,6 +52,8 @@ def tariffs_of_pool(database: Database) -> Tariffs | None:
 def set_tariffs(database: Database, tariffs: Tariffs | None) -> None:
     """Sets the tariffs of a pool, which its controller follows within seconds; None removes them."""
     now_s = Journal(database, batch="").clock()
-    former = tariffs_of_pool(database)
-    if tariffs is not None or (former is not None and not former.is_empty):
-        set_feature(database, Tariffs.key, (tariffs or Tariffs()).replacing(former, now_s=now_s))
+
+    def replaced(former: Tariffs | None) -> Tariffs | None:
+        return None if tariffs is None and former is None else (tariffs or Tariffs()).replacing(former, now_s=now_s)
+
+    change_feature(database, Tariffs, replaced)

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -25,6 +25,7 @@ from ringmaster.files import text_of
 HOURS, HOUR_S, DAY_S = 24, 3600.0, 86_400.0
 CLOCK_CHANGE_S = 1800.0  # clocks are put forward and back by multiples of it: on Lord Howe Island by one
 COLUMNS = ["time", "value"]
+EXAMPLE = "2026-01-31T14:00+01:00"
 MAX_VALUE, MIN_VALUE = 1e12, 1e-30  # a planner's limits, with room for units
 MAX_ROWS = 110_000  # of a file: a year of five minutes
 MAX_FIELD = 1000  # characters
@@ -73,12 +74,15 @@ class Series:
 
     def steps(self, from_s: float, *, horizon_s: float) -> Steps:
         """Returns the values from a moment on, for `horizon_s` seconds, as steps from that moment."""
-        result: list[tuple[float, float]] = []
-        for at_s in (from_s, *self._changes(from_s, from_s + horizon_s)):
-            value = self.value_at(at_s)
-            if not result or value != result[-1][1]:
-                result.append((at_s - from_s, value))
-        return tuple(result)
+        return tuple(self.each_step(from_s, horizon_s=horizon_s))
+
+    def each_step(self, from_s: float, *, horizon_s: float) -> Iterator[tuple[float, float]]:
+        """Yields the steps that `steps` returns."""
+        before = math.nan
+        for at_s in chain([from_s], self._changes(from_s, from_s + horizon_s)):
+            if (value := self.value_at(at_s)) != before:
+                yield at_s - from_s, value
+            before = value
 
     def integral(self, from_s: float, to_s: float) -> float:
         """Returns the integral of the value over an interval, in value-seconds."""
@@ -184,11 +188,11 @@ def read_series(path: Path, *, zone: str, allows_negative: bool) -> ReadSeries:
             faults.append(f"line {line}: has {len(cells)} values, and must have 2")
             continue
         try:
-            at_s, shown_s = _time_of(cells[0].strip(), zone=zone, after_s=before_s)
+            at_s, shown_s = time_of(cells[0].strip(), zone=zone, after_s=before_s)
             value = _value_of(cells[1].strip(), allows_negative=allows_negative)
             rows.append(_Row(line=line, at_s=at_s, shown_s=shown_s, value=value))
             before_s = at_s
-        except (ValueError, OverflowError) as error:  # times in the first or last year that there is
+        except ValueError as error:
             faults.append(f"line {line}: {error}")
     if len(rows) > MAX_ROWS:
         faults.append(f"line {rows[MAX_ROWS].line}: is row {MAX_ROWS + 1}, and {MAX_ROWS} are the most")
@@ -243,22 +247,32 @@ def _usual_s(gaps: Sequence[float]) -> float:
     return min(statistics.multimode(gaps), default=0.0)
 
 
-def _time_of(text: str, *, zone: str, after_s: float) -> tuple[float, float]:
+def time_of(text: str, *, zone: str, after_s: float = -math.inf) -> tuple[float, float]:
     """Returns a time in seconds since the epoch, and what clocks show then, in seconds too.
 
+    zone: of a text that names none; empty where each has to.
     after_s: the time before it, by which the hour is told that clocks show twice when they are put back.
+
+    Raises ValueError where a text is no time.
     """
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a time, such as 2026-01-31T14:00+01:00") from None
-    if at.tzinfo is not None:
-        return at.timestamp(), at.timestamp()
-    if not zone:
-        raise ValueError(f"{text} has no time zone. Add it, as in {text}+01:00, or give `time_zone`")
+        raise ValueError(f"{text!r} is not a time, such as {EXAMPLE}") from None
+    if at.microsecond:
+        raise ValueError(f"{text} has a fraction of a second. Round it")
+    if at.tzinfo is None and not zone:
+        raise ValueError(f"{text} has no time zone. Add it, as in {EXAMPLE}, or give `time_zone`")
+    try:
+        return _shown_at(at, zone=zone, after_s=after_s) if at.tzinfo is None else (at.timestamp(), at.timestamp())
+    except OverflowError:
+        raise ValueError(f"{text} is in the first or the last year that there is") from None
+
+
+def _shown_at(at: datetime, *, zone: str, after_s: float) -> tuple[float, float]:
     first, second = (at.replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
     if first.astimezone(UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None) != at:
-        raise ValueError(f"clocks in {zone} do not show {text}, as they are put forward")
+        raise ValueError(f"clocks in {zone} do not show {at.isoformat(timespec='minutes')}, as they are put forward")
     is_second = first.timestamp() <= after_s < second.timestamp()
     return (second if is_second else first).timestamp(), at.replace(tzinfo=UTC).timestamp()
 

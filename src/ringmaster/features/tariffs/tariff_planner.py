@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ringmaster.errors import NoRoomError, ProblemError
+from ringmaster.features.tariffs.tariff_arrays import TariffArrays
 from ringmaster.features.tariffs.tariff_bound import TariffBound, TariffCertificate, TariffPrices
 from ringmaster.features.tariffs.tariff_program import TariffProgram
 from ringmaster.features.tariffs.tariff_search import TariffSearch
@@ -151,8 +152,8 @@ def plan_by_tariffs(problem: Problem, objective: Objective, factors: Factors, li
     with limits.work.part(SHARE_OF_PROOF) as work:
         proof = TariffProof(problem, factors, bound_s=bound.seconds, work=work)
         proof.run()
-    if proof.is_infeasible and problem.budgets:
-        raise ProblemError(["budgets: no plan keeps all budgets and deadlines together. To fix: raise a budget"])
+    if proof.is_infeasible and (faults := list(_joint_conflict(problem, bound))):
+        raise ProblemError(faults)
     best, proved_s = proof.value_bound(), time.monotonic()
     constant = _plan_by_constant_prices(problem, factors, limits)
     segments = _searched(problem, factors, proof, constant, limits)
@@ -164,7 +165,8 @@ def plan_by_tariffs(problem: Problem, objective: Objective, factors: Factors, li
     if lateness_s(plan, problem) > SAME * plan.makespan_s:
         raise ProblemError([unmet(plan, problem)])
     if faults := list(objective.faults(plan, problem)):
-        raise ProblemError([f"no plan was found that keeps the budgets: {fault}" for fault in faults])
+        text = "no plan was found that takes less, and none is proved to be impossible"
+        raise ProblemError([f"{fault}; {text}. To fix: raise it, or give later deadlines" for fault in faults])
     seconds = {"bounds": round(proved_s - began_s, 3), "local search": round(time.monotonic() - proved_s, 3)}
     plan = objective.valued(replace(plan, seconds=seconds), problem, bound, best=best)
     return replace(
@@ -193,6 +195,24 @@ def _budget_conflicts(problem: Problem, bound: Bound) -> Iterator[str]:
                 f"budget of {name}: no plan takes less than {proof.value:.6g}, which is {proof.value - budget:.6g} "
                 f"more than {budget:.6g}. To fix: raise it, or give later deadlines"
             )
+
+
+def _joint_conflict(problem: Problem, bound: Bound) -> Iterator[str]:
+    """Yields a message where a sum of measures proves that no plan keeps all budgets, though each alone can be kept.
+
+    The weights are dual prices of the program that exceeds all budgets by the least share.
+    """
+    prices = TariffProgram(TariffBound(problem, Factors()), last=None, factors=Factors(), is_elastic=True).solve()
+    weights = {} if prices is None else {name: float(f"{price:.6g}") for name, price in prices.budgets.items()}
+    allowed = math.fsum(weight * problem.budgets[name] for name, weight in weights.items())
+    proof = TariffProof(replace(problem, budgets={}), Factors(**weights), bound_s=bound.seconds)
+    proof.run()
+    if weights and proof.value > allowed * (1 + SAME):
+        sum_of = " + ".join(f"{weight:g} {name}" for name, weight in weights.items())
+        yield (
+            f"budgets: {sum_of} is at least {proof.value:.6g} in any plan, and {allowed:.6g} within all budgets. "
+            f"To fix: raise them by {proof.value / allowed - 1:.1%} or more, or give later deadlines"
+        )
 
 
 def _plan_by_constant_prices(problem: Problem, factors: Factors, limits: SearchLimits) -> Plan | None:
@@ -227,14 +247,18 @@ def _plan_by_constant_prices(problem: Problem, factors: Factors, limits: SearchL
 def _searched(
     problem: Problem, factors: Factors, proof: TariffProof, constant: Plan | None, limits: SearchLimits
 ) -> tuple[Segment, ...]:
-    search = TariffSearch(
+    arrays = TariffArrays(
         problem,
         factors,
         prices=proof.prices[proof.index[proof.worst]],
-        end_s=proof.last_ends_s[proof.worst],
         points_s=proof.bound.points_s,
         kinds=proof.bound.kinds,
         start=constant.segments if constant else (),
+    )
+    search = TariffSearch(
+        arrays,
+        factors,
+        end_s=proof.last_ends_s[proof.worst],
         least_s=limits.least_segment_s,
         is_split=limits.preemption != "never",
         seed=limits.seed,

@@ -17,9 +17,13 @@ class TariffProgram:
     """The linear program of a bound for plans that end in one window, or at any time.
 
     last: the index of the window in which the last job ends; None where the end is free, and costs nothing.
+    is_elastic: whether budgets may be exceeded, each by the same share of it, which is what the program then minimises
+        beside the factors.
     """
 
-    def __init__(self, bound: TariffBound, *, last: int | None, factors: Factors | None = None) -> None:
+    def __init__(
+        self, bound: TariffBound, *, last: int | None, factors: Factors | None = None, is_elastic: bool = False
+    ) -> None:
         self.bound, self.last, self.factors = bound, last, factors or bound.factors
         problem, lp = bound.problem, LinearProgram()
         self.lp = lp
@@ -33,6 +37,8 @@ class TariffProgram:
             self.end = lp.column(cost=self.factors.end * self.unit_s / self.value_unit)
             lp.limits[self.end] = (bound.points_s[last] / self.unit_s, min(before_s, bound.latest_end_s) / self.unit_s)
         self.budgets = {name: lp.row(-math.inf, 1.0) for name in MEASURES if problem.budgets.get(name, 0.0) > 0}
+        if is_elastic:
+            lp.column([(row, -1.0) for row in self.budgets.values()], cost=1.0)
         self.time: dict[tuple[int, int], int] = {}
         self.quota: dict[tuple[str, int], int] = {}
         self.class_of = {problem.jobs[j].id: c for c, members in enumerate(bound.classes) for j in members}

@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.features.tariffs.tariff_bound import TariffPrices, useful_options
-from ringmaster.features.tariffs.tariff_kernels import MAX_RUNS, Rules, Runs, insert, paid_by, work_of_run, worth_of_job
-from ringmaster.features.tariffs.tariff_values import Factors, change_points, price_steps, watts
+from ringmaster.features.tariffs.tariff_arrays import TariffArrays
+from ringmaster.features.tariffs.tariff_kernels import MAX_RUNS, Runs, insert, paid_by, work_of_run, worth_of_job
+from ringmaster.features.tariffs.tariff_values import Factors
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningNode
-from ringmaster.tasks.planning.problems.series import J_PER_KWH, MEASURES, value_at
+from ringmaster.tasks.planning.problems.series import MEASURES
 from ringmaster.tasks.planning.work import WorkBudget
 
 STEP_S = 2.5e-9  # work of a step of the kernel's loops
@@ -41,8 +39,6 @@ MAX_ROUNDS = 20  # of them, where nothing but the end counts
 CLOSE_ENDS = 5e-4  # relative difference of two given times at which these searches end
 SHARE_OF_ROUND = 0.12  # of the work that is left before them
 LATER = 0.02  # share of the bound's end by which the first of these times is later
-
-Place = tuple[int, tuple[int, ...]]  # index of an option of the job, and of nodes
 
 
 @dataclass(frozen=True)
@@ -78,39 +74,30 @@ class Score:
 class TariffSearch:
     """Searches plans of a problem.
 
-    prices: dual prices of the bound, on windows that begin at `points_s`; `kinds` are the names of the kinds of nodes
-        there.
+    arrays: the problem, with the places of a plan from which the search may begin.
     end_s: when plans of about the value of the bound end.
-    start: segments of a plan from which the search may begin; () for none.
     """
 
     def __init__(
         self,
-        problem: Problem,
+        arrays: TariffArrays,
         factors: Factors,
         *,
-        prices: TariffPrices,
-        points_s: Sequence[float],
-        kinds: Mapping[str, Sequence[PlanningNode]],
         end_s: float,
-        start: Sequence[Segment],
         least_s: float,
         is_split: bool,
         seed: int,
         work: WorkBudget,
     ) -> None:
-        self.problem, self.factors, self.least_s, self.is_split = problem, factors, least_s, is_split
-        self.random, self.work, self.prices, self.end_s = Random(seed), work, prices, end_s
+        self.arrays, self.rules, self.problem = arrays, arrays.rules, arrays.problem
+        self.factors, self.least_s, self.is_split = factors, least_s, is_split
+        self.random, self.work, self.end_s = Random(seed), work, end_s
         self.latest_s = math.inf  # by which all jobs end
-        self.index = {job.id: j for j, job in enumerate(problem.jobs)}
-        self.node_index = {node.id: v for v, node in enumerate(problem.nodes)}
+        problem, self.index = arrays.problem, arrays.index
         self.nexts: dict[str, list[str]] = {job.id: [] for job in problem.jobs}
         for job in problem.jobs:
             for other in job.after:
                 self.nexts[other].append(job.id)
-        self.places, self.place_index = self._all_places(start)
-        self.options = sorted({(j, k) for j, (k, _) in self.places})
-        self.rules = self._rules(kinds, points_s)
         self.budgets = {name: problem.budgets[name] for name in MEASURES if name in problem.budgets}
         self.runs = Runs(
             np.zeros(len(problem.jobs), np.int64),
@@ -124,91 +111,6 @@ class TariffSearch:
         self.guess = np.zeros(len(problem.jobs))
         self.pins = np.array([job.running.pinned_until_s if job.running else 0.0 for job in problem.jobs])
 
-    # -- problem as arrays
-
-    def _all_places(self, start: Sequence[Segment]) -> tuple[list[tuple[int, Place]], dict[tuple[int, Place], int]]:
-        """Returns the places of all jobs, in the order of jobs, and their indices."""
-        every: list[dict[Place, None]] = []
-        for job in self.problem.jobs:
-            places = dict.fromkeys((k, nodes) for k in useful_options(job) for nodes in self._node_sets(job.options[k]))
-            if job.running is not None:
-                places[job.running.option, self._nodes_of(job.running.devices)] = None
-            every.append(places)
-        for segment in start:
-            every[self.index[segment.job]][segment.option, self._nodes_of(segment.devices)] = None
-        flat = [(j, place) for j, places in enumerate(every) for place in places]
-        return flat, {key: p for p, key in enumerate(flat)}
-
-    def _nodes_of(self, devices: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
-        return tuple(sorted(self.node_index[name] for name, _ in devices))
-
-    def _node_sets(self, option: Option) -> list[tuple[int, ...]]:
-        """Returns sets of nodes for an option: neighbours in the order of nodes that fit it."""
-        fit = [v for v, node in enumerate(self.problem.nodes) if option.runs_on(node)]
-        return [tuple(fit[i : i + option.num_nodes]) for i in range(len(fit) - option.num_nodes + 1)]
-
-    def _rules(self, kinds: Mapping[str, Sequence[PlanningNode]], points_s: Sequence[float]) -> Rules:
-        problem, names = self.problem, list(kinds)
-        kind_of = {node.id: i for i, name in enumerate(names) for node in kinds[name]}
-        points = sorted({0.0, *change_points(problem.nodes), *points_s})
-        nodes = [kinds[name][0] for name in names]
-        largest = max(node.num_devices for node in problem.nodes)
-        scarce = np.zeros((len(names), len(points), largest + 1))
-        windows = np.searchsorted(np.array(points_s), points, side="right") - 1
-        for i, name in enumerate(names):
-            for q, window in enumerate(windows):
-                for slot, worth in self.prices.slots[window].get(name, {}).items():
-                    if slot <= largest:
-                        scarce[i, q, slot] = worth
-        options = [problem.jobs[j].options[k] for j, k in self.options]
-        jobs = [problem.jobs[j] for j, _ in self.options]
-        again = [o.startup_s + problem.switch_cost_s for o in options]
-        option_index = {key: i for i, key in enumerate(self.options)}
-        width = max(len(place[1]) for _, place in self.places)
-        groups = {group: i for i, group in enumerate(problem.limits)}
-        self.plain, self.energy = self._rates(nodes, points, self.factors)
-        self.by_measure = {
-            name: self._rates(nodes, points, Factors(**{name: 1.0})) for name in MEASURES if name in problem.budgets
-        }
-        return Rules(
-            points=np.array(points),
-            plain=self.plain,
-            energy=self.energy,
-            scarce=scarce,
-            kind=np.array([kind_of[node.id] for node in problem.nodes]),
-            size=np.array([node.num_devices for node in problem.nodes]),
-            memory=np.array([_or_endless(node.host_memory_bytes) for node in problem.nodes]),
-            until=np.array([_or_endless(node.available_until_s) for node in problem.nodes]),
-            place_option=np.array([option_index[j, k] for j, (k, _) in self.places]),
-            place_nodes=np.array([(*on, *[-1] * (width - len(on))) for _, (_, on) in self.places]),
-            held=np.array([self._is_held(j, place) for j, place in self.places]),
-            first_place=np.searchsorted([j for j, _ in self.places], np.arange(len(problem.jobs) + 1)),
-            slot=np.array([o.slot for o in options]),
-            devices=np.array([o.num_devices for o in options]),
-            runtime=np.array([o.runtime_s for o in options]),
-            head=np.array([b if job.started else o.startup_s for o, b, job in zip(options, again, jobs, strict=True)]),
-            again=np.array(again),
-            save=np.array([o.save_s for o in options]),
-            evaluate=np.array([o.evaluate_s for o in options]),
-            host_memory=np.array([float(o.host_memory_bytes) for o in options]),
-            power=np.array([[watts(o, node) for node in nodes] for o in options]),
-            group=np.array([groups.get(job.group, len(groups) + j) for j, job in enumerate(problem.jobs)]),
-            limit=np.array([problem.limits.get(job.group, -1) for job in problem.jobs]),
-        )
-
-    def _rates(self, nodes: Sequence[PlanningNode], points: Sequence[float], factors: Factors) -> tuple[Any, Any]:
-        """Returns the worth of a device-second by kind and point, and of one of its watts."""
-        plain = [[factors.cost * value_at(price_steps(node), at) for at in points] for node in nodes]
-        energy = [
-            [factors.rate(value_at(node.energy_price_steps, at), value_at(node.carbon_steps, at)) for at in points]
-            for node in nodes
-        ]
-        return np.array(plain), np.array(energy) / J_PER_KWH
-
-    def _is_held(self, j: int, place: Place) -> bool:
-        running = self.problem.jobs[j].running
-        return running is not None and place == (running.option, self._nodes_of(running.devices))
-
     # -- plans
 
     def take(self, segments: Sequence[Segment]) -> bool:
@@ -219,7 +121,7 @@ class TariffSearch:
             i = self.runs.counts[j]
             if i == MAX_RUNS:
                 return False
-            self.runs.places[j, i] = self.place_index[j, (segment.option, self._nodes_of(segment.devices))]
+            self.runs.places[j, i] = self.arrays.place(segment)
             self.runs.starts[j, i], self.runs.ends[j, i] = segment.start_s, segment.end_s
             self.runs.counts[j] += 1
         for j in range(len(self.problem.jobs)):
@@ -302,8 +204,8 @@ class TariffSearch:
         return tried
 
     def _measure(self, j: int) -> None:
-        self.worth[j] = worth_of_job(self.rules, self.runs, j, self.plain, self.energy)
-        for name, (plain, energy) in self.by_measure.items():
+        self.worth[j] = worth_of_job(self.rules, self.runs, j, self.arrays.plain, self.arrays.energy)
+        for name, (plain, energy) in self.arrays.by_measure.items():
             self.taken[name][j] = worth_of_job(self.rules, self.runs, j, plain, energy)
 
     def score(self) -> Score:
@@ -323,9 +225,7 @@ class TariffSearch:
             cost=self.factors.cost + multipliers.get("cost", 0.0),
             emissions=self.factors.emissions + multipliers.get("emissions", 0.0),
         )
-        nodes = {int(kind): node for kind, node in zip(self.rules.kind, self.problem.nodes, strict=True)}
-        rates = self._rates([nodes[i] for i in range(len(nodes))], self.rules.points.tolist(), factors)
-        self.rules = self.rules._replace(plain=rates[0], energy=rates[1])
+        self.rules = self.arrays.rules_at(factors)
 
     def improve(self, *, enough: float, share: float = 1.0) -> Score:
         """Takes jobs out of the present plan and places them again, and leaves the best plan as the present one.
@@ -480,7 +380,7 @@ class TariffSearch:
 
     def _budget_worth(self, value: float) -> dict[str, float]:
         """Returns what a unit of each budget is worth by the bound, and at least a little."""
-        known = self.prices.budgets
+        known = self.arrays.prices.budgets
         return {
             name: max(known.get(name, 0.0), 0.01 * value / budget) if budget else value
             for name, budget in self.budgets.items()
@@ -499,10 +399,14 @@ class TariffSearch:
         free_from = {(v, d): 0.0 for v, node in enumerate(self.problem.nodes) for d in range(node.num_devices)}
         segments = []
         for start_s, is_new, j, i, place in sorted(rows):
-            job, (k, nodes) = self.problem.jobs[j], self.places[place][1]
+            job, (k, nodes) = self.problem.jobs[j], self.arrays.places[place][1]
             end_s = float(self.runs.ends[j, i])
             slot, devices = job.options[k].slot, []
-            held = {} if is_new or job.running is None else {self.node_index[n]: ids for n, ids in job.running.devices}
+            held = (
+                {}
+                if is_new or job.running is None
+                else {self.arrays.node_index[n]: ids for n, ids in job.running.devices}
+            )
             for v in nodes:
                 free = [
                     d for d in range(self.problem.nodes[v].num_devices) if free_from[v, d] <= start_s * (1 + ROUNDING)
@@ -516,7 +420,3 @@ class TariffSearch:
             work = (end_s - start_s - paid_s) / job.options[k].runtime_s
             segments.append(Segment(job.id, k, start_s, end_s, work, paid_s, tuple(devices)))
         return tuple(segments)
-
-
-def _or_endless(value: float | None) -> float:
-    return math.inf if value is None else float(value)

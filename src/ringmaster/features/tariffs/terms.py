@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringmaster.codec import SINCE_LATER
@@ -18,7 +18,8 @@ from ringmaster.text import enumerated
 
 G_PER_KG = 1000.0
 GIVEN = "given by power_w"
-SERIES_KEYS = ("price", "energy_price", "carbon")
+PRICES = ("price", "energy_price")
+SERIES_KEYS = (*PRICES, "carbon")
 KEPT_S, MAX_FORMER = 90 * DAY_S, 100  # of the former tariffs of a pool: what no batch needs that still runs
 CARBON = "give carbon, or `ringmaster pool tariff`"
 
@@ -79,49 +80,11 @@ class Spending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormerTariffs:
-    """The tariffs of a pool until others were set. until_s: when, in seconds since the epoch."""
-
-    until_s: float
-    every: Tariff = field(default_factory=Tariff)
-    nodes: Mapping[str, Tariff] = field(default_factory=dict)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the pool had none then."""
-        return all(tariff == Tariff() for tariff in (self.every, *self.nodes.values()))
-
-    def of(self, node: str) -> Tariff:
-        """Returns the tariff of a node."""
-        return self.nodes.get(node, Tariff()).over(self.every)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tariffs(TermsFeature):
-    """The tariffs of nodes, and what of them plans must keep, or minimise.
-
-    every: of all nodes. nodes: by node, what differs there.
-    max_money, max_emissions_g: the most that may be spent; None for no bound.
-    factors: for the objective "trade-off": by measure ("end", "cost", "emissions"), the worth of a second, a unit of
-        money and a gram.
-    since_s: when a pool got its first tariffs, in seconds since the epoch; None for those of a batch.
-    former: the earlier tariffs of a pool, in order, by which that counts which was spent then. Those that say nothing
-        are of a time in which the pool had none.
-    """
-
-    key = "tariffs"
+class TariffTable:
+    """The tariffs of nodes. every: of all nodes. nodes: by node, what differs there."""
 
     every: Tariff = field(default_factory=Tariff)
     nodes: Mapping[str, Tariff] = field(default_factory=dict)
-    max_money: float | None = None
-    max_emissions_g: float | None = None
-    factors: Mapping[str, float] = field(default_factory=dict)
-    since_s: float | None = field(default=None, metadata=SINCE_LATER)
-    former: tuple[FormerTariffs, ...] = field(default=(), metadata=SINCE_LATER)
-
-    def of(self, node: str) -> Tariff:
-        """Returns the tariff of a node."""
-        return self.nodes.get(node, Tariff()).over(self.every)
 
     @property
     def is_empty(self) -> bool:
@@ -132,10 +95,46 @@ class Tariffs(TermsFeature):
         """Returns whether some node has any of these: "price", "energy_price", "carbon"."""
         return any(getattr(tariff, key) is not None for tariff in (self.every, *self.nodes.values()) for key in keys)
 
+    def of(self, node: str) -> Tariff:
+        """Returns the tariff of a node, in plans as in results: where others alone have prices, it costs nothing."""
+        own = self.nodes.get(node, Tariff()).over(self.every)
+        is_free = own.price is None and own.energy_price is None and self.tells(*PRICES)
+        return replace(own, price=Series.constant(0.0)) if is_free else own
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormerTariffs(TariffTable):
+    """The tariffs of a pool until others were set. until_s: when, in seconds since the epoch."""
+
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tariffs(TariffTable, TermsFeature):
+    """The tariffs of nodes, and what of them plans must keep, or minimise.
+
+    max_money, max_emissions_g: the most that may be spent; None for no bound.
+    factors: for the objective "trade-off": by measure ("end", "cost", "emissions"), the worth of a second, a unit of
+        money and a gram.
+    since_s: when a pool got its first tariffs, in seconds since the epoch; None for those of a batch.
+    former: the earlier tariffs of a pool, in order, by which that counts which was spent then. Those that say nothing
+        are of a time in which the pool had none.
+    """
+
+    key = "tariffs"
+
+    max_money: float | None = None
+    max_emissions_g: float | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
+    since_s: float | None = field(default=None, metadata=SINCE_LATER)
+    former: tuple[FormerTariffs, ...] = field(default=(), metadata=SINCE_LATER)
+
     def replacing(self, former: Tariffs | None, *, now_s: float) -> Tariffs:
-        """Returns the tariffs of a pool from now on, with those that they replace."""
+        """Returns the tariffs of a pool from now on, with those that they replace; the same ones replace nothing."""
         if former is None:
             return replace(self, since_s=now_s)
+        if (self.every, self.nodes) == (former.every, former.nodes):
+            return replace(self, since_s=former.since_s, former=former.former)
         ended = FormerTariffs(until_s=now_s, every=former.every, nodes=former.nodes)
         kept = [each for each in (*former.former, ended) if each.until_s > now_s - KEPT_S]
         return replace(self, since_s=former.since_s, former=tuple(kept[-MAX_FORMER:]))
@@ -148,8 +147,6 @@ class Tariffs(TermsFeature):
 
     def resuming(self, before: Tariffs, *, now_s: float) -> Tariffs:
         """Returns the tariffs from now on, with those by which that counts which was spent before."""
-        if (self.every, self.nodes) == (before.every, before.nodes):
-            return before
         return self.replacing(before, now_s=now_s)
 
     def findings(self, *, objective: str, of_pool: Tariffs | None) -> Iterator[Finding]:
@@ -161,7 +158,7 @@ class Tariffs(TermsFeature):
             for place in self._given():
                 yield Finding(place, "is said by the pool, whose tariff holds for all batches", remedy)
         known = of_pool or self
-        is_paid, emits = known.tells("price", "energy_price"), known.tells("carbon")
+        is_paid, emits = known.tells(*PRICES), known.tells("carbon")
         yield from findings_where(
             (objective == "emissions" and not emits, ("objective",), "is emissions, and nothing says them", CARBON),
             (
@@ -180,19 +177,23 @@ class Tariffs(TermsFeature):
 
     def overrides(self, *, price_per_device_hour: float) -> Iterator[str]:
         """Yields that a batch's price of devices does not count, since the pool has prices."""
-        if price_per_device_hour != 1.0 and self.tells("price", "energy_price"):
+        if price_per_device_hour != 1.0 and self.tells(*PRICES):
             yield "price_per_device_hour does not count: the pool has prices, which `ringmaster pool tariff` shows"
 
     def _given(self) -> Iterator[tuple[str, ...]]:
         yield from ((key,) for key, value in vars(self.every).items() if value is not None)
         yield from (("tariffs", node) for node in self.nodes)
 
-    def node_findings(self, nodes: Collection[str]) -> Iterator[Finding]:
-        """Yields the tariffs of nodes that are not there."""
-        for name in self.nodes:
-            if name not in nodes:
-                remedy = f"name one of {enumerated(sorted(nodes)) or 'those that will be there'}"
-                yield Finding(("tariffs", name), "is the tariff of no node that is there", remedy)
+    def node_findings(self, nodes: Mapping[str, str]) -> Iterator[Finding]:
+        """Yields the tariffs of nodes that are not there, among them those of kinds of devices."""
+        for name in (name for name in self.nodes if name not in nodes):
+            alike = sorted(node for node, kind in nodes.items() if name and name.casefold() in kind.casefold())
+            if alike:
+                what = f"names a kind of devices, and tariffs are by node: {enumerated(alike)} have this kind"
+                yield Finding(("tariffs", name), what, "give the tariff to each of these nodes")
+                continue
+            remedy = f"name one of {enumerated(sorted(nodes)) or 'those that will be there'}"
+            yield Finding(("tariffs", name), "is the tariff of no node that is there", remedy)
 
     def in_words(self) -> Iterator[str]:
         """Yields the tariff of all nodes, and what differs by node."""
@@ -200,6 +201,8 @@ class Tariffs(TermsFeature):
         for name, tariff in [("", self.every), *own]:
             if texts := list(tariff.in_words()):
                 yield f"tariff{name}: {', '.join(texts)}"
+        if self.tells(*PRICES) and all(getattr(self.every, key) is None for key in PRICES):
+            yield "nodes without a price of their own cost nothing"
 
     def on(self, problem: Problem, *, now_s: float, past: PastUse) -> Problem:
         """Returns a problem with the tariffs from now on, and what is left to spend.
@@ -306,11 +309,18 @@ def _steps(series: Series | None, *, now_s: float, horizon_s: float, unit: float
 
     The last step of a problem lasts for ever: a low one would be a reason to wait for it.
     """
-    steps = () if series is None else series.steps(now_s, horizon_s=horizon_s + DAY_S)
-    known = [step for step in steps if step[0] < horizon_s][: MAX_STEPS - 1]
-    if later := steps[len(known) :]:
+    known: list[tuple[float, float]] = []
+    later: list[tuple[float, float]] = []
+    for at_s, value in () if series is None else series.each_step(now_s, horizon_s=horizon_s + DAY_S):
+        if at_s < horizon_s and len(known) < MAX_STEPS - 1:
+            known.append((at_s, value / unit))
+        elif later and at_s > later[0][0] + DAY_S:
+            break
+        else:
+            later.append((at_s, value / unit))
+    if later:
         known.append((later[0][0], max(value for _, value in (known[-1], *later))))
-    return tuple((at_s, value / unit) for at_s, value in known)
+    return tuple(known)
 
 
 def _spent(tariff: Tariff, use: DeviceUse, *, energy_j: float | None) -> Spending:

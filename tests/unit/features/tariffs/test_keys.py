@@ -153,7 +153,7 @@ def test_all_faults_of_all_keys_are_named_at_once(tmp_path):
         "energy_price[1]: is -2.0",
         "there is no file 'absent.csv'",
         "tariffs.n1.price: has the hours of a day in no zone",
-        "tariffs.n1.until: Invalid isoformat string: 'soon'",
+        "tariffs.n1.until: 'soon' is not a time",
         "tariffs.n2.until: 2020-01-01T00:00Z is over",
         "at_most: is kept under the objectives cost, emissions, trade-off alone",
     ):
@@ -191,7 +191,7 @@ def test_a_wrong_zone_hides_no_other_fault_and_wrong_types_are_said_once(tmp_pat
 
 def placed(batch, *, nodes=("n1",), may_join=False, **options):
     notices = []
-    options |= {"nodes": nodes, "notice": notices.append if may_join else None}
+    options |= {"nodes": dict.fromkeys(nodes, "NVIDIA A100-SXM4-80GB"), "notice": notices.append if may_join else None}
     with suppress(BatchFileError):
         check_placement(batch, **options)
         return notices
@@ -226,6 +226,13 @@ def test_a_node_that_may_join_later_is_a_notice_and_one_that_is_there_is_none(tm
     (notice,) = placed(batch, may_join=True)
     assert notice == "tariffs.spot-9 is the tariff of no node that is there; a node that joins later may have this name"
     assert placed(batch, nodes=["n1", "spot-9"]) == []
+
+
+def test_a_tariff_of_a_kind_of_devices_is_refused_with_the_nodes_that_have_it(tmp_path):
+    batch = load(tmp_path, tariffs={"a100": {"price": 1.0}, "H100": {"price": 2.0}})
+    kind, absent = placed(batch, nodes=["n2", "n1"])
+    assert "tariffs.a100: names a kind of devices, and tariffs are by node: n1, n2 have this kind" in kind
+    assert kind.endswith("To fix: give the tariff to each of these nodes.") and "of no node that is there" in absent
 
 
 def test_the_keys_of_a_batch_are_refused_where_the_pool_says_them(tmp_path):

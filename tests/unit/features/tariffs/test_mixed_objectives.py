@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 
+from ringmaster.features.tariffs.pool_tariff import set_tariffs
 from ringmaster.features.tariffs.series import HOUR_S, Series
 from ringmaster.features.tariffs.terms import Tariff, Tariffs
 from ringmaster.flows.pool.batch_requests import check_terms, objectives_in_words, objectives_of_pool
@@ -13,7 +14,6 @@ from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.two_objectives import plan_by_two
 from ringmaster.tasks.pool import controller
-from ringmaster.tasks.pool.active_batches import set_feature
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.execution.fakes import profile
 from tests.unit.features.tariffs.test_keys import load
@@ -51,7 +51,7 @@ def database(tmp_path):
 
 def test_a_pool_plans_batches_of_both_kinds(database, monkeypatch):
     monkeypatch.setattr(controller, "PLANNING_WORK_S", 0.2)
-    set_feature(database, Tariffs.key, Tariffs(every=Tariff(price=PRICES)))
+    set_tariffs(database, Tariffs(every=Tariff(price=PRICES)))
     pool = PoolBench(database, Clock())
     pool.pass_seconds(1, Worker(database, num_devices=1))
     slow = {"a": (profile(step_s=60.0),)}

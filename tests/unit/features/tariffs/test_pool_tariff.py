@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -15,9 +16,10 @@ from ringmaster.features.tariffs.series import HOUR_S, Series
 from ringmaster.features.tariffs.terms import FormerTariffs, Spending, Tariff, Tariffs
 from ringmaster.flows.cli import app
 from ringmaster.tasks.control.batch_terms import ActiveBatch, PoolTerms, combined_terms
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.term_features import DeviceUse, resumed_features, terms_features
-from ringmaster.tasks.pool.active_batches import FEATURES, features_of_pool
+from ringmaster.tasks.pool.active_batches import FEATURES, QUOTAS, features_of_pool, quotas_of_pool, set_quotas
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.execution.fakes import open_journal
@@ -60,6 +62,26 @@ def test_the_plans_of_all_batches_follow_the_pools_tariff_from_then_on(database)
     assert tariffs_of_pool(database) == removed
 
 
+def test_of_changes_at_once_by_several_processes_none_is_lost(database):
+    others = [
+        Thread(target=set_quotas, args=(database, {"bo": {"max_devices": 2}})),
+        Thread(target=set_tariffs, args=(database, DEAR)),
+    ]
+
+    def change(facts):
+        for other in others if others[0].ident is None else ():
+            other.start()  # they wait for this transaction
+        own = {**facts.get(QUOTAS, {}), "al": {"max_devices": 1}}
+        return {QUOTAS: own, FEATURES: {**facts.get(FEATURES, {}), "of_others": {}}}
+
+    journal = Journal(database, batch="")
+    assert set(journal.change_facts(change, QUOTAS, FEATURES)[QUOTAS]) == {"al"}
+    for other in others:
+        other.join()
+    assert set(quotas_of_pool(database)) == {"al", "bo"}
+    assert set(journal.get(FEATURES)) == {"of_others", "tariffs"} and tariffs_of_pool(database).every == DEAR.every
+
+
 def test_a_tariff_that_cannot_be_read_stops_no_controller(database, caplog):
     Journal(database, batch="").put_all({FEATURES: {"tariffs": {"every": 3}, "of_others": {}}, "revision": 1})
     assert features_of_pool(database) == () and "the pool's tariffs cannot be read" in caplog.text
@@ -83,8 +105,9 @@ def test_what_was_spent_counts_by_the_tariff_that_held_then(database):
     own = Tariffs(every=Tariff(price=Series.constant(1.0)), max_money=5.0)
     both = Tariffs.combined([own], of_pool=new)
     assert both.spent(before).money == pytest.approx(1.0) and both.max_money == 5.0
-    long_ago = new.replacing(new, now_s=EPOCH_S + 91 * 24 * HOUR_S)
+    long_ago = DEAR.replacing(new, now_s=EPOCH_S + 91 * 24 * HOUR_S)
     assert [each.until_s for each in long_ago.former] == [EPOCH_S + 91 * 24 * HOUR_S]
+    assert CHEAP.replacing(new, now_s=EPOCH_S + 2 * HOUR_S) == new, "the same tariff replaces nothing"
 
 
 def test_what_was_spent_under_a_tariff_that_was_removed_counts_by_it():
@@ -111,7 +134,25 @@ def test_a_batch_is_resumed_with_the_values_that_its_files_have_now():
     use = DeviceUse(node="n", num_devices=1, started_s=EPOCH_S - HOUR_S, ended_s=EPOCH_S + HOUR_S)
     assert resumed.spent(use).money == pytest.approx(7.2 + 3.6)
     assert resumed_features(before, before, now_s=EPOCH_S) == before
+    bounded = {Tariffs.key: to_json(replace(DEAR, max_money=4.0))}
+    assert resumed_features(before, bounded, now_s=EPOCH_S) == bounded, "a bound may be all that was changed"
     assert resumed_features({}, now, now_s=EPOCH_S) == now
+
+
+def test_nodes_without_a_price_beside_priced_ones_cost_nothing_in_plans_and_in_results():
+    priced = Tariffs(nodes={"spot": Tariff(price=Series.constant(7.2))}, max_money=9.0)
+    nodes = (PlanningNode("own", 1), PlanningNode("spot", 1))
+    problem = Problem("p", nodes, (PlanningJob("a", (Option("single", 1, 60.0),)),))
+    terms = PlanningTerms(objective="cost", price_per_device_hour=3.6, features=(priced,))
+    own, spot = terms.on(problem).nodes
+    assert (own.price, own.price_steps, spot.price_steps) == (0.0, ((0.0, 0.0),), ((0.0, 0.002),))
+    uses = [DeviceUse(node=name, num_devices=1, started_s=0.0, ended_s=HOUR_S) for name in ("own", "spot")]
+    assert [priced.spent(use).money for use in uses] == [0.0, pytest.approx(7.2)]
+    later = CHEAP.replacing(replace(priced, since_s=0.0), now_s=HOUR_S)
+    assert [later.spent(use).money for use in uses] == [0.0, pytest.approx(7.2)]
+    assert list(priced.in_words())[-1] == "nodes without a price of their own cost nothing"
+    (node, _) = PlanningTerms(objective="cost", price_per_device_hour=3.6).on(problem).nodes
+    assert node.price == pytest.approx(0.001), "where nothing has another price, this one counts"
 
 
 def test_a_pool_without_batches_has_no_bound():
