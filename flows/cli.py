@@ -29,19 +29,19 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         *(lineage.reproduce, stored_models.verify),
     ),
 }
-GROUPS = (
+COMMAND_GROUPS = (
     (pool.jobs_app, "jobs", TRAIN),
     (pool.pool_app, "pool", POOL),
     (lineage.app, "lineage", MODELS),
     (models.datasets_app, "datasets", DATA),
 )
 
-# The module `commands` of a feature may define COMMANDS and GROUPS too; its commands may join a group of these by name.
+# The module `commands` of a feature may define COMMANDS and COMMAND_GROUPS too. Its commands may join a group by name.
 # A command that trains gives the `Interrupts` of its `typer.Context` to what trains, as `run` does. One of the core
 # joins the lists in `flows.interrupts`; others stop in order while their jobs are trained.
 # OPTIONS are functions by the names of other commands, of which each returns the command with further options.
 
-OWN_GROUPS = {name: group for group, name, _ in GROUPS}
+OWN_GROUPS = {name: group for group, name, _ in COMMAND_GROUPS}
 OPTIONS = [module.OPTIONS for module in modules("commands") if hasattr(module, "OPTIONS")]
 for source in (sys.modules[__name__], *modules("commands")):
     for panel, commands in getattr(source, "COMMANDS", {}).items():
@@ -49,5 +49,5 @@ for source in (sys.modules[__name__], *modules("commands")):
             for options in OPTIONS:
                 each = options[each.__name__](each) if each.__name__ in options else each
             (OWN_GROUPS[panel].command() if panel in OWN_GROUPS else app.command(rich_help_panel=panel))(each)
-    for group, name, panel in getattr(source, "GROUPS", ()):
+    for group, name, panel in getattr(source, "COMMAND_GROUPS", ()):
         app.add_typer(group, name=name, rich_help_panel=panel)

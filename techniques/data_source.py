@@ -338,7 +338,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "command": "ringmaster.techniques.data.sources.builtin:CommandData",
     "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }
-DATA_SOURCES = Registry(kind="kind of data", group="ringmaster.data_sources", builtin=BUILTIN_SOURCES)
+DATA_SOURCES = Registry(kind="kind of data", entry_point_group="ringmaster.data_sources", builtin=BUILTIN_SOURCES)
 
 SOURCES = ("python-stdlib", "digits", "command")
 """The values of `DataSpec.source`."""

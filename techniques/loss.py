@@ -346,7 +346,7 @@ BUILTIN_LOSSES: dict[str, str] = {
     "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",
     "rag-sequence": "ringmaster.techniques.losses.preferences:RagSequence",
 }
-LOSSES = Registry(kind="loss", group="ringmaster.losses", builtin=BUILTIN_LOSSES)
+LOSSES = Registry(kind="loss", entry_point_group="ringmaster.losses", builtin=BUILTIN_LOSSES)
 
 
 def loss_names() -> tuple[str, ...]:

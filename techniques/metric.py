@@ -262,10 +262,10 @@ BUILTIN_METRICS: dict[str, str] = {
     "recall_at_1": "ringmaster.techniques.metrics.comparisons:RecallAt1",
     "recall_at_5": "ringmaster.techniques.metrics.comparisons:RecallAt5",
 }
-METRICS = Registry(kind="metric", group="ringmaster.metrics", builtin=BUILTIN_METRICS)
+METRICS = Registry(kind="metric", entry_point_group="ringmaster.metrics", builtin=BUILTIN_METRICS)
 METRIC_FAMILIES = Registry(
     kind="family of metrics",
-    group="ringmaster.metric_families",
+    entry_point_group="ringmaster.metric_families",
     builtin={
         "latency": "ringmaster.techniques.metrics.latency:latency_metric",
         "lm-eval": "ringmaster.techniques.metrics.lm_eval_tasks:lm_eval_metric",

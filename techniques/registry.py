@@ -26,10 +26,12 @@ BUILTIN: dict[str, str] = {
     **features.TECHNIQUES,
 }
 
-GROUPS: dict[str, str] = {"shared_base": "ringmaster.techniques.shared_base:SharedBase"}
-"""Techniques that train several jobs at once: known by name, but never tried on a single job."""
+GROUP_TECHNIQUES: dict[str, str] = {"shared_base": "ringmaster.techniques.shared_base:SharedBase"}
+"""Those that train the jobs of a group at once: known by name, but never tried on a single job."""
 
-TECHNIQUES = Registry(kind="technique", group="ringmaster.techniques", builtin={**BUILTIN, **GROUPS})
+TECHNIQUES = Registry(
+    kind="technique", entry_point_group="ringmaster.techniques", builtin={**BUILTIN, **GROUP_TECHNIQUES}
+)
 
 
 FORMER_PATHS: dict[str, str] = {
@@ -66,7 +68,7 @@ def dotted_paths() -> dict[str, str]:
 
     Built-in techniques cannot be shadowed.
     """
-    return {name: path for name, path in TECHNIQUES.paths().items() if name not in GROUPS}
+    return {name: path for name, path in TECHNIQUES.paths().items() if name not in GROUP_TECHNIQUES}
 
 
 def names() -> tuple[str, ...]:

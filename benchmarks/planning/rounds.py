@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ringmaster.tasks.planning import Plan, Problem, Segment
-from ringmaster.tasks.planning.problems.problem import group_of
+from ringmaster.tasks.planning.problems.problem import user_key
 
 ROUND_S = 360.0
 SIA_POWER, SIA_WAITS = -0.5, 1.1
@@ -67,13 +67,13 @@ def shockwave_style(state: State) -> Choice:
     """Returns the options of the next round with the best weighted gain of the logarithms of progress."""
     problem, gains = state.problem, {}
     area_s = {job.id: min(o.runtime_s * o.num_devices for o in job.options) for job in problem.jobs}
-    totals, lefts = dict.fromkeys(map(group_of, problem.jobs), 0.0), dict.fromkeys(map(group_of, problem.jobs), 0.0)
+    totals, lefts = dict.fromkeys(map(user_key, problem.jobs), 0.0), dict.fromkeys(map(user_key, problem.jobs), 0.0)
     for job in problem.jobs:
-        totals[group_of(job)] += area_s[job.id]
-        lefts[group_of(job)] += state.left.get(job.id, 0.0) * area_s[job.id]
+        totals[user_key(job)] += area_s[job.id]
+        lefts[user_key(job)] += state.left.get(job.id, 0.0) * area_s[job.id]
     for name, left in state.left.items():
         job, fair_s = problem.job(name), problem.fair_s[name]
-        rho = (state.now_s + fair_s * lefts[group_of(job)] / totals[group_of(job)]) / fair_s
+        rho = (state.now_s + fair_s * lefts[user_key(job)] / totals[user_key(job)]) / fair_s
         done = max(MIN_PROGRESS, 1.0 - left)
         for k, option in enumerate(job.options):
             is_free = name not in state.begun or state.running.get(name, (-1,))[0] == k

@@ -40,7 +40,7 @@ def main() -> None:
 def with_users(problem: Problem, *, seed: int) -> Problem:
     """Returns the problem with each job given to one of four users at random."""
     random = Random(f"users/{seed}")
-    return replace(problem, jobs=tuple(replace(job, group=random.choice(USERS)) for job in problem.jobs))
+    return replace(problem, jobs=tuple(replace(job, user=random.choice(USERS)) for job in problem.jobs))
 
 
 def measured(family: str, *, seed: int) -> dict[str, dict[str, float]]:

@@ -262,10 +262,9 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
     num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
     terms = replace(batch.terms, features=())
     problem = terms.on(Problem(batch.name, (PlanningNode("any", num_devices),), requested))
-    # A pool plans a batch without users as one group.
-    groups = {name: job.group for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
-    grouped = tuple(replace(job, group=groups.get(job.id) or job.group) for job in problem.jobs)
-    problem = replace(problem, jobs=grouped)
+    # A pool plans the jobs of a batch without users as those of one user.
+    users = {name: job.user for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
+    problem = replace(problem, jobs=tuple(replace(job, user=users.get(job.id) or job.user) for job in problem.jobs))
     return objective_by_name(batch.objective).coefficients(problem).value(ends_s, held)
 
 

@@ -27,19 +27,19 @@ class Registry:
     """Dotted names of things by the names that users write. Built-in things come first, and cannot be replaced.
 
     kind: what is registered, for messages.
-    group: the group of entry points by which installed distributions add more.
+    entry_point_group: the entry points by which installed distributions add more.
     builtin: the dotted names of what Ringmaster has.
     registered: those that this process has added.
     """
 
     kind: str
-    group: str
+    entry_point_group: str
     builtin: Mapping[str, str]
     registered: dict[str, str] = field(default_factory=dict)
 
     def paths(self) -> dict[str, str]:
         """Returns all dotted names, by name, built-in ones first."""
-        return {**self.builtin, **self.registered, **installed(self.group), **self.builtin}
+        return {**self.builtin, **self.registered, **installed(self.entry_point_group), **self.builtin}
 
     def path(self, name: str) -> str:
         """Returns the dotted name of a thing. Raises ValueError, with the known names, on an unknown one."""
@@ -64,9 +64,9 @@ class Registry:
 
 
 @cache
-def installed(group: str) -> dict[str, str]:
-    """Returns the dotted names that installed distributions name as entry points of a group, by their names."""
-    return {entry.name: entry.value for entry in entry_points(group=group)}
+def installed(entry_point_group: str) -> dict[str, str]:
+    """Returns the dotted names that installed distributions name as entry points of a group, by the names of these."""
+    return {entry.name: entry.value for entry in entry_points(group=entry_point_group)}
 
 
 def find(kind: str, name: str, paths: Mapping[str, str]) -> str:

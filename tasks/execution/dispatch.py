@@ -147,7 +147,7 @@ class UserLimits:
     def of(cls, problem: Problem) -> UserLimits:
         """Returns the limits of a problem."""
         limits = problem.limits
-        return cls(devices=limits, users={job.id: job.group for job in problem.jobs if job.group in limits})
+        return cls(devices=limits, users={job.id: job.user for job in problem.jobs if job.user in limits})
 
     def user(self, job: str) -> str | None:
         """Returns the user of a job that has a limit, else None."""

@@ -65,7 +65,7 @@ class Contraction:
 
         Where groups of jobs are limited, such as those of a user, jobs of different ones are not trained together.
         """
-        if self.problem.limits and any(len({self.problem.job(name).group for name in group}) > 1 for group in groups):
+        if self.problem.limits and any(len({self.problem.job(name).user for name in group}) > 1 for group in groups):
             return None
         ones = {group: self.ones[group] for group in sorted(groups, key=lambda group: self._places[group][0])}
         name_of = {name: one.id for group, one in ones.items() for name in group}
@@ -109,7 +109,7 @@ class Contraction:
             release_s=max(job.release_s for job in members),
             deadline_s=min(due, default=None),
             weight=sum(job.weight for job in members),
-            group=lead.group,
+            user=lead.user,
             running=running,
             started=any(job.started for job in members),
             members=tuple(others),

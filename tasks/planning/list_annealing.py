@@ -160,7 +160,7 @@ def _choices(problem: Problem, j: int) -> list[int]:
     job = problem.jobs[j]
     if job.running is not None and job.running.pinned_until_s > 0.0:
         return [job.running.option]
-    most = problem.limits.get(job.group, problem.num_devices)
+    most = problem.limits.get(job.user, problem.num_devices)
     return [k for k in useful_options(job) if job.options[k].num_devices <= most]
 
 
@@ -174,7 +174,7 @@ def _jobs(problem: Problem, of: Coefficients, unit_s: float, rows: Sequence[tupl
     index = {job.id: j for j, job in enumerate(jobs)}
     at = [set() if job.running is None else {node for node, _ in job.running.devices} for job in jobs]
     due = [NEVER if job.deadline_s is None else job.deadline_s / unit_s for job in jobs]
-    groups = {group: g for g, group in enumerate(problem.limits)}
+    quotas = {user: u for u, user in enumerate(problem.limits)}
     return Jobs(
         release=np.array([job.release_s for job in jobs]) / unit_s,
         due=np.array(due),
@@ -187,7 +187,7 @@ def _jobs(problem: Problem, of: Coefficients, unit_s: float, rows: Sequence[tupl
         runs_at=np.array([[node.id in names for node in problem.nodes] for names in at]),
         waits_from=np.cumsum([0, *(len(job.after) for job in jobs)]),
         waits=np.array([index[other] for job in jobs for other in job.after], np.int64),
-        group=np.array([groups.get(job.group, -1) for job in jobs]),
+        quota=np.array([quotas.get(job.user, -1) for job in jobs]),
     )
 
 

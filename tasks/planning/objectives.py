@@ -6,7 +6,7 @@ The value of a plan is linear in the ends of its jobs and in the device-seconds 
 
 An objective gives these coefficients for a problem. Everything that plans, compares or bounds plans follows from them:
 list schedules, annealing over lists, retiming, replanning, and the lower bound. Installed packages add objectives by
-entry points of the group `ringmaster.objectives`.
+entry points `ringmaster.objectives`.
 """
 
 import math
@@ -214,17 +214,17 @@ def lateness_s(plan: Plan, problem: Problem) -> float:
 
 
 class Fairness(Objective):
-    """The largest finish-time fairness rho of all groups (Mahajan et al., "Themis", NSDI 2020).
+    """The largest finish-time fairness rho of all users (Mahajan et al., "Themis", NSDI 2020).
 
-    rho of a group is the end of its last job, over the seconds in which it could do its jobs on 1/N of the devices for
-    N groups (`problem.fair_seconds`). Up to 1, no group would gain from a cluster of its own.
+    rho of a user is the end of their last job, over the seconds in which their jobs could be done on 1/N of the devices
+    for N users (`problem.fair_seconds`). Up to 1, no user would gain from a cluster of its own.
     """
 
     name = "fairness"
     trains_alone = True
 
     def coefficients(self, problem: Problem) -> Coefficients:
-        """Returns 1 / fair seconds of the job's group, in the maximum."""
+        """Returns 1 / fair seconds of the job's user, in the maximum."""
         return Coefficients(latest={job: 1.0 / fair_s for job, fair_s in problem.fair_s.items()})
 
 
@@ -286,7 +286,7 @@ MAKESPAN = Makespan()
 
 OBJECTIVES = Registry(
     kind="objective",
-    group="ringmaster.objectives",
+    entry_point_group="ringmaster.objectives",
     builtin={
         each.name: f"{__name__}:{each.__name__}"
         for each in (Makespan, WeightedCompletion, MeanCompletion, Fairness, TimeToTarget)
@@ -320,7 +320,7 @@ class PlanningTerms:
     objective: the name of the objective, as in `solve`.
     deadlines_s: by job, in seconds from the start of the batch.
     weights: by job; 1 for jobs that are not named.
-    users: by job, whose job it is; jobs that are not named are groups of their own.
+    users: by job, whose job it is; each job that is not named has a user of its own.
     price_per_device_hour: price of any device, in any currency; at 1, a cost is in device-hours.
     max_devices, shares: by user, the most devices that the user's jobs may hold at a time, as a number and as a share
         of all devices. A quota never keeps a job from running: it is at least the smallest gang of each.
@@ -362,7 +362,7 @@ class PlanningTerms:
                 job,
                 deadline_s=self._due_s((job.id, *job.members), elapsed_s=elapsed_s),
                 weight=sum(self.weights.get(name, 1.0) for name in (job.id, *job.members)),
-                group=self.users.get(job.id, ""),
+                user=self.users.get(job.id, ""),
             )
             for job in problem.jobs
         )
@@ -383,7 +383,7 @@ class PlanningTerms:
     def _quotas(self, jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, int]:
         quotas = {}
         for user in self.max_devices.keys() | self.shares.keys():
-            smallest = (min(o.num_devices for o in job.options if not o.jobs) for job in jobs if job.group == user)
+            smallest = (min(o.num_devices for o in job.options if not o.jobs) for job in jobs if job.user == user)
             share = math.floor(self.shares.get(user, 1.0) * num_devices)
             quotas[user] = max(1, min(share, self.max_devices.get(user, share)), *smallest)
         return quotas

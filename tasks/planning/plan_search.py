@@ -229,7 +229,7 @@ class PlanSearch:
         from ringmaster.tasks.planning.plans.verify import verify
 
         limits = self.problem.limits
-        small = narrowed(self.problem, lambda job, o: o.num_devices <= limits.get(job.group, self.problem.num_devices))
+        small = narrowed(self.problem, lambda job, o: o.num_devices <= limits.get(job.user, self.problem.num_devices))
         if small is None:
             raise NoRoomError("a job that runs exceeds its quota")
         with self.work.part(SHARE_OF_NO_QUOTAS) as work:

@@ -34,7 +34,7 @@ BUILTIN: dict[str, str] = {
     "ray": "ringmaster.tasks.pool.ray.ray_engine:RayOptions",
 }
 """By name, the dotted path of the engine's `EngineOptions`, or of what builds the engine from an `EngineContext`."""
-ENGINES = Registry(kind="engine", group="ringmaster.engines", builtin=BUILTIN)
+ENGINES = Registry(kind="engine", entry_point_group="ringmaster.engines", builtin=BUILTIN)
 CONTROLLER = "controller"
 """Name of the service of a pool that uses the engine."""
 ALLOCATION = "RINGMASTER_ALLOCATION"

@@ -43,7 +43,7 @@ from typing import Any
 
 from ringmaster.registry import installed
 
-GROUP = "ringmaster.features"
+ENTRY_POINT_GROUP = "ringmaster.features"
 BUILTIN = (
     "ringmaster.features.quantized_base",
     "ringmaster.features.composition",
@@ -106,7 +106,7 @@ OBJECTIVES = {
 @cache
 def packages(*, only_builtin: bool = False) -> tuple[str, ...]:
     """Returns the names of the packages of all features."""
-    return BUILTIN if only_builtin else tuple(dict.fromkeys([*BUILTIN, *installed(GROUP).values()]))
+    return BUILTIN if only_builtin else tuple(dict.fromkeys([*BUILTIN, *installed(ENTRY_POINT_GROUP).values()]))
 
 
 @cache

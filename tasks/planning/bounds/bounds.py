@@ -36,7 +36,7 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     job runs once at a time, from its release on. Where all nodes stay available, T is the right side divided by sum_n
     pack(G_n) + sum_j l_j.
     cost_j is the least that the job costs, see `costs_of`. Nodes with other types of devices have prices of their own.
-    A device that a group with a quota of Q devices holds costs a further price q per second; all of its jobs together
+    A device that a user with a quota of Q devices holds costs a further price q per second; all of its jobs together
     pay at most Q q per second, which is added to the left side.
     With work prices, the formula is that of `bound_by_work`; with prices by window, that of `window_bound`.
 
@@ -56,7 +56,7 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     cost = sum(costs_of(certificate, problem).values())
     cost += sum(own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
     pack = {kind: job_costs.pack_of(certificate.prices_of(kind), problem) for kind in problem.device_types}
-    quotas = sum(price * problem.quotas.get(group, 0) for group, price in certificate.quota_prices.items())
+    quotas = sum(price * problem.quotas.get(user, 0) for user, price in certificate.quota_prices.items())
     rates = [windows.Rate(0.0, math.inf, sum(own.values()) + quotas)]
     for node in problem.nodes:
         until_s = math.inf if node.available_until_s is None else node.available_until_s
@@ -99,7 +99,7 @@ def costs_of(certificate: Certificate, problem: Problem) -> dict[str, float]:
         return {job.id: cheapest(job, certificate, types, problem.switch_cost_s) for job in problem.jobs}
     own, rows = certificate.job_prices, []
     for job in problem.jobs:
-        quota_price = certificate.quota_prices.get(job.group, 0.0)
+        quota_price = certificate.quota_prices.get(job.user, 0.0)
         for o in job.options:
             members = (job.id, *o.jobs)
             kinds = types if not o.device_type else (o.device_type,)
@@ -192,7 +192,7 @@ def cost_bound(problem: Problem, prices: Mapping[str, float]) -> float:
 
 def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], switch_cost_s: float = 0.0) -> float:
     """Returns the least that a job costs at the prices, including start-up, save, evaluation and switches."""
-    own, of_quota = certificate.job_prices.get(job.id, 0.0), certificate.quota_prices.get(job.group, 0.0)
+    own, of_quota = certificate.job_prices.get(job.id, 0.0), certificate.quota_prices.get(job.user, 0.0)
     prices = [
         min(
             (o.num_nodes * certificate.prices_of(kind).get(o.slot, 0.0) + own + of_quota * o.num_devices)

@@ -55,7 +55,7 @@ class PatternModel:
         work   sum_o y[c,o] / seconds[o]  >= m[c]                                 for each class c, over the
                options o that do its work: its own, and fused groups that include it
         time   sum_o y[c,o] - m[c] T      <= - m[c] release[c]                    for each class c, over the same
-        quota  sum_{c,o of group} devices[o] y[c,o] - quota T <= 0                for each group with a quota
+        quota  sum_{c,o of user} devices[o] y[c,o] - quota T <= 0                 for each user with a quota
         slots  sum_{c,o of slot s} nodes[o] y[c,o] - sum_{g,v} f[g,v,s]  <= 0     for each type and slot size s
         walk   sum_s f[g,v,s] - sum_s f[g,v-s,s] - (x[g] if v = 0 else 0) = 0     for each group g and position v
         nodes  x[g] - nodes[g] T          <= 0, x[g] <= nodes[g] end[g]           for each group g
@@ -91,7 +91,7 @@ class PatternModel:
         self._work: list[int] = []  # the index of the row of each class
         self._time: list[int] = []
         self._add_classes()
-        self._quota = {group: self._quota_row(group, quota) for group, quota in problem.limits.items()}
+        self._quota = {user: self._quota_row(user, quota) for user, quota in problem.limits.items()}
         steps, in_use = self._walk_columns()
         self._slots = self._slot_rows(steps)
         self._add_nodes(steps, in_use)
@@ -129,8 +129,8 @@ class PatternModel:
             self._work.append(self._row(done >= len(jobs)))
             self._time.append(self._row(time - len(jobs) * self._length <= -len(jobs) * release))
 
-    def _quota_row(self, group: str, quota: int) -> int:
-        own = (i for i, option in enumerate(self._options) if self.problem.jobs[option.job].group == group)
+    def _quota_row(self, user: str, quota: int) -> int:
+        own = (i for i, option in enumerate(self._options) if self.problem.jobs[option.job].user == user)
         return self._row(
             pulp.lpSum(self._options[i].option.num_devices * self._y[i] for i in own) <= quota * self._length
         )
@@ -220,7 +220,7 @@ class PatternModel:
         if self.problem.is_fused:
             rows = zip(self.classes, self._work, strict=True)
             cover = {self.problem.jobs[j].id: max(0.0, float(duals[row])) for jobs, row in rows for j in jobs}
-        quotas = {group: price for group, row in self._quota.items() if (price := -float(duals[row])) > 0}
+        quotas = {user: price for user, row in self._quota.items() if (price := -float(duals[row])) > 0}
         slots = next(iter(typed.values())) if len(typed) == 1 else {}
         more = {} if len(typed) == 1 else typed
         return Certificate(slots, own, cover_prices=cover, typed_prices=more, quota_prices=quotas)

@@ -24,14 +24,14 @@ first, last: the options of job j are first[j] .. last[j] - 1.
 runs_on: runs_on[o, v] is whether option o runs on node v.
 """
 
-Jobs = namedtuple("Jobs", "release due weight latest started running runs_at waits_from waits group")
+Jobs = namedtuple("Jobs", "release due weight latest started running runs_at waits_from waits quota")
 """Attributes of each job.
 
 weight: what each unit of time adds to the objective by which job j ends later; `Rules.scale` divides it.
 latest: the factor of the end of job j in the last end.
 running, runs_at: running[j] is the option under which job j runs at time 0, or -1, on the nodes v with runs_at[j, v].
 waits_from, waits: job j waits for the jobs waits[waits_from[j] : waits_from[j + 1]].
-group: the index of its quota, or -1.
+quota: the index of the quota of its user, or -1.
 """
 
 Nodes = namedtuple("Nodes", "size until price memory")
@@ -48,7 +48,7 @@ per_last: weight of the last end.
 per_end: weight of early ends relative to that of the last one; 0 if not only the last end counts.
 switch: the cost of a switch.
 cheaply: prefer cheap nodes.
-quotas: the most devices that the jobs of each group may hold at a time.
+quotas: the most devices that the jobs of each user may hold at a time.
 """
 
 
@@ -136,10 +136,10 @@ def listed(order, option, options, jobs, nodes, rules, free, held, num_held, end
                         held[v, num_held[v], 2] = options.memory[o]
                         num_held[v] += 1
             ends[j] = length
-            if jobs.group[j] >= 0:
-                if free[m + jobs.group[j], options.slot[o] * options.spread[o] - 1] > 0.0:
+            if jobs.quota[j] >= 0:
+                if free[m + jobs.quota[j], options.slot[o] * options.spread[o] - 1] > 0.0:
                     return NEVER
-                hold(m + jobs.group[j], options.slot[o] * options.spread[o], 0.0, length, free)
+                hold(m + jobs.quota[j], options.slot[o] * options.spread[o], 0.0, length, free)
     for j in order:
         o = option[j]
         ready = jobs.release[j]
@@ -152,8 +152,8 @@ def listed(order, option, options, jobs, nodes, rules, free, held, num_held, end
             continue
         length = length_of(j, option, options, jobs, rules)
         slot, need = options.slot[o], options.memory[o]
-        if jobs.group[j] >= 0:
-            ready = max(ready, free[m + jobs.group[j], slot * options.spread[o] - 1])
+        if jobs.quota[j] >= 0:
+            ready = max(ready, free[m + jobs.quota[j], slot * options.spread[o] - 1])
         for v in range(m):
             starts[v] = NEVER
             if options.runs_on[o, v]:
@@ -205,8 +205,8 @@ def listed(order, option, options, jobs, nodes, rules, free, held, num_held, end
                 held[v, num_held[v], 0], held[v, num_held[v], 1], held[v, num_held[v], 2] = start, end, need
                 num_held[v] += 1
         ends[j] = end
-        if jobs.group[j] >= 0:
-            hold(m + jobs.group[j], slot * options.spread[o], start, end, free)
+        if jobs.quota[j] >= 0:
+            hold(m + jobs.quota[j], slot * options.spread[o], start, end, free)
     late, last, weighted = 0.0, 0.0, 0.0
     for j in range(n):
         last = max(last, jobs.latest[j] * ends[j])

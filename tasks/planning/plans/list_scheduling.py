@@ -20,7 +20,7 @@ Piece = tuple[str, int, float]  # a choice, and the share of the job that it doe
 
 
 class SharedAmount:
-    """Records how much of something that gangs share is used when: host memory, or the devices of a limited group."""
+    """Records how much of something that gangs share is used when: host memory, or the devices of a user's quota."""
 
     def __init__(self, most: float) -> None:
         self._most, self._times_s, self._used = most, [0.0], [0.0]
@@ -70,7 +70,7 @@ class DeviceTimeline:
             SharedAmount(math.inf if node.host_memory_bytes is None else node.host_memory_bytes)
             for node in problem.nodes
         ]
-        self._limited = {group: SharedAmount(most) for group, most in problem.limits.items()}
+        self._limited = {user: SharedAmount(most) for user, most in problem.limits.items()}
 
     def earliest(
         self,
@@ -79,7 +79,7 @@ class DeviceTimeline:
         *,
         length_s: float | None = None,
         cheaply_by_s: float | None = None,
-        group: str = "",
+        user: str = "",
         node: int | None = None,
     ) -> tuple[float, list[int]]:
         """Returns the earliest start from `ready_s` at which the gang fits, and its nodes.
@@ -88,20 +88,20 @@ class DeviceTimeline:
 
         length_s: seconds for which the gang must fit; None for those of the whole job.
         cheaply_by_s: take the cheapest nodes instead, where the job then still ends by that time.
-        group: within whose limit the gang must fit.
+        user: within whose quota the gang must fit.
         node: the index of the only node that it may use; None for any.
 
         Raises NoRoomError where the gang fits nowhere.
         """
         whole_s = option.whole_s if length_s is None else length_s
-        limited = self._limited.get(group)
+        limited = self._limited.get(user)
         while True:
             start_s, nodes = self._earliest(option, ready_s, whole_s, cheaply_by_s=cheaply_by_s, node=node)
             ready_s = start_s if limited is None else limited.earliest(option.num_devices, start_s, whole_s)
             if ready_s <= start_s:
                 return start_s, nodes
             if ready_s == math.inf:
-                raise NoRoomError(f"the limit of {group} is less than {option.num_devices} devices")
+                raise NoRoomError(f"the limit of {user} is less than {option.num_devices} devices")
 
     def _earliest(
         self, option: Option, ready_s: float, whole_s: float, *, cheaply_by_s: float | None, node: int | None
@@ -138,16 +138,16 @@ class DeviceTimeline:
         return start_s, [int(ties[0])]
 
     def take(
-        self, option: Option, start_s: float, nodes: Sequence[int], length_s: float | None = None, *, group: str = ""
+        self, option: Option, start_s: float, nodes: Sequence[int], length_s: float | None = None, *, user: str = ""
     ) -> Gang:
         """Reserves a gang from `start_s` for `length_s` seconds, on the devices that became free last.
 
         length_s: None for all of the option's seconds.
-        group: within whose limit the gang counts.
+        user: within whose quota the gang counts.
         """
         gang, end_s = [], start_s + (option.whole_s if length_s is None else length_s)
-        if group in self._limited:
-            self._limited[group].take(option.num_devices, start_s, end_s)
+        if user in self._limited:
+            self._limited[user].take(option.num_devices, start_s, end_s)
         for v in nodes:
             free_s, device = self._free_s[v], self._device[v]
             top = int(np.searchsorted(free_s, start_s, side="right"))
@@ -156,16 +156,16 @@ class DeviceTimeline:
             gang.append(self._held(option, v, start_s, end_s, ids))
         return tuple(gang)
 
-    def hold(self, option: Option, devices: Gang, length_s: float, *, group: str = "") -> None:
+    def hold(self, option: Option, devices: Gang, length_s: float, *, user: str = "") -> None:
         """Reserves given devices from time 0, for a job that runs there already. Nothing else may be on them yet.
 
         Raises NoRoomError where the devices become unavailable before the end.
         """
         index = {node.id: v for v, node in enumerate(self._nodes)}
-        if group in self._limited:
-            if self._limited[group].earliest(option.num_devices, 0.0, length_s) > 0.0:
-                raise NoRoomError(f"what runs of {group} exceeds its limit")
-            self._limited[group].take(option.num_devices, 0.0, length_s)
+        if user in self._limited:
+            if self._limited[user].earliest(option.num_devices, 0.0, length_s) > 0.0:
+                raise NoRoomError(f"what runs of {user} exceeds its limit")
+            self._limited[user].take(option.num_devices, 0.0, length_s)
         for name, ids in devices:
             v = index[name]
             if length_s > self._until_s[v]:
@@ -251,7 +251,7 @@ def schedule_pieces(
         length_s = paid_s + share * option.runtime_s
         if is_first and job.running is not None and k == job.running.option:
             start_s, gang = 0.0, job.running.devices
-            timeline.hold(option, gang, length_s, group=job.group)
+            timeline.hold(option, gang, length_s, user=job.user)
         else:
             waits = (ends[other] for other in job.after) if is_first else (ends[job_id],)
             by_s = (np.inf if job.deadline_s is None else job.deadline_s) if prices else None
@@ -260,10 +260,10 @@ def schedule_pieces(
                 max([job.release_s, *waits]),
                 length_s=length_s,
                 cheaply_by_s=by_s,
-                group=job.group,
+                user=job.user,
                 node=(nodes or {}).get(job_id),
             )
-            gang = timeline.take(option, start_s, chosen, length_s, group=job.group)
+            gang = timeline.take(option, start_s, chosen, length_s, user=job.user)
         ends[job_id] = start_s + length_s
         if one_a_node:
             timeline.fill([node for node, _ in gang], ends[job_id])
@@ -328,7 +328,7 @@ def current_practice(problem: Problem) -> Plan:
     the problem, each on the node that is free first.
     """
     limits = problem.limits
-    choices = [(job.id, _largest(job, most=limits.get(job.group, problem.num_devices))) for job in problem.jobs]
+    choices = [(job.id, _largest(job, most=limits.get(job.user, problem.num_devices))) for job in problem.jobs]
     return Plan(problem.name, schedule(problem, choices, one_a_node=True), method="current practice")
 
 

@@ -189,8 +189,8 @@ def _followers(problem: Problem, rows: Sequence[Segment], of_job: dict[str, list
     memory = {node.id for node in problem.nodes if node.host_memory_bytes is not None}
     for i, row in enumerate(rows):
         job = problem.job(row.job)
-        if job.group in problem.limits:
-            shares.setdefault(("limit", job.group), []).append(i)
+        if job.user in problem.limits:
+            shares.setdefault(("limit", job.user), []).append(i)
         if job.options[row.option].host_memory_bytes:
             for v, _ in row.devices:
                 if v in memory:

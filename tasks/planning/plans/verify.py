@@ -29,7 +29,7 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
        continues unchanged until its pin ends or it is done.
     3. Gangs: a gang has the option's size, number of nodes and device type, on devices that exist and are still
        available. No device serves two segments at a time, and the host memory of a node suffices for all gangs on it.
-       The gangs of a group's jobs hold no more devices at a time than its quota.
+       The gangs of a user's jobs hold no more devices at a time than its quota.
     4. Order: a job's segments do not overlap, start after its release and after the end of every job that it waits for,
        and end by its deadline.
     5. Bounds: the lower bound is not above the makespan, and the certificate proves it, or counting, or arithmetic
@@ -119,7 +119,7 @@ def _work(segment: Segment, option: Option) -> float:
 
 
 def _shared_faults(plan: Plan, problem: Problem, tolerance_s: float) -> Iterator[str]:
-    """Yields faults of what gangs share: the host memory of a node, and the quota of a group."""
+    """Yields faults of what gangs share: the host memory of a node, and the quota of a user."""
     rows = [(segment, problem.job(segment.job)) for segment in plan.segments]
     for node in problem.nodes:
         if node.host_memory_bytes is not None:
@@ -127,10 +127,10 @@ def _shared_faults(plan: Plan, problem: Problem, tolerance_s: float) -> Iterator
             uses = [(s, job.options[s.option].host_memory_bytes) for s, job in here]
             for now_s, used in _overuse(uses, node.host_memory_bytes, tolerance_s):
                 yield f"node {node.id}: gangs take {used} bytes of {node.host_memory_bytes} at {now_s}"
-    for group, most in problem.quotas.items():
-        uses = [(s, sum(len(ids) for _, ids in s.devices)) for s, job in rows if job.group == group]
+    for user, most in problem.quotas.items():
+        uses = [(s, sum(len(ids) for _, ids in s.devices)) for s, job in rows if job.user == user]
         for now_s, used in _overuse(uses, most, tolerance_s):
-            yield f"{group}: its jobs hold {used} devices at {now_s}, its quota is {most}"
+            yield f"{user}: its jobs hold {used} devices at {now_s}, its quota is {most}"
 
 
 def _overuse(uses: Sequence[tuple[Segment, int]], most: int, tolerance_s: float) -> Iterator[tuple[float, int]]:

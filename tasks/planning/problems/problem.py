@@ -25,24 +25,24 @@ Frontier = Sequence[tuple[float, float]]
 """(seconds, cost) of a job, such as device-seconds, from its fastest option to its cheapest one, convex."""
 
 
-def group_of(job: problem_parts.PlanningJob) -> tuple[bool, str]:
-    """Returns the group of a job. A job without a named one is a group of its own, whatever its name."""
-    return (True, job.group) if job.group else (False, job.id)
+def user_key(job: problem_parts.PlanningJob) -> tuple[bool, str]:
+    """Returns what identifies the user of a job. A job without a user has one of its own, whatever its name."""
+    return (True, job.user) if job.user else (False, job.id)
 
 
 def fair_seconds(jobs: Sequence[problem_parts.PlanningJob], num_devices: int) -> dict[str, float]:
-    """Returns, by job id, the seconds in which the job's group could do its jobs on its share of the devices.
+    """Returns, by job id, the seconds in which the jobs of its user could be done on an equal share of the devices.
 
     jobs: in a topological order.
     """
-    groups: dict[tuple[bool, str], list[problem_parts.PlanningJob]] = defaultdict(list)
+    of_users: dict[tuple[bool, str], list[problem_parts.PlanningJob]] = defaultdict(list)
     for job in jobs:
-        groups[group_of(job)].append(job)
+        of_users[user_key(job)].append(job)
     heads_s = _heads_s(jobs)
     seconds: dict[str, float] = {}
-    for members in groups.values():
-        rows = [(heads_s[job.id], _frontier_on(job, num_devices / len(groups))) for job in members]
-        seconds |= dict.fromkeys((job.id for job in members), _least_s(rows, num_devices / len(groups)))
+    for own in of_users.values():
+        rows = [(heads_s[job.id], _frontier_on(job, num_devices / len(of_users))) for job in own]
+        seconds |= dict.fromkeys((job.id for job in own), _least_s(rows, num_devices / len(of_users)))
     return seconds
 
 
@@ -137,7 +137,7 @@ _JOB_KEYS = {
     "release": ("release_s", False),
     "deadline": ("deadline_s", False),
     "weight": ("weight", False),
-    "group": ("group", False),
+    "group": ("user", False),
     "running": ("running", False),
     "started": ("started", False),
     "fellows": ("members", False),
@@ -245,7 +245,7 @@ class Problem:
     Every job has an option of its own, in addition to those of fused groups.
 
     switch_cost_s: seconds that a job pays when it continues under another option, on other devices or after a pause.
-    quotas: by group (`PlanningJob.group`), the most devices that its jobs may hold at the same time.
+    quotas: by user (`PlanningJob.user`), the most devices that their jobs may hold at the same time.
     budgets: by measure ("cost", "emissions" in grams), what the whole plan may take of it.
     factors: by measure, or "end" for the last end, its factor in the objective `trade-off`.
     """
@@ -292,9 +292,9 @@ class Problem:
 
     @cached_property
     def limits(self) -> Mapping[str, int]:
-        """The quotas that can bind: of groups with jobs, and of fewer devices than there are."""
-        groups = {job.group for job in self.jobs}
-        return {group: most for group, most in self.quotas.items() if group in groups and most < self.num_devices}
+        """The quotas that can bind: of users with jobs, and of fewer devices than there are."""
+        users = {job.user for job in self.jobs}
+        return {user: most for user, most in self.quotas.items() if user in users and most < self.num_devices}
 
     @cached_property
     def is_fused(self) -> bool:
@@ -319,7 +319,7 @@ class Problem:
 
     @cached_property
     def fair_s(self) -> Mapping[str, float]:
-        """Seconds in which each group could do its jobs on its share of the devices, by job (`fair_seconds`)."""
+        """By job, seconds in which the jobs of its user could be done on an equal share of the devices (`fair_seconds`)."""
         return fair_seconds(self.in_order, self.num_devices)
 
     def job(self, job_id: str) -> problem_parts.PlanningJob:
@@ -395,7 +395,7 @@ def likeness(job: problem_parts.PlanningJob) -> Hashable:
         )
         for o in job.options
     )
-    return options, job.after, job.release_s, job.deadline_s, job.weight, job.group, job.started
+    return options, job.after, job.release_s, job.deadline_s, job.weight, job.user, job.started
 
 
 def overhead_s(

@@ -119,8 +119,8 @@ class PlanningJob:
     release_s: earliest start.
     deadline_s: latest end; None for no deadline.
     weight: factor of the job's end in the objective `weighted`.
-    group: the user or batch whose job it is, for the objective `fairness` and quotas; "" where the job is a group of
-        its own.
+    user: the user or batch whose job it is, for the objective `fairness` and quotas; "" for a user without other jobs.
+        In files, it is `group`.
     running: what the job runs at time 0; None where it does not run.
     started: the job has a checkpoint, so its first segment pays the switch cost, unless that segment continues what is
         running. A running job has always started.
@@ -133,7 +133,7 @@ class PlanningJob:
     release_s: float = 0.0
     deadline_s: float | None = None
     weight: float = 1.0
-    group: str = ""
+    user: str = ""
     running: CurrentRun | None = None
     started: bool = False
     members: tuple[str, ...] = ()
@@ -204,8 +204,8 @@ def faults_of(
             if option.jobs:
                 yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
-        if job.group != "" and not is_printable_name(job.group):
-            yield f"{place}: group must be {_NAME}, such as that of a user, not {shown(job.group)}"
+        if job.user != "" and not is_printable_name(job.user):
+            yield f"{place}: group must be {_NAME}, such as that of a user, not {shown(job.user)}"
         if not _is_a(bool, job.started):
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:
@@ -220,14 +220,14 @@ def quota_faults(quotas: Any, jobs: Sequence[PlanningJob]) -> Iterator[str]:
     if not _is_a(Mapping, quotas):
         yield f"problem: quotas must be an object with a number of devices for each group, not {shown(quotas)}"
         return
-    for group, most in quotas.items():
-        if not (is_printable_name(group) and _is_count(most)):
-            yield f"problem: quotas must give a group a whole number > 0 of devices, not {shown(group)}: {shown(most)}"
+    for user, most in quotas.items():
+        if not (is_printable_name(user) and _is_count(most)):
+            yield f"problem: quotas must give a group a whole number > 0 of devices, not {shown(user)}: {shown(most)}"
             continue
         for job in jobs:
             sizes = [option.num_devices for option in job.options if not option.jobs and _is_count(option.num_devices)]
-            if job.group == group and sizes and min(sizes) > most:
-                yield f"job {shown(job.id)}: needs {min(sizes)} devices, the quota of {group} is {most}"
+            if job.user == user and sizes and min(sizes) > most:
+                yield f"job {shown(job.id)}: needs {min(sizes)} devices, the quota of {user} is {most}"
 
 
 def shown(value: Any) -> str:

@@ -310,7 +310,7 @@ def quota_prices(problem: Problem) -> list[QuotaPrice]:
     """Returns the price of a device of each quota that can bind, by one linear program for each number of devices."""
 
     def ends_s(user: str, most: int) -> float | None:
-        own = only(replace(problem, quotas={}), [job.id for job in problem.jobs if job.group == user])
+        own = only(replace(problem, quotas={}), [job.id for job in problem.jobs if job.user == user])
         try:
             return preemptive_bound(replace(own, quotas={user: most})).seconds
         except ProblemError:  # a job needs more devices

@@ -323,9 +323,7 @@ class WhatIf:
             makespan_s=None if plan is None else plan.makespan_s,
         )
         ends_s = last_ends_s(self.plan, self.problem) if isinstance(change, MoreQuota) else {}
-        jobs = {
-            user: [job.id for job in problem.jobs if job.group == user] for user in problem.quotas if user in ends_s
-        }
+        jobs = {user: [job.id for job in problem.jobs if job.user == user] for user in problem.quotas if user in ends_s}
         users = tuple(
             UserEnd(user=user, before_s=ends_s[user], bound_s=preemptive_bound(only(problem, own)).seconds)
             for user, own in jobs.items()
@@ -365,7 +363,7 @@ def last_ends_s(plan: Plan, problem: Problem) -> dict[str, float]:
     """Returns the end of the last job of each user by a plan."""
     ends_s: dict[str, float] = {}
     for name, end_s in ends_of(plan, problem).items():
-        user = problem.job(name).group
+        user = problem.job(name).user
         ends_s[user] = max(end_s, ends_s.get(user, 0.0))
     return ends_s
 

@@ -75,7 +75,7 @@ def test_fairness_is_relative_to_the_runtimes_of_the_first_plan(journal, monkeyp
 def test_fairness_is_of_the_groups_of_the_first_plan(journal, monkeypatch):
     """A pool plans a batch without users as one group: its fair share of both devices takes 50 s, and it took 40 s."""
     jobs = tuple(
-        PlanningJob(name, (Option("ddp", 1, runtime_s),), group="b", after=after)
+        PlanningJob(name, (Option("ddp", 1, runtime_s),), user="b", after=after)
         for name, runtime_s, after in (("a", 20.0, ()), ("b", 30.0, ("a",)))
     )
     problem = Problem("b", (PlanningNode("n", 2),), jobs)

@@ -15,7 +15,9 @@ def installed_feature(tmp_path, monkeypatch):
     (package / "__init__.py").touch()
     (package / "job.py").write_text("KEY = 'note'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(features, "installed", lambda group: {"note": "noted"} if group == features.GROUP else {})
+    monkeypatch.setattr(
+        features, "installed", lambda group: {"note": "noted"} if group == features.ENTRY_POINT_GROUP else {}
+    )
     for cached in (features.packages, features.modules):
         cached.cache_clear()
     yield

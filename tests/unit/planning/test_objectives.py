@@ -253,7 +253,7 @@ def test_prices_are_those_of_the_batch_where_they_count():
 
 def test_users_are_done_as_fairly_as_the_bound_allows():
     problem = draw("paper-txt-8x4", seed=1)
-    jobs = tuple(replace(job, group="ana" if i < 2 else "ben") for i, job in enumerate(problem.jobs))
+    jobs = tuple(replace(job, user="ana" if i < 2 else "ben") for i, job in enumerate(problem.jobs))
     problem = replace(problem, jobs=jobs)
     plan = solve(problem, objective="fairness", work_s=1.0)
     assert verify(plan, problem) == []
@@ -267,9 +267,9 @@ def test_fairness_trains_no_jobs_together():
     """The first two jobs take half as long together. Their group would have one user, and the other would not count."""
     alone = (Option("single", 1, 100.0),)
     jobs = (
-        PlanningJob("a", (*alone, Option("shared_base", 1, 100.0, jobs=("b",))), group="ana"),
-        PlanningJob("b", alone, group="ben"),
-        PlanningJob("c", alone, group="cy"),
+        PlanningJob("a", (*alone, Option("shared_base", 1, 100.0, jobs=("b",))), user="ana"),
+        PlanningJob("b", alone, user="ben"),
+        PlanningJob("c", alone, user="cy"),
     )
     problem = Problem("three", (PlanningNode("n", 1),), jobs)
     assert choose_groups(problem, work_s=1.0).groups
@@ -282,7 +282,7 @@ def test_fairness_trains_no_jobs_together():
 @draws(10)
 @given(whole_problems())
 def test_plans_for_fairness_keep_every_rule(problem):
-    jobs = tuple(replace(job, group=("", "a", "b")[i % 3]) for i, job in enumerate(problem.jobs))
+    jobs = tuple(replace(job, user=("", "a", "b")[i % 3]) for i, job in enumerate(problem.jobs))
     problem = replace(problem, jobs=jobs)
     try:
         plan = solve(problem, objective="fairness", work_s=2.0)
@@ -298,7 +298,7 @@ def test_jobs_of_seconds_beside_one_of_years_are_planned_for_fairness():
     """Rounding leaves nothing of them in any period between two events."""
     runtimes_s = (1.0, 1.0, 1.0, 1e9)
     jobs = tuple(
-        PlanningJob(f"j{i}", (Option("t", 1, runtime_s),), weight=0.0, group=("", "a", "b")[i % 3])
+        PlanningJob(f"j{i}", (Option("t", 1, runtime_s),), weight=0.0, user=("", "a", "b")[i % 3])
         for i, runtime_s in enumerate(runtimes_s)
     )
     problem = Problem("short", (PlanningNode("n", 2, price=0.0),), jobs)
@@ -308,7 +308,7 @@ def test_jobs_of_seconds_beside_one_of_years_are_planned_for_fairness():
 def test_the_users_of_a_batch_file_are_groups_of_its_plans():
     text = BATCH.replace("objective: mean", "objective: fairness").replace("name: long,", "name: long, user: ana,")
     batch = parse_batch(text, folder=Path(), name="batch.yaml")
-    assert [job.group for job in batch.terms.on(two()).jobs] == ["ana", ""]
+    assert [job.user for job in batch.terms.on(two()).jobs] == ["ana", ""]
     assert Batch.from_json(batch.to_json()) == batch
     with pytest.raises(BatchFileError, match=r"user"):
         parse_batch(text.replace("user: ana", "user: [ana]"), folder=Path(), name="batch.yaml")

@@ -33,7 +33,7 @@ SHORT = (Option("single", 1, 100.0), Option("ddp", 2, 60.0))
 
 
 def of_users(*users, num_devices=4, quotas=None, options=SHORT):
-    jobs = tuple(PlanningJob(f"j{i}", options, group=user) for i, user in enumerate(users))
+    jobs = tuple(PlanningJob(f"j{i}", options, user=user) for i, user in enumerate(users))
     return Problem("users", (PlanningNode("n", num_devices),), jobs, 1.0, quotas or {})
 
 
@@ -43,7 +43,7 @@ def most_held(plan, problem):
     changes = []
     for segment in plan.segments:
         size = sum(len(ids) for _, ids in segment.devices)
-        user = problem.job(segment.job).group
+        user = problem.job(segment.job).user
         changes += [(round(segment.start_s, 6), size, user), (round(segment.end_s, 6), -size, user)]
     for _, change, user in sorted(changes):
         held[user] += change
@@ -55,10 +55,10 @@ def most_held(plan, problem):
 def with_quotas(draw, drawn):
     """A problem whose jobs are of two users, of whom each may have a quota that all of its jobs can run within."""
     problem = draw(drawn)
-    jobs = tuple(replace(job, group=draw(st.sampled_from(["ana", "ben", ""]))) for job in problem.jobs)
+    jobs = tuple(replace(job, user=draw(st.sampled_from(["ana", "ben", ""]))) for job in problem.jobs)
     quotas = {}
     for user in ("ana", "ben"):
-        smallest = [min(o.num_devices for o in job.options) for job in jobs if job.group == user]
+        smallest = [min(o.num_devices for o in job.options) for job in jobs if job.user == user]
         if smallest and draw(st.booleans()):
             quotas[user] = draw(st.integers(max(smallest), max(smallest) + 3))
     return replace(problem, jobs=jobs, quotas=quotas)
@@ -191,7 +191,7 @@ def test_simulated_gangs_keep_the_quotas_whatever_runtimes_are(problem, seed):
             (each.ends_s, -len(each.stretch.segment.devices), each.stretch.segment.job),
         )
     ):
-        user = problem.job(job).group
+        user = problem.job(job).user
         held[user] += change
         most[user] = max(most[user], held[user])
         assert at_s >= 0

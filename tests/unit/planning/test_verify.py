@@ -86,7 +86,7 @@ def test_each_kind_of_fault_is_found(plan, says):
 @pytest.mark.parametrize("forged", [1.0, math.nan])
 def test_a_bound_of_an_objective_needs_a_proof(objective, forged):
     nodes = tuple(replace(node, price=3.0) for node in PROBLEM.nodes)
-    problem = replace(PROBLEM, nodes=nodes, jobs=tuple(replace(job, group=job.id) for job in PROBLEM.jobs))
+    problem = replace(PROBLEM, nodes=nodes, jobs=tuple(replace(job, user=job.id) for job in PROBLEM.jobs))
     # A poor plan, whose value is above any bound that can be proved.
     found = current_practice(problem)
     late = tuple(replace(s, start_s=s.start_s + 500.0, end_s=s.end_s + 500.0) for s in found.segments)

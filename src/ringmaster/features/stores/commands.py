@@ -101,4 +101,4 @@ def _ids(text: str) -> list[str]:
         return text_of(Path(text[1:])).split()
 
 
-GROUPS = ((app, "store", "Data"),)
+COMMAND_GROUPS = ((app, "store", "Data"),)

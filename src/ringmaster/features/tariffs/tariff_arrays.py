@@ -123,8 +123,8 @@ class TariffArrays:
             evaluate=np.array([o.evaluate_s for o in options]),
             host_memory=np.array([float(o.host_memory_bytes) for o in options]),
             power=np.array([[watts(o, node) for node in nodes] for o in options]),
-            group=np.array([groups.get(job.group, len(groups) + j) for j, job in enumerate(problem.jobs)]),
-            limit=np.array([problem.limits.get(job.group, -1) for job in problem.jobs]),
+            group=np.array([groups.get(job.user, len(groups) + j) for j, job in enumerate(problem.jobs)]),
+            limit=np.array([problem.limits.get(job.user, -1) for job in problem.jobs]),
         )
 
     def _rates(self, factors: Factors) -> tuple[Any, Any]:

@@ -215,7 +215,7 @@ class TariffBound:
             return classes
         alike: dict[Any, list[int]] = {}
         for j, job in enumerate(self.problem.jobs):
-            alike.setdefault((self.heads_s[job.id], job.deadline_s, job.group), []).append(j)
+            alike.setdefault((self.heads_s[job.id], job.deadline_s, job.user), []).append(j)
         result = []
         for members in alike.values():
             members.sort(key=self._scaling)
@@ -409,7 +409,7 @@ class PriceTable:
         return list(map(float, self._least[job.id][:, num - 1])) if num else [math.inf] * len(job.options)
 
     def _by_window(self, job: PlanningJob, option: Option) -> Any:
-        group = job.group if job.group in self.prices.quotas else ""
+        group = job.user if job.user in self.prices.quotas else ""
         key = (option.num_nodes, option.slot, option.num_devices, option.device_type, option.power_w, group)
         if key not in self._per_second:
             kinds = (self._on_kind(option, kind) for kind in self.bound.kinds_of(option))

@@ -81,9 +81,9 @@ class TariffProgram:
         money, grams = bound.least_rates(option, kind, i)
         if not self._is_endless(i):
             entries.append((lp.slot_row(i, kind, option.slot), float(option.num_nodes)))
-        limit = bound.problem.limits.get(job.group)
+        limit = bound.problem.limits.get(job.user)
         if limit is not None and not self._is_endless(i):
-            entries.append((self._quota_row(job.group, i, limit), float(option.num_devices)))
+            entries.append((self._quota_row(job.user, i, limit), float(option.num_devices)))
         for name, row in self.budgets.items():
             rate = money if name == "cost" else grams
             if rate:

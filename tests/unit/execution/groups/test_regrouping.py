@@ -96,7 +96,7 @@ def test_those_that_continue_form_as_many_groups_as_there_are_devices(tmp_path, 
 
 def test_devices_that_the_user_may_not_hold_are_not_counted(tmp_path):
     def with_limit(problem):
-        return replace(problem, quotas={"ann": 2}, jobs=tuple(replace(each, group="ann") for each in problem.jobs))
+        return replace(problem, quotas={"ann": 2}, jobs=tuple(replace(each, user="ann") for each in problem.jobs))
 
     bench = bench_of(tmp_path, num_devices=6, after={name: [all_done] for name in "be"}, add_terms=with_limit)
     assert bench.run()

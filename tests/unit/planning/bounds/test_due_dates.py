@@ -30,16 +30,16 @@ FAIRNESS = objective_by_name("fairness")
 USERS = Problem(
     "two users",
     (PlanningNode("n0", 2),),
-    tuple(PlanningJob(f"{user}{i}", (Option("single", 1, 100.0),), group=user) for i, user in enumerate("aabbbb")),
+    tuple(PlanningJob(f"{user}{i}", (Option("single", 1, 100.0),), user=user) for i, user in enumerate("aabbbb")),
     switch_cost_s=0.0,
 )
-LATEST = {job.id: 1 / (200.0 if job.group == "a" else 400.0) for job in USERS.jobs}
+LATEST = {job.id: 1 / (200.0 if job.user == "a" else 400.0) for job in USERS.jobs}
 PRICES = WindowPrices((0.0, 200.0), ({"": {1: 1.0}}, {"": {1: 1.0}}))
 
 
 @st.composite
 def groups_of(draw, problem: Problem) -> Problem:
-    jobs = tuple(replace(job, group=draw(st.sampled_from(["", "a", "b"]))) for job in problem.jobs)
+    jobs = tuple(replace(job, user=draw(st.sampled_from(["", "a", "b"]))) for job in problem.jobs)
     return replace(problem, jobs=jobs)
 
 
