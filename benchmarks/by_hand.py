@@ -17,7 +17,7 @@ import torch
 from ringmaster.tasks.batch import load_batch
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss
 from ringmaster.techniques.training.metric_totals import MetricTotals
 from ringmaster.techniques.training.optimizers import build_optimizer
 
@@ -28,7 +28,7 @@ def train(job, *, cache: Path, models: Path) -> dict[str, float]:
     training, held_out = open_data(job.data, cache_dir=cache, prepared=prepared)
     base = models / job.base if job.base else None
     model = build_model(job.model, data=prepared, seed=job.seed, weights_from=base)
-    loss_function = loss_of(job.loss, model, job.model)
+    loss_function = bind_loss(job.loss, model, job.model)
     optimizer = build_optimizer(job, model.parameters())
     num_steps = job.num_steps or max(round(job.num_epochs * len(training) / job.global_batch_size), 1)
     job = type(job)(**{**vars(job), "num_steps": num_steps, "num_epochs": None})

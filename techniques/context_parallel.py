@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.loss import class_of
+from ringmaster.techniques.loss import loss_class
 from ringmaster.techniques.metric import why_not_divided
 from ringmaster.techniques.model_facts import ModelFacts, why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
@@ -56,7 +56,7 @@ class ContextParallel(Technique):
         assert facts.decoder is not None
         if job.model.attention not in ("auto", "sdpa"):
             return f"attention: {job.model.attention} knows no tokens of other devices; sdpa does"
-        loss = class_of(job.loss)
+        loss = loss_class(job.loss)
         if job.loss is not None and (loss is None or not loss.per_token):
             if loss is not None:
                 return f"the loss {loss.name} reads whole sequences, and here each rank has some tokens of them"

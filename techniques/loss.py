@@ -359,38 +359,37 @@ def is_named(loss: str | None) -> bool:
     return loss is not None and ":" not in loss
 
 
-def loss_class(name: str) -> type[LossFunction]:
-    """Returns the class of a loss. Raises ValueError where no loss, or a faulty one, has the name."""
-    loss: type[LossFunction] = LOSSES.load(name, LossFunction)
-    return loss
+def loss_class(loss: str | None) -> type[LossFunction] | None:
+    """Returns the class of a job's loss where the job names one; None for its model's own loss and dotted names.
+
+    Raises ValueError where no loss, or a faulty one, has the name.
+    """
+    if loss is None or not is_named(loss):
+        return None
+    result: type[LossFunction] = LOSSES.load(loss, LossFunction)
+    return result
 
 
-def loss_named(name: str, options: Mapping[str, Any]) -> LossFunction:
-    """Returns a loss with options. Raises ValueError on an unknown loss, an unknown option or a wrong value."""
-    result = loss_class(name)
-    faults = list(option_faults(result, options))
-    if faults:
+def loss_function(loss: str | None, options: Mapping[str, Any]) -> LossFunction | None:
+    """Returns a job's loss with its options where the job names one; None as `loss_class`.
+
+    Raises ValueError on an unknown loss, an unknown option or a wrong value.
+    """
+    named = loss_class(loss)
+    if named is None:
+        return None
+    if faults := list(option_faults(named, options)):
         raise ValueError("; ".join(f"loss: {fault}" for fault in faults))
-    return _made(result, options)
-
-
-def class_of(loss: str | None) -> type[LossFunction] | None:
-    """Returns the class of a job's loss where the job names one; None for its model's own loss and dotted names."""
-    return loss_class(loss) if loss is not None and is_named(loss) else None
-
-
-def loss_function_of(loss: str | None, options: Mapping[str, Any]) -> LossFunction | None:
-    """Returns a job's loss with its options where the job names one. Raises ValueError as `loss_named`."""
-    return loss_named(loss, options) if loss is not None and is_named(loss) else None
+    return _made(named, options)
 
 
 def compares(loss: str | None, options: Mapping[str, Any]) -> bool:
     """Returns whether a job's loss compares the model with its initial weights."""
-    function = loss_function_of(loss, options)
+    function = loss_function(loss, options)
     return function is not None and function.compares and not function.needs_teacher
 
 
-def source_of(loss: str | None) -> str | None:
+def loss_code_path(loss: str | None) -> str | None:
     """Returns the dotted name whose source code computes a job's loss; None where it is one of Ringmaster's."""
     if loss is None or loss in BUILTIN_LOSSES:
         return None
@@ -399,5 +398,5 @@ def source_of(loss: str | None) -> str | None:
 
 def reward_names(loss: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the dotted names of the reward functions of a job's loss; () for losses without any."""
-    function = loss_function_of(loss, options)
+    function = loss_function(loss, options)
     return () if function is None or function.generation is None else function.generation.rewards

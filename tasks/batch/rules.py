@@ -28,7 +28,7 @@ from ringmaster.techniques.job_specs import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.loss import is_named, loss_class, loss_named, loss_names, option_faults, options_of
+from ringmaster.techniques.loss import loss_class, loss_function, loss_names, option_faults, options_of
 
 SIZES = frozenset(
     (
@@ -295,9 +295,8 @@ def _loss(job: Raw) -> Iterator[Finding]:
     if loss is None and reads_prompts:
         remedy = "set loss: {name: grpo, rewards: [...]}, or give data with answers"
         yield Finding(("data", "kind"), "prompt has no answers to learn", remedy)
-    if not isinstance(name, str) or not is_named(name) or name not in loss_names():
+    if not isinstance(name, str) or name not in loss_names() or (loss_type := loss_class(name)) is None:
         return  # the schema has reported it
-    loss_type = loss_class(name)
     known = options_of(loss_type)
     faults = list(option_faults(loss_type, options))
     for fault in faults:
@@ -315,7 +314,10 @@ def _loss(job: Raw) -> Iterator[Finding]:
             "set kind: prompt",
         ),
         (
-            not faults and job.get("global_batch_size") == 1 and loss_named(name, options).min_rows > 1,
+            not faults
+            and job.get("global_batch_size") == 1
+            and (function := loss_function(name, options)) is not None
+            and function.min_rows > 1,
             ("global_batch_size",),
             f"is 1, and the loss {name} compares each row of a step with another one",
             "give 2 or more, or another loss or loss_type",

@@ -22,7 +22,7 @@ from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobSt
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import Variant
 from ringmaster.techniques.job_specs import EvaluationSlice
-from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
 
@@ -337,7 +337,7 @@ def keeps_layout(job: Job) -> bool:
 
     Rounding differs between layouts, and another token changes the rest of a completion.
     """
-    loss = loss_function_of(job.loss, job.loss_options)
+    loss = loss_function(job.loss, job.loss_options)
     return loss is not None and loss.generation is not None
 
 

@@ -17,7 +17,7 @@ from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
-from ringmaster.techniques.loss import loss_function_of, reward_names, source_of
+from ringmaster.techniques.loss import loss_code_path, loss_function, reward_names
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.profiles import ProfileKey
@@ -76,8 +76,8 @@ def speed_key(
         data_shape["tensors"] = data["tensors"]
     if lengths := _lengths(data):
         data_shape["lengths"] = lengths
-    code = [job.model.factory, source_of(job.loss), spec.factory, installed_source(spec)]
-    rewards, function = reward_names(job.loss, job.loss_options), loss_function_of(job.loss, job.loss_options)
+    code = [job.model.factory, loss_code_path(job.loss), spec.factory, installed_source(spec)]
+    rewards, function = reward_names(job.loss, job.loss_options), loss_function(job.loss, job.loss_options)
     generates = function is not None and function.generation is not None
     factories = [name for name in (*code, *map(installed_metric, job.evaluation.metrics), *rewards) if name]
     # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.

@@ -24,7 +24,7 @@ from ringmaster.techniques.data.encoded_rows import MANIFEST, RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job_specs import DataSpec
-from ringmaster.techniques.loss import loss_function_of, options_of
+from ringmaster.techniques.loss import loss_function, options_of
 from ringmaster.techniques.processes.gang_events import DeviceTelemetry, EvaluationReported, Event, Steps
 
 
@@ -108,7 +108,7 @@ def job_params(job: Job, *, columns: Mapping[str, str]) -> dict[str, Any]:
     params: dict[str, Any] = to_json(job)
     options = params.pop("loss_options", {})
     try:
-        function, source = loss_function_of(job.loss, job.loss_options), data_source_of(job.data)
+        function, source = loss_function(job.loss, job.loss_options), data_source_of(job.data)
     except ValueError:  # of a package that is installed where the job trains, and not here
         return params | {f"loss.{name}": value for name, value in options.items()}
     if function is not None:

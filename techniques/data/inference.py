@@ -14,7 +14,7 @@ from ringmaster.techniques.data.tokens import LABEL_COLUMNS, TextOptions, tokeni
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named, data_source_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
-from ringmaster.techniques.loss import class_of, options_of
+from ringmaster.techniques.loss import loss_class, options_of
 from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES, CTC_SUFFIX
 from ringmaster.techniques.models.model_folders import LOSS, read_json
 
@@ -128,7 +128,7 @@ def with_hard_negatives(job: Job) -> Job:
     """
     spec, number = job.data, 0
     with suppress(ValueError):
-        loss = class_of(job.loss)
+        loss = loss_class(job.loss)
         is_open = loss is not None and HARD_NEGATIVES in options_of(loss) and HARD_NEGATIVES not in job.loss_options
         if is_open and spec.kind == "embedding" and (spec.path is not None or columns_of_saved(spec)):
             there = None if spec.path is not None else columns_of_saved(spec)

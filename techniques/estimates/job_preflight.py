@@ -22,7 +22,7 @@ from ringmaster.techniques.estimates.memory import copies_reference
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import DISTILLED, PRUNED, STRUCTURED, Job
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, DataSpec
-from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import CTC_SUFFIX, ModelFacts, why_no_attention
 from ringmaster.techniques.models.adapters import attach
@@ -278,7 +278,7 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
     """Returns why a technique cannot write the texts on which a job's loss or metrics are computed, or None."""
     if isinstance(technique, BlackBox):
         return None
-    loss = loss_function_of(job.loss, job.loss_options)
+    loss = loss_function(job.loss, job.loss_options)
     writes_in_steps = loss is not None and loss.generation is not None
     metric = None if (architecture_of(job.model) or "").endswith(CTC_SUFFIX) else why_generating(job.evaluation.metrics)
     what = f"the loss {loss.name}" if loss and writes_in_steps else metric

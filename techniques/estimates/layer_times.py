@@ -35,7 +35,7 @@ from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
 from ringmaster.techniques.sharding.pipe import Stage, StageLayers, owners, partition
 from ringmaster.techniques.technique import Config
-from ringmaster.techniques.training.bound_loss import BoundLoss, loss_of, with_made_up_reference
+from ringmaster.techniques.training.bound_loss import BoundLoss, bind_loss, with_made_up_reference
 
 VERSION = 1
 MAX_SLOTS = 8  # slots that are measured at the same time
@@ -133,7 +133,7 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
     model = skeleton(job.model, data)
     layers = [model.get_submodule(name) for name in layer_names(model)]
     kinds = [kind_of(layer) for layer in layers]
-    loss = loss_of(job.loss, model, job.model, options=job.loss_options)
+    loss = bind_loss(job.loss, model, job.model, options=job.loss_options)
     parts = {
         "nothing": StageLayers(first=0, last=0, has_entry=False, has_exit=False),
         "entry": StageLayers(first=0, last=0, has_entry=True, has_exit=False),

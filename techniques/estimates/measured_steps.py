@@ -41,7 +41,7 @@ from ringmaster.techniques.estimates.layer_times import fill_at_random, kind_of
 from ringmaster.techniques.estimates.rank_memory import on_gradient
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
-from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.architectures import instantiate
@@ -389,7 +389,7 @@ class _TimedSteps:
         given = {field.name: getattr(self.trainer.batches, field.name) for field in fields(self.trainer.batches)}
         self._batches = self.trainer.batches = _ChosenRows(**given, timer=self._timer, row_width=self.width)
         self._timer.watch(self.trainer.unwrapped)
-        reference, function = self.trainer.reference, loss_function_of(order.job.loss, order.job.loss_options)
+        reference, function = self.trainer.reference, loss_function(order.job.loss, order.job.loss_options)
         is_copy = function is not None and not function.needs_teacher  # with few layers, as the model itself
         if reference is not None and reference.model is not None and is_copy:
             self._timer.watch(reference.model)

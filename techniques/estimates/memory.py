@@ -27,7 +27,7 @@ from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.job_specs import EvaluationSpec, ScheduleSpec
-from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import FP32_BYTES, model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
@@ -341,7 +341,7 @@ def _few_do(workload: Workload, choice: Choice) -> bool:
 
 def copies_reference(job: Job) -> bool:
     """Returns whether the job's loss compares with its initial weights, of which it then keeps a frozen copy."""
-    loss = loss_function_of(job.loss, job.loss_options)
+    loss = loss_function(job.loss, job.loss_options)
     has_base = job.adapter is not None and job.adapter.begins_as_base
     return loss is not None and loss.compares and not loss.needs_teacher and not has_base
 

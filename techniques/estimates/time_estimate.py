@@ -29,7 +29,7 @@ from ringmaster.techniques.estimates.memory import (
     sharding,
 )
 from ringmaster.techniques.job import DISTILLED, Job
-from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
+from ringmaster.techniques.loss import CAUSAL, loss_function, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
@@ -477,7 +477,7 @@ class Estimator:
         alone = self._measured
         if alone is None and self._outline is not None and self._rates is not None:
             alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
-            function = loss_function_of(self._job.loss, self._job.loss_options)
+            function = loss_function(self._job.loss, self._job.loss_options)
             if function is not None and function.generation is not None:
                 num_tokens = function.generation.max_new_tokens
                 width = (self._widths.training or self._data.seq_len or 1) + num_tokens
@@ -564,7 +564,7 @@ def describe(job: Job) -> PreparedData | None:
 
 def _of_pairs(job: Job) -> tuple[SampleTensor, ...]:
     """The tensors of a sample, for a loss of pairs of sequences; () for other losses, as the kind determines them."""
-    loss = loss_function_of(job.loss, job.loss_options)
+    loss = loss_function(job.loss, job.loss_options)
     if loss is None or not loss.in_pairs or job.data.seq_len is None:
         return ()
     names = ("input_ids", "labels" if CAUSAL in loss.kinds and len(loss.kinds) == 1 else "attention_mask")

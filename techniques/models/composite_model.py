@@ -26,7 +26,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.models.build import build_model, skeleton
 from ringmaster.techniques.models.model_folders import few
-from ringmaster.techniques.training.bound_loss import Batch, BoundLoss, SumAndCount, loss_of
+from ringmaster.techniques.training.bound_loss import Batch, BoundLoss, SumAndCount, bind_loss
 from ringmaster.techniques.training.dropout import current
 
 NUM_SAMPLES, COUNT = "samples", "count"
@@ -50,7 +50,7 @@ def composite_model(
     ]
     share_component(models, paths, names=[job.name for job in jobs])
     losses = [
-        loss_of(job.loss, model, job.model, options=job.loss_options) for job, model in zip(jobs, models, strict=True)
+        bind_loss(job.loss, model, job.model, options=job.loss_options) for job, model in zip(jobs, models, strict=True)
     ]
     return CompositeModel(models, CompositeLoss.of(losses, weights, names=[job.name for job in jobs]))
 

@@ -17,7 +17,7 @@ from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import DROPOUTS, decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.sharding.experts import expert_modules, has_router_loss
-from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss
 from ringmaster.techniques.training.optimizers import freeze
 
 FP32_BYTES = 4
@@ -73,7 +73,7 @@ def _facts(key: str) -> ModelFacts:
     experts = expert_modules(model)
     num_experts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    loss = loss_of(None, model, spec)
+    loss = bind_loss(None, model, spec)
     in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
     outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
     return ModelFacts(

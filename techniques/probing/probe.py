@@ -28,9 +28,9 @@ from ringmaster.techniques.loss import (
     CLASSIFIER,
     REWARDS,
     LossFunction,
-    class_of,
+    loss_class,
+    loss_code_path,
     reward_names,
-    source_of,
 )
 from ringmaster.techniques.metric import (
     GatheredMetric,
@@ -56,9 +56,9 @@ from ringmaster.techniques.probing.tiny import LONGEST, cropped, made_up, ragged
 from ringmaster.techniques.training.bound_loss import (
     REFERENCE,
     BoundLoss,
+    bind_loss,
     disable_dropout,
     logits_of,
-    loss_of,
     with_made_up_reference,
 )
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
@@ -133,7 +133,7 @@ def why_never_packed(job: Job) -> str:
         )
     if job.adapter is not None and (kind := resolved(job.adapter).kind) in VIRTUAL_TOKENS:
         return f"data: packing: a {kind} lies before a row, and not before each of its samples. {PACKING_REMEDY}"
-    loss = class_of(job.loss)
+    loss = loss_class(job.loss)
     if job.loss is not None and (loss is None or not loss.per_token):
         text = "a loss of one's own" if loss is None else f"the loss {loss.name}"
         return f"data: packing: {text} reads whole sequences, and several lie in one row. {PACKING_REMEDY}"
@@ -416,7 +416,7 @@ class _TinyStep:
             )
             samples = self._samples(range(NUM_SAMPLES))
         with explained("loss: it does not suit the model", "correct loss"):
-            self._loss = loss_of(job.loss, self._model, job.model, options=job.loss_options)
+            self._loss = bind_loss(job.loss, self._model, job.model, options=job.loss_options)
         disable_dropout(self._model, self._loss)
         self._whole = samples
         if self._loss.function is not None and self._loss.function.generation is not None:
@@ -550,7 +550,7 @@ class _MadeUpSamples:
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
     """The cache file of a result, with a digest of all inputs in its name: all of the job that the model may feel."""
-    named, but = class_of(job.loss), frozenset({"precision"})  # a probe computes in fp32
+    named, but = loss_class(job.loss), frozenset({"precision"})  # a probe computes in fp32
     if what == "draws":
         but |= {"evaluation"}
         if named is None or (named.drops_out and not named.in_pairs):  # the same for every loss
@@ -584,7 +584,7 @@ def source_states(job: Job) -> list[Any]:
 
 def code_of_steps(job: Job) -> list[str]:
     """Returns the dotted names of the functions and classes beyond the built-in kinds that a job's steps call."""
-    names = (job.model.factory, job.data.factory, source_of(job.loss), installed_source(job.data))
+    names = (job.model.factory, job.data.factory, loss_code_path(job.loss), installed_source(job.data))
     return [name for name in names if name is not None]
 
 

@@ -37,9 +37,9 @@ from ringmaster.techniques.sharding.tensor_plan import cut
 from ringmaster.techniques.tensor_parallel import why_not_divisible
 from ringmaster.techniques.training.bound_loss import (
     BoundLoss,
+    bind_loss,
     classification_loss,
     logits_of,
-    loss_of,
     next_token_loss,
 )
 from ringmaster.techniques.training.generation import answer_writer_of, rollout_of
@@ -235,7 +235,7 @@ def score_alone(
     model = _laid_out(model, spec, rows, device=device, mesh=mesh)
     job = rows.job_of(model_dir)
     are_no_prompts = rows.cases is not None and bool(reward_names(job.loss, job.loss_options))
-    loss = loss_of(None if are_no_prompts else job.loss, model, spec, options=job.loss_options)
+    loss = bind_loss(None if are_no_prompts else job.loss, model, spec, options=job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
     writes: dict[str, Any] = {

@@ -161,13 +161,13 @@ def _score_over_one_base(
         build_scored_model,
         scores_of_batch,
     )
-    from ringmaster.techniques.training.bound_loss import loss_of
+    from ringmaster.techniques.training.bound_loss import bind_loss
     from ringmaster.techniques.training.metric_totals import outputs_of
 
     first = next(iter(models.values()))
     model, spec = build_scored_model(first, rows)
     model = model.to(device)
-    loss, config = loss_of(None, model, spec), getattr(model, "config", None)
+    loss, config = bind_loss(None, model, spec), getattr(model, "config", None)
     base, metrics = CommonBase(model, loss=loss), scored_metrics(rows.job.evaluation.metrics)
     collected: dict[str, ScoreCollector] = {}
     for name, folder in models.items():

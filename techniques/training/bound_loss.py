@@ -2,7 +2,7 @@
 
 `BoundLoss` is what training and scoring call. It is the default loss of the model's kind (`next_token_loss`,
 `classification_loss`), the model's own loss, a function of the user, or a `LossFunction` that the job names
-(`techniques.loss`), bound to the kind of the model by `FunctionLoss`. Defaults are summed over a batch at once, as
+(`techniques.loss`), bound to the kind of the model by `BoundLossFunction`. Defaults are summed over a batch at once, as
 transformers does it; `CrossEntropy` gives each row's share of them, in other bits.
 """
 
@@ -30,8 +30,7 @@ from ringmaster.techniques.loss import (
     SEQUENCE_TO_SEQUENCE,
     LossFunction,
     LossInputs,
-    is_named,
-    loss_named,
+    loss_function,
     options_of,
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
@@ -215,8 +214,8 @@ def labels_of(batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionLoss(BoundLoss):
-    """A loss function, for the kind of model that the job trains.
+class BoundLossFunction(BoundLoss):
+    """A `LossFunction`, bound to the kind of model that the job trains.
 
     known: totals of the global batch that the rows belong to; None where the rows are the global batch.
     model: the model as it was built.
@@ -357,7 +356,7 @@ def disable_dropout(model: nn.Module, loss: BoundLoss) -> None:
                 setattr(module, name, 0.0)
 
 
-def loss_of(
+def bind_loss(
     job_loss: str | None, model: nn.Module, spec: ModelSpec, *, options: Mapping[str, Any] | None = None
 ) -> BoundLoss:
     """Returns the loss of a job: `job_loss` (a name with its `options`, or a dotted name), or the model's own.
@@ -374,10 +373,10 @@ def loss_of(
     if isinstance(own := getattr(model, "own_loss", None), BoundLoss):
         return own
     forms = (form for make in features.listed("trainer", "MODEL_INPUTS") if (form := make(model)) is not None)
-    return replace(_loss_of(job_loss, model, spec, options=options), arrange=next(forms, dict))
+    return replace(_bind_loss(job_loss, model, spec, options=options), arrange=next(forms, dict))
 
 
-def _loss_of(
+def _bind_loss(
     job_loss: str | None, model: nn.Module, spec: ModelSpec, *, options: Mapping[str, Any] | None
 ) -> BoundLoss:
     arguments = _arguments(model)
@@ -395,8 +394,7 @@ def _loss_of(
         job_loss = CTC
     inputs = without_labels if is_causal or is_classifier or job_loss == CTC else arguments
     base = spec.from_pretrained
-    if job_loss is not None and is_named(job_loss):
-        function = loss_named(job_loss, options or {})
+    if (function := loss_function(job_loss, options or {})) is not None:
         flags = {CAUSAL: is_causal, CLASSIFIER: is_classifier, SEQUENCE_TO_SEQUENCE: is_seq2seq}
         kind = next((kind for kind, is_one in flags.items() if is_one), OTHER)
         if kind not in function.kinds:
@@ -404,7 +402,7 @@ def _loss_of(
                 f"loss {job_loss} is for {' and '.join(function.kinds)} models, and {name} is not one. "
                 "To fix: give another loss or model"
             )
-        return FunctionLoss(
+        return BoundLossFunction(
             compute=None,
             inputs=inputs,
             shifted=is_causal and function.num_sequences is None,

@@ -37,7 +37,7 @@ from ringmaster.techniques.technique import (
 )
 from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.batch_totals import Chunk, batch_totals
-from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss, disable_dropout
 from ringmaster.techniques.training.callbacks import Share, ShareSums, TrainerCallback, change_base, rule_of
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
@@ -143,7 +143,7 @@ class Trainer(JobTrainingState):
         self._draws_by_hash = (self._sites.draws or self.job.adapter_drops_out) and not self.job.compile
         if self._draws_by_hash:
             name_modules(model)
-        self._loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
+        self._loss = bind_loss(self.job.loss, model, self.job.model, options=self.job.loss_options)
         disable_dropout(model, self._loss)
         self.reference = reference_of(
             order, model=model, loss=self._loss, prepared=self.prepared, device=ranks.device, autocast=self.autocast

@@ -319,7 +319,7 @@ class Problem:
 
     @cached_property
     def fair_s(self) -> Mapping[str, float]:
-        """By job, seconds in which the jobs of its user could be done on an equal share of the devices (`fair_seconds`)."""
+        """By job, seconds in which its user's jobs could be done on an equal share of the devices (`fair_seconds`)."""
         return fair_seconds(self.in_order, self.num_devices)
 
     def job(self, job_id: str) -> problem_parts.PlanningJob:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS, DataSpec
-from ringmaster.techniques.loss import class_of
+from ringmaster.techniques.loss import loss_class
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.technique import batch_is_divisible
 
@@ -126,7 +126,7 @@ def _why_not(job: Job) -> str | None:
         return "has a learning rate for each layer"
     if job.compile:
         return "is compiled"
-    if (loss := class_of(job.loss)) is not None and not loss.per_token:
+    if (loss := loss_class(job.loss)) is not None and not loss.per_token:
         return f"has the loss {loss.name}, which compares sequences, and here each row is alone"
     if (metric := why_generating(job.evaluation.metrics)) is not None:
         return f"has {metric}, which generates with the whole model alone"

@@ -20,7 +20,7 @@ from ringmaster.techniques.multi_adapter.parameter_rows import ParameterRow, in_
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, alone
 from ringmaster.techniques.training.batch_loader import RowsRequest
-from ringmaster.techniques.training.bound_loss import BoundLoss, loss_of
+from ringmaster.techniques.training.bound_loss import BoundLoss, bind_loss
 from ringmaster.techniques.training.gradients import global_norm, whole
 from ringmaster.techniques.training.job_state import JobTrainingState, Root, batch_width
 from ringmaster.techniques.training.optimizers import build_optimizer, parameter_settings, update_
@@ -40,7 +40,7 @@ class GroupMember(JobTrainingState):
         assert order.job.adapter is not None
         super().__init__(order, ranks or alone(device))
         self._model = model
-        self.loss: BoundLoss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
+        self.loss: BoundLoss = bind_loss(self.job.loss, model, self.job.model, options=self.job.loss_options)
         self._adapter = resolved(order.job.adapter)
         self.sites: list[AdaptedLinear] = sites(model, self._adapter)
         self.own: list[str] = own_leaves(model, self._adapter)

@@ -21,7 +21,7 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config
 from ringmaster.techniques.models.export import export_merged
-from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss
 from tests import image_texts
 from tests.integration.losses.test_trl import settings
 from tests.integration.training.test_predicted_memory import assert_foretold, predicted_and_measured
@@ -106,7 +106,7 @@ def test_samples_are_those_of_trls_collator(bench, specs, name):
     assert (ours["labels"] != -100).any(1).all()
     with torch.device("meta"):
         model = instantiate(model_config(MODELS[name], prepared))
-    given = loss_of(None, model, MODELS[name]).forward_inputs(ours)
+    given = bind_loss(None, model, MODELS[name]).forward_inputs(ours)
     for key in collated.keys() - {"attention_mask", "labels", "mm_token_type_ids"}:
         assert torch.equal(given[key].to(collated[key].dtype), collated[key]), key
 
@@ -261,7 +261,7 @@ def test_an_adapter_is_read_by_peft_and_merged(bench, specs, tmp_path, name):
     export_merged(trained, tmp_path / "merged", spec=spec)
     plain = AutoModelForImageTextToText.from_pretrained(base)
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged")
-    inputs = loss_of(None, plain, spec).forward_inputs(fetch(training, range(3)))
+    inputs = bind_loss(None, plain, spec).forward_inputs(fetch(training, range(3)))
     with torch.no_grad():
         before, after = plain(**inputs).logits, merged(**inputs).logits
         adapted = PeftModel.from_pretrained(plain, trained)(**inputs).logits

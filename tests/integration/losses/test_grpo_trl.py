@@ -8,7 +8,7 @@ import torch
 
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.loss import loss_named
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed, sample
 from tests.integration.losses.my_rewards import letter, some
@@ -46,7 +46,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
     trainer_class, config_class = (RLOOTrainer, RLOOConfig) if is_rloo else (GRPOTrainer, GRPOConfig)
 
     prepared, tokenizer, rows = rows_of_steps(bench, data, num_steps=NUM_STEPS, num_prompts=NUM_PROMPTS, seed=seed)
-    generation = loss_named("grpo", options).generation
+    generation = loss_function("grpo", options).generation
 
     class WithOurCompletions(trainer_class):
         losses: list[float]

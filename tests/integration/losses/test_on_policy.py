@@ -17,7 +17,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.job import AdaptationSpec
-from ringmaster.techniques.loss import loss_named
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.training.generation import Rollout
@@ -196,7 +196,7 @@ def test_steps_without_completions_of_the_model_are_those_of_distillation_on_dat
 
 def test_half_of_the_steps_train_on_the_rows_and_rows_without_completions_are_refused(bench, prompts):
     ends = EndTokens(token_ids=(), pad_id=0)
-    loss = loss_named("on-policy-distillation", {"lmbda": 0.5})
+    loss = loss_function("on-policy-distillation", {"lmbda": 0.5})
     unused = dict.fromkeys(("rewards", "tokenizer", "context", "device", "autocast"))
     rollout = Rollout(function=loss, generation=loss.generation, ends=ends, **unused)
     assert 400 < sum(rollout.writes(0, step) for step in range(1000)) < 600

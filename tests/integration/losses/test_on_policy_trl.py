@@ -9,7 +9,7 @@ import torch
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.techniques import EvaluationSpec, ModelSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.loss import loss_named
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.losses.on_policy import OnPolicyDistillation
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed, sample
@@ -32,7 +32,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
     from trl import DistillationConfig, DistillationTrainer
 
     prepared, tokenizer, rows = rows_of_steps(bench, data, num_steps=NUM_STEPS, num_prompts=NUM_PROMPTS, seed=seed)
-    generation = loss_named(OnPolicyDistillation.name, options).generation
+    generation = loss_function(OnPolicyDistillation.name, options).generation
 
     class WithOurCompletions(DistillationTrainer):
         losses: list[float]

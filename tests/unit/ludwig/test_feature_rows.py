@@ -14,7 +14,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.feature_model import FACTORY_NAME, FeaturePredictor
 from ringmaster.techniques.models.model_folders import model_of_folder
-from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss
 
 FEATURES = [
     {"name": "size", "type": "number"},
@@ -104,7 +104,7 @@ def test_the_loss_is_the_weighted_sum_of_the_means(spec, tmp_path):
     batch = training.rows([0, 1])
     output = model(**batch)
     rent, kind = output["outputs"]
-    loss = loss_of("weighted-outputs", model, model_spec, options={"weights": [1.0, 0.25]})
+    loss = bind_loss("weighted-outputs", model, model_spec, options={"weights": [1.0, 0.25]})
     expected = torch.nn.functional.mse_loss(rent[:, 0], batch["labels"])
     expected = expected + 0.25 * torch.nn.functional.cross_entropy(kind, batch["labels_1"])
     total, count = loss(output, batch)

@@ -5,7 +5,7 @@ import torch
 
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss
 from ringmaster.techniques.training.metric_totals import MetricTotals
 from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
@@ -27,7 +27,7 @@ def batch_of(data, rows=4, seed=0):
 
 def computed(spec, data, batch, job_loss=None):
     model = build_model(spec, data=data, seed=0).eval()
-    loss = loss_of(job_loss, model, spec)
+    loss = bind_loss(job_loss, model, spec)
     output = model(**loss.forward_inputs(batch))
     return model, loss, output, loss(output, batch)
 

@@ -22,7 +22,7 @@ from ringmaster.techniques.loss import (
     option,
 )
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.bound_loss import REFERENCE, disable_dropout, loss_of
+from ringmaster.techniques.training.bound_loss import REFERENCE, bind_loss, disable_dropout
 from ringmaster.techniques.training.metric_totals import MetricTotals
 from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
 from tests.unit.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
@@ -54,7 +54,7 @@ def part(batch, rows):
 
 def made(spec, data, name, **options):
     model = build_model(spec, data=data, seed=0)
-    loss = loss_of(name, model, spec, options=options)
+    loss = bind_loss(name, model, spec, options=options)
     return model.eval(), loss
 
 
@@ -104,7 +104,7 @@ def test_cross_entropy_is_torchs(spec, data, weighted):
         logits, labels = logits[:, :-1], labels[:, 1:]
     weights = [1.0 + 0.1 * i for i in range(logits.shape[-1])] if weighted else []
     options = {"label_smoothing": 0.1, **({"class_weights": weights} if weighted else {})}
-    loss = loss_of("cross-entropy", model, spec, options=options)
+    loss = bind_loss("cross-entropy", model, spec, options=options)
     expected = functional.cross_entropy(
         logits.flatten(0, -2), labels.flatten(), weight=torch.tensor(weights) if weighted else None, label_smoothing=0.1
     )
@@ -118,7 +118,7 @@ def test_cross_entropy_is_torchs(spec, data, weighted):
 def test_cross_entropy_without_options_is_the_models_own_loss():
     batch = labelled(LLAMA, TOKENS)
     model, loss = made(LLAMA, TOKENS, "cross-entropy")
-    own = compute(model, loss_of(None, model, LLAMA), batch)
+    own = compute(model, bind_loss(None, model, LLAMA), batch)
     assert [float(x) for x in compute(model, loss, batch)] == pytest.approx([float(x) for x in own])
 
 
@@ -245,7 +245,7 @@ def test_without_its_reference_a_dpo_loss_is_left_out():
 def test_preferences_train_without_dropout():
     spec = GPT2
     model = build_model(spec, data=PAIRS, seed=0)
-    loss = loss_of("simpo", model, spec)
+    loss = bind_loss("simpo", model, spec)
     batch = preferences()
     assert float(compute(model, loss, batch)[0]) != float(compute(model, loss, batch)[0])
     disable_dropout(model, loss)
@@ -474,7 +474,7 @@ def test_reward_models_learn_by_the_model_of_bradley_and_terry(coefficient):
 )
 def test_wrong_options_are_refused(name, options, said):
     with pytest.raises(ValueError, match=said):
-        registry.loss_named(name, options)
+        registry.loss_function(name, options)
 
 
 def test_a_loss_for_other_models_is_refused():
@@ -510,10 +510,10 @@ def test_a_loss_of_another_package(monkeypatch):
     model, loss = made(VIT, IMAGES, "focal", gamma=0)
     plain, own = made(VIT, IMAGES, "cross-entropy")
     assert float(compute(model, loss, batch)[0]) == pytest.approx(float(compute(plain, own, batch)[0]), rel=1e-5)
-    assert registry.source_of("focal") == paths["focal"]
-    assert (registry.source_of("dpo"), registry.source_of("a:b")) == (None, "a:b")
+    assert registry.loss_code_path("focal") == paths["focal"]
+    assert (registry.loss_code_path("dpo"), registry.loss_code_path("a:b")) == (None, "a:b")
     with pytest.raises(ValueError, match="entry point 'other' has the loss 'focal'"):
-        registry.loss_named("other", {})
+        registry.loss_function("other", {})
 
 
 def test_every_builtin_loss_has_its_own_name():

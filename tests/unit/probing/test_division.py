@@ -12,7 +12,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, DESIRABLE, MARGIN, PASSAGE_SCORES, loss_class
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.bound_loss import disable_dropout, loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss, disable_dropout
 from ringmaster.techniques.training.dropout import DrawSites, name_modules
 from tests.matrix import matrix
 from tests.speech_models import WAV2VEC2
@@ -117,7 +117,7 @@ def test_a_loss_has_the_gradients_of_the_whole_batch_in_all_its_parts(name, opti
             for key, parameter in model.named_parameters():
                 if "lora_B" in key:
                     parameter.normal_(std=0.02)
-    loss = loss_of(name, model, spec, options=options)
+    loss = bind_loss(name, model, spec, options=options)
     disable_dropout(model, loss)
     model.train()
     for module in model.modules():

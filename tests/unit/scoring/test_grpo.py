@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ringmaster.techniques.loss import ADVANTAGES, LossInputs, loss_named
+from ringmaster.techniques.loss import ADVANTAGES, LossInputs, loss_function
 
 REWARDS = {"rewards": ["my_rewards:length"], "num_generations": 3, "max_new_tokens": 5}
 
 
 def grpo(**options):
-    return loss_named("grpo", {**REWARDS, **options})
+    return loss_function("grpo", {**REWARDS, **options})
 
 
 @pytest.mark.parametrize(("scale", "divisor"), [("none", 1.0), ("group", 2.0001), ("batch", None)])
@@ -142,7 +142,7 @@ def test_scales_that_rloo_does_not_have_are_refused():
 
 def test_options_are_checked():
     with pytest.raises(ValueError, match="rewards is missing"):
-        loss_named("grpo", {})
+        loss_function("grpo", {})
     with pytest.raises(ValueError, match="reward_weights has 2 numbers for 1 rewards"):
         grpo(reward_weights=[1.0, 2.0])
     for wrong in ({"rewards": "my_rewards:length"}, {"rewards": ["length"]}, {"num_generations": 1}, {"beta": -1}):

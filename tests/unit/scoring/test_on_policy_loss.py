@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ringmaster.techniques.loss import LossInputs, loss_named
+from ringmaster.techniques.loss import LossInputs, loss_function
 from ringmaster.techniques.metric import IGNORED
 
 NAME = "on-policy-distillation"
@@ -25,7 +25,7 @@ def inputs_of(loss, *, seed=0):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_divergence_is_trls(beta, temperature):
     trainer = pytest.importorskip("trl.experimental.gkd", reason="no trl, whose function this is").GKDTrainer
-    loss = loss_named(NAME, {"beta": beta, "temperature": temperature})
+    loss = loss_function(NAME, {"beta": beta, "temperature": temperature})
     given, theirs = inputs_of(loss)
     sums, counts = loss.row_sums(given)
     expected = trainer.generalized_jsd_loss(
@@ -39,7 +39,7 @@ def test_the_divergence_is_trls(beta, temperature):
 
 
 def test_the_policy_gradient_has_the_reverse_divergence_of_each_token_as_its_advantage():
-    loss = loss_named(NAME, {"loss_type": "policy_gradient", "temperature": 0.7})
+    loss = loss_function(NAME, {"loss_type": "policy_gradient", "temperature": 0.7})
     given, theirs = inputs_of(loss)
     sums, counts = loss.row_sums(given)
     log_p, log_q = ((each / 0.7).log_softmax(-1) for each in (given.logits, theirs))
@@ -56,7 +56,7 @@ def test_the_policy_gradient_has_the_reverse_divergence_of_each_token_as_its_adv
 
 def test_a_model_of_the_teachers_probabilities_has_the_loss_0():
     for options in ({}, {"beta": 0.0}, {"beta": 0.4}, {"loss_type": "policy_gradient"}):
-        loss = loss_named(NAME, options)
+        loss = loss_function(NAME, options)
         given, _ = inputs_of(loss)
         same = LossInputs(**{**vars(given), "reference": loss.compared(given.logits.detach(), given.labels)})
         assert loss.row_sums(same)[0].abs().max() < 1e-5
@@ -72,10 +72,10 @@ def test_wrong_options_and_other_vocabularies_are_refused():
         {"lmbda": 2},
     ):
         with pytest.raises(ValueError, match="To fix"):
-            loss_named(NAME, wrong)
+            loss_function(NAME, wrong)
     with pytest.raises(ValueError, match="lmbda is below 1, and loss_type policy_gradient is for completions"):
-        loss_named(NAME, {"lmbda": 0.5, "loss_type": "policy_gradient"})
-    loss = loss_named(NAME, {})
+        loss_function(NAME, {"lmbda": 0.5, "loss_type": "policy_gradient"})
+    loss = loss_function(NAME, {})
     given, theirs = inputs_of(loss)
     with pytest.raises(ValueError, match="the teacher has a vocabulary of 12 tokens, and the model one of 11"):
         loss.row_sums(LossInputs(**{**vars(given), "reference": torch.zeros(3, 1, 6, 12)}))

@@ -9,7 +9,7 @@ from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import LossInputs
 from ringmaster.techniques.losses.ctc import Ctc
-from ringmaster.techniques.training.bound_loss import loss_of
+from ringmaster.techniques.training.bound_loss import bind_loss
 from tests.unit.compat.test_transformers import SPEECH
 
 SPEC = ModelSpec(architecture="Wav2Vec2ForCTC")
@@ -37,7 +37,7 @@ def test_the_loss_is_that_of_transformers(reduction, has_mask):
     model, batch = model_of(ctc_loss_reduction=reduction), batch_of([1, 2, 2, 3], [4], [3, 1])
     if not has_mask:
         del batch["attention_mask"]
-    loss = loss_of(None, model, SPEC)
+    loss = bind_loss(None, model, SPEC)
     output = model(**loss.forward_inputs(batch))
     assert "labels" not in loss.forward_inputs(batch)
     total, count = loss(output, batch)
@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_transformers(reduction, has_mask):
 @pytest.mark.parametrize("ignores", [True, False])
 def test_a_text_without_enough_frames_counts_as_nothing_or_is_infinite(ignores):
     model, batch = model_of(ctc_loss_reduction="sum", ctc_zero_infinity=ignores), batch_of([1] * 30)
-    loss = loss_of(None, model, SPEC)
+    loss = bind_loss(None, model, SPEC)
     total, _ = loss(model(**loss.forward_inputs(batch)), batch)
     assert float(total) == (0 if ignores else torch.inf)
 

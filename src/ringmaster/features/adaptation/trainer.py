@@ -62,7 +62,7 @@ class AdaptationCallback(TrainerCallback):
         folder = Path(location) if location else None  # before a teacher is trained, a fresh one is as fast
         spec = teacher_model(job, folder)
         teacher = build_model(spec, data=trainer.prepared, seed=job.seed, weights_from=folder).to(trainer.ranks.device)
-        teachers_loss = bound_loss.loss_of(None, teacher, spec)
+        teachers_loss = bound_loss.bind_loss(None, teacher, spec)
         frozen = Teacher(model=teacher.eval().requires_grad_(False), loss=teachers_loss, autocast=trainer.autocast)
         return distilled_loss(loss, frozen, self._spec)
 

@@ -18,7 +18,7 @@ from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import COMPOSED, EXTRACTED, AdaptationSpec, Composition, Job
 from ringmaster.techniques.job_features import file_keys, is_black_box, other_features
 from ringmaster.techniques.job_specs import RETRIEVER, DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec
-from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.loss import loss_function
 
 FACTORY = "ringmaster.techniques.models.composite_model:composite_model"
 EQUAL = (
@@ -110,7 +110,7 @@ def _faults(job: Raw, at: Location) -> Iterator[Finding]:
     )
     name, options = split_loss(loss) if isinstance(loss, Mapping) else (loss, {})
     try:
-        function = loss_function_of(name, options) if isinstance(name, str) else None
+        function = loss_function(name, options) if isinstance(name, str) else None
     except ValueError:  # which the rules of the job report
         return
     if function is not None and (function.compares or function.generation is not None or not function.drops_out):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ringmaster.compat.transformers import attention_of
 from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.model_facts import FLASH_PACKAGE, IMPLEMENTATIONS
 from ringmaster.techniques.processes.gang_events import KernelsRefused
 from ringmaster.techniques.processes.order import TRIAL
@@ -104,7 +104,7 @@ def kernel_choices(job: Job, *, device_kind: str) -> dict[str, str]:
     """
     if job.feature(Numerics) is None or not job.trains or job.is_black_box:
         return {}
-    loss = loss_function_of(job.loss, job.loss_options)
+    loss = loss_function(job.loss, job.loss_options)
     if loss is not None and loss.generation is not None:
         return {COMPILE: f"the loss {loss.name} trains on what the model writes, which no two kernels write alike"}
     choices: dict[str, str] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ringmaster.features.local_updates.job import LocalUpdates
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.single import Single
 from ringmaster.techniques.technique import (
     OPTIMIZER_STATE_BYTES,
@@ -54,7 +54,7 @@ class Local(Single):
             return f"{self.name} is for jobs with local_updates"
         if spec.workers % gang.num_devices:
             return f"{spec.workers} workers cannot be divided by {gang.num_devices} devices"
-        loss = loss_function_of(job.loss, job.loss_options)
+        loss = loss_function(job.loss, job.loss_options)
         if loss is not None and loss.total_names:
             return f"the loss {loss.name} counts over all workers at each step"
         return undivided_batch_only(job, facts)

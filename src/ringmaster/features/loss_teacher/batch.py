@@ -14,7 +14,7 @@ from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.file_hooks import BatchFileHook
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.loss import JOB, class_of, is_named, job_named, loss_names
+from ringmaster.techniques.loss import JOB, is_named, job_named, loss_class, loss_names
 from ringmaster.techniques.losses.on_policy import TeacherName
 
 
@@ -86,7 +86,7 @@ class LossTeacherInFiles(BatchFileHook):
 def _needs_teacher(name: object) -> bool:
     if not isinstance(name, str) or not is_named(name) or name not in loss_names():
         return False
-    kind = class_of(name)
+    kind = loss_class(name)
     return kind is not None and kind.needs_teacher
 
 
