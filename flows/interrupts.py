@@ -95,7 +95,7 @@ class Interrupts:
         end: Callable[[int], None] = os._exit,
     ) -> None:
         self.first_signal: int | None = None
-        self._is_answering = False
+        self._is_installed = False
         self.say = say
         self._go_on, self._kill, self._end = go_on, kill, end
         self._stop: Callable[[], None] | None = None
@@ -111,13 +111,13 @@ class Interrupts:
             self.say(f"to continue: {self._go_on}")
 
     @property
-    def are_handled(self) -> bool:
-        """Whether this thread is the main one, inside the context `answering`."""
-        return self._is_answering and _is_main_thread()
+    def is_of_command(self) -> bool:
+        """Whether a command handles signals, and this thread is its main one."""
+        return self._is_installed and _is_main_thread()
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Handles signals inside the context; does nothing outside the main thread, which alone may change handlers."""
+    def of_command(self) -> Iterator[None]:
+        """Handles the signals of a command inside the context; does nothing outside the main thread."""
         if not _is_main_thread():
             yield
             return
@@ -126,19 +126,19 @@ class Interrupts:
         thread = threading.Thread(target=self._answer, args=(theirs,), name="interrupts", daemon=True)
         thread.start()
         pipe_before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
-        self._is_answering = True
+        self._is_installed = True
         try:
-            with self.handling():
+            with self._installed():
                 yield
         finally:
-            self._is_answering = False
+            self._is_installed = False
             signal.set_wakeup_fd(pipe_before)
             ours.close()
             thread.join()
             theirs.close()
 
     @contextmanager
-    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+    def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
         """Inside the context, the first signal calls `stop`, which must end the enclosed work in order.
 
         It is called in a thread of its own, and no exception is raised. In a user's program, which handles no signals
@@ -147,21 +147,21 @@ class Interrupts:
         if not _is_main_thread():
             yield
             return
-        with nullcontext() if self._is_answering else self.answering():
+        with nullcontext() if self._is_installed else self.of_command():
             self.check()
             self._stop = stop
             try:
-                with self.handling():
+                with self._installed():
                     yield
             finally:
                 self._stop = None
 
-    def handled(self) -> AbstractContextManager[None]:
-        """Inside the context, the command handles signals itself; does nothing where it does not, or in a thread."""
-        if not self.are_handled:
+    def handled_again(self) -> AbstractContextManager[None]:
+        """Installs a command's handlers again inside the context; does nothing in a user's program or in a thread."""
+        if not self.is_of_command:
             return nullcontext()
         self.check()  # before a batch is opened: an import may have swallowed the exception
-        return self.handling()
+        return self._installed()
 
     @contextmanager
     def shown_by(self, say: Say) -> Iterator[None]:
@@ -172,7 +172,7 @@ class Interrupts:
         finally:
             self.say = before
 
-    def handling(self) -> AbstractContextManager[None]:
+    def _installed(self) -> AbstractContextManager[None]:
         """Installs the handlers inside the context, also where other code has replaced them.
 
         A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
@@ -249,12 +249,12 @@ def command(arguments: Sequence[str]) -> Iterator[Interrupts]:
         return
     interrupts = Interrupts(go_on=command_that_goes_on(arguments))
     try:
-        with interrupts.answering():
+        with interrupts.of_command():
             yield interrupts
     except SystemExit as end:
         if interrupts.first_signal is None or not end.code:
             raise
-        interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `answering` ends
+        interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `of_command` ends
         raise SystemExit(interrupts.exit_code) from None
 
 

@@ -105,7 +105,7 @@ def run_stages(
         opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler, caller=caller)
     else:
         opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler, caller=caller)
-    with caller.interrupts.handled(), opened as run:
+    with caller.interrupts.handled_again(), opened as run:
         profiles = profile(run)
         run.begin(profiles)
         plan = make_plan(run, _unresolved(profiles))

@@ -366,7 +366,7 @@ class LocalRun(BatchRun):
             stack.callback(leases.give_back, tuple(self._cluster.lease_names().values()))
             stack.callback(self._engine.close)
             stack.enter_context(watch_nodes(self._engine, executor, cluster=self._cluster))
-            stack.enter_context(self._node_context.caller.interrupts.stopping(stop))
+            stack.enter_context(self._node_context.caller.interrupts.stopped_by(stop))
             handler = RequestHandler(
                 self.journal.database,
                 executor=executor,

@@ -326,5 +326,5 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
         run.caller.view.notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
         run.ask(RequestKind.CANCEL)
 
-    with run.caller.interrupts.stopping(act):
+    with run.caller.interrupts.stopped_by(act):
         yield is_left

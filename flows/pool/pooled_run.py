@@ -134,7 +134,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
     as Ctrl-C would; BatchCancelled is raised then. After that, the pool's controller cancels them.
     """
     flow_run, was_stopped, signals = root_run(), threading.Event(), run.caller.interrupts
-    is_command = signals.are_handled  # else a program of the user's, which is not ended: its jobs are, once they are
+    is_command = signals.is_of_command  # else a program of the user's, which is not ended: its jobs are, once they are
 
     def cancel_submitted() -> bool:
         is_submitted = run.submissions.status(run.id) is not None

@@ -55,7 +55,7 @@ def press(number=signal.SIGINT):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_before_anything_trains_it_ends_at_once(number, code):
     told = Told()
-    with pytest.raises(SystemExit) as end, Interrupts(say=told).answering():
+    with pytest.raises(SystemExit) as end, Interrupts(say=told).of_command():
         press(number)
         threading.Event().wait(TIMEOUT_S)
     assert end.value.code == code
@@ -67,7 +67,7 @@ def test_a_closed_terminal_stops_in_order_and_kills_nothing():
         "import os, signal, sys, threading\n"
         "from ringmaster.flows.interrupts import Interrupts\n"
         "stopped, signals = threading.Event(), Interrupts()\n"
-        "with signals.answering(), signals.stopping(stopped.set):\n"
+        "with signals.of_command(), signals.stopped_by(stopped.set):\n"
         "    print('begun', flush=True)\n"
         "    assert stopped.wait(60)\n"
         "    os.kill(os.getpid(), signal.SIGHUP)  # the shell's, after the system's\n"
@@ -113,7 +113,7 @@ def test_a_signal_while_the_interpreter_ends_kills_without_a_traceback_and_leave
 def test_what_nohup_has_started_goes_on():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interrupts(say=lambda line: pytest.fail(line)).answering():
+        with Interrupts(say=lambda line: pytest.fail(line)).of_command():
             press(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -124,7 +124,7 @@ def test_it_is_answered_while_the_main_thread_is_busy_elsewhere():
     told, interrupted = Told(), Interrupts()
     interrupted.say = told
     interrupted._act = lambda *_: told.wait(STOPPING)
-    with interrupted.answering():
+    with interrupted.of_command():
         press()
     assert told.lines == [STOPPING]
 
@@ -135,7 +135,7 @@ def test_one_signal_in_a_flow_run_of_prefect_is_answered_once():
 
     told = Told()
     interrupted = Interrupts(say=told, kill=lambda: None, end=told)
-    with pytest.raises(SystemExit) as end, interrupted.answering(), capture_sigterm(), interrupted.handled():
+    with pytest.raises(SystemExit) as end, interrupted.of_command(), capture_sigterm(), interrupted.handled_again():
         press(signal.SIGTERM)
         threading.Event().wait(TIMEOUT_S)
     assert end.value.code == 128 + signal.SIGTERM
@@ -145,7 +145,7 @@ def test_one_signal_in_a_flow_run_of_prefect_is_answered_once():
 def test_while_jobs_train_it_stops_them_in_order_and_raises_nothing():
     told, stopped = Told(), threading.Event()
     interrupted = Interrupts(say=told)
-    with interrupted.answering(), interrupted.stopping(stopped.set):
+    with interrupted.of_command(), interrupted.stopped_by(stopped.set):
         press()
         assert stopped.wait(TIMEOUT_S)
         told.wait(STOPPING)
@@ -161,7 +161,7 @@ def test_the_second_kills_all_that_was_started_and_says_how_to_go_on(capfd):
         ended.set()
 
     interrupted = Interrupts(go_on="ringmaster run f.yaml --resume", say=told, kill=killed.set, end=end)
-    with interrupted.answering(), interrupted.stopping(lambda: stops.append(1)):
+    with interrupted.of_command(), interrupted.stopped_by(lambda: stops.append(1)):
         press()
         told.wait(STOPPING)
         press()
@@ -172,19 +172,19 @@ def test_the_second_kills_all_that_was_started_and_says_how_to_go_on(capfd):
 
 def test_what_something_on_the_way_has_swallowed_ends_the_command_before_it_trains():
     interrupted = Interrupts(say=Told())
-    with pytest.raises(SystemExit), interrupted.answering():
+    with pytest.raises(SystemExit), interrupted.of_command():
         try:
             press()
             threading.Event().wait(TIMEOUT_S)
         except SystemExit:  # as a destructor would
             pass
-        with interrupted.stopping(lambda: None):
+        with interrupted.stopped_by(lambda: None):
             pytest.fail("it has begun to train")
 
 
 def test_a_program_of_the_users_is_stopped_in_order_too(capfd):
     stopped = threading.Event()
-    with Interrupts().stopping(stopped.set):
+    with Interrupts().stopped_by(stopped.set):
         press()
         assert stopped.wait(TIMEOUT_S)
     assert capfd.readouterr().err == f"{STOPPING}\n"
@@ -192,8 +192,8 @@ def test_a_program_of_the_users_is_stopped_in_order_too(capfd):
 
 def test_other_threads_leave_signals_alone():
     def work():
-        with interrupted.answering(), interrupted.stopping(lambda: None):
-            seen.append(interrupted.are_handled)
+        with interrupted.of_command(), interrupted.stopped_by(lambda: None):
+            seen.append(interrupted.is_of_command)
 
     seen, interrupted = [], Interrupts()
     thread = threading.Thread(target=work)
@@ -205,7 +205,7 @@ def test_other_threads_leave_signals_alone():
 def test_a_view_shows_the_answer_while_it_is_there():
     first, view = Told(), Told()
     interrupted = Interrupts(say=first)
-    with interrupted.answering(), interrupted.stopping(lambda: None):
+    with interrupted.of_command(), interrupted.stopped_by(lambda: None):
         with interrupted.shown_by(view):
             press()
             view.wait(STOPPING)
@@ -232,7 +232,7 @@ def test_the_command_that_goes_on_is_the_same_with_all_its_options(given, goes_o
 
 def test_commands_that_serve_have_their_own_way_to_stop():
     with command(["worker", "--name", "a"]) as signals:
-        assert not signals.are_handled
+        assert not signals.is_of_command
 
 
 def test_a_command_that_came_to_its_end_all_the_same_has_its_own_exit_code(capfd):
@@ -240,7 +240,7 @@ def test_a_command_that_came_to_its_end_all_the_same_has_its_own_exit_code(capfd
         with (
             pytest.raises(SystemExit) as end,
             command(["run", "f.yaml"]) as signals,
-            signals.stopping(lambda: None),
+            signals.stopped_by(lambda: None),
         ):
             press()
             while signals.first_signal is None:

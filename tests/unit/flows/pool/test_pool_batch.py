@@ -542,7 +542,7 @@ def test_a_command_that_measures_a_batch_is_stopped_where_the_batch_is_cancelled
 
     bench.profile = measure
     signals = Interrupts(say=lambda line: None)
-    with signals.answering():
+    with signals.of_command():
         with pytest.raises(BatchCancelled, match="batch nightly was cancelled before its jobs were planned"):
             bench.train(signals=signals)
         assert signals.first_signal is None, "the command exits with 1, as nobody has interrupted it"
