@@ -1,6 +1,6 @@
-"""Prefect's workers of the types of batch schedulers, such as `slurm`: they submit each flow run as a job.
+"""Prefect's workers of the types of batch schedulers: they submit each flow run as a job.
 
-`prefect worker start --type slurm --pool NAME` starts one. It keeps no state of its own: what it needs to know is in
+`prefect worker start --type ENGINE --pool NAME` starts one. It keeps no state of its own: what it needs to know is in
 Prefect and in the scheduler. Jobs therefore outlive it, and the next worker watches them.
 """
 

@@ -234,7 +234,7 @@ def serving(batch: Batch, database: Database, *, notice: Notice) -> list[NodeRec
             raise InputError([f"the batch requests devices of kind {kind}; the pool has {there}"])
         if not reported:
             notice(
-                "waiting for a first node of the pool: an engine such as Slurm lends it, or a person starts "
+                "waiting for a first node of the pool: an engine that lends nodes lends it, or a person starts "
                 "`ringmaster pool worker`"
             )
             reported = True

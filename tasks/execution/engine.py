@@ -176,7 +176,7 @@ class NodeRun:
     """A flow run that serves a node, or is about to, and has not ended.
 
     id: the flow run's id.
-    infrastructure: the id of what it runs on, such as "slurm:123"; empty before the work pool's worker has started it.
+    infrastructure: the id of what it runs on, such as "pods:123"; empty before the work pool's worker has started it.
     is_begun: whether its process has begun.
     is_ending: whether it is being cancelled.
     """

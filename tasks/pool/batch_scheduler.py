@@ -1,6 +1,6 @@
 """Batch schedulers that lend nodes, each as a job of its own: their commands, their jobs, and the options of these.
 
-A scheduler such as Slurm is a `BatchScheduler`, which defines its commands and parses their output, and a
+A scheduler is a `BatchScheduler`, which defines its commands and parses their output, and a
 `SchedulerOptions`, which says what can be requested for a node. What a pool makes of both is here, and in the worker of
 Prefect that submits the jobs (`ringmaster.flows.pool.batch_worker`).
 """
@@ -39,7 +39,7 @@ SCRIPT = (Path(__file__).parent / "batch_script.sh").read_text()
 Run = Callable[[Sequence[str], str | None, Mapping[str, str] | None], subprocess.CompletedProcess[str]]
 """Runs a command with a standard input and an environment (None for those of this process) to its end."""
 
-# The states of jobs and nodes, in the words of Slurm, into which other schedulers' are translated.
+# The states of jobs and nodes, into which each scheduler's own are translated.
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 _ENDED = frozenset(
     {
@@ -122,8 +122,7 @@ class SchedulerNode:
     @property
     def is_away(self) -> bool:
         """Whether the scheduler cannot reach it: processes may run there that it counts as ended."""
-        # A process that cannot be killed makes Slurm drain its node, and count the job as ended.
-        return bool(self.states & _UNREACHABLE) or "kill task failed" in self.reason.lower()
+        return bool(self.states & _UNREACHABLE)
 
 
 def _run(command: Sequence[str], input: str | None, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
@@ -395,8 +394,8 @@ class SchedulerMachines:
     def _forgotten(self, number: int, nodes: Mapping[str, SchedulerNode]) -> Allocation:
         """Returns the allocation of a job that the scheduler does not know any more.
 
-        Slurm forgets a job some minutes after its end, or at once if its controller loses its state. Then the job's
-        processes live until their node queries the controller about them.
+        A scheduler may forget a job some minutes after its end, or at once if it loses its state. Then the job's
+        processes live until their node queries the scheduler about them.
         """
         seen, title = self._seen.get(number, _KnownJob()), self._scheduler.title
         is_away = seen.node in nodes and nodes[seen.node].is_away

@@ -19,6 +19,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from ringmaster import features
 from ringmaster.registry import Registry, resolve
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ BUILTIN: dict[str, str] = {
     LOCAL: "ringmaster.tasks.execution.local_engine:LocalEngine",
     WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
-    "slurm": "ringmaster.tasks.pool.slurm:SlurmOptions",
-    "pbs": "ringmaster.tasks.pool.pbs:PbsOptions",
-    "ray": "ringmaster.tasks.pool.ray.ray_engine:RayOptions",
+    **features.ENGINES,
 }
 """By name, the dotted path of the engine's `EngineOptions`, or of what builds the engine from an `EngineContext`."""
 ENGINES = Registry(kind="engine", entry_point_group="ringmaster.engines", builtin=BUILTIN)

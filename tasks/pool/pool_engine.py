@@ -1,8 +1,9 @@
 """The engine of a pool: orders segments from the nodes of a pool, and passes on the events of their gangs.
 
 Orders, events and the registry of nodes are in the pool's database. Nodes are machines of one's own, or are lent by a
-provider such as Slurm. The engine makes no decisions. Orders and events outlive it: the engine of the next controller
-`adopt`s a segment, receives all of its gang's events so far, once and in order, and then the new ones.
+provider (`ringmaster.tasks.pool.provider`). The engine makes no decisions. Orders and events outlive it: the engine of
+the next controller `adopt`s a segment, receives all of its gang's events so far, once and in order, and then the new
+ones.
 
 Which nodes have joined and left follows from their rows in the registry and the silence of their workers. No clocks
 are compared: a worker counts its heartbeats, and the observer measures the silence between two of them by its

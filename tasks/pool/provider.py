@@ -1,4 +1,4 @@
-"""The interface of a node provider: what lends machines to a pool for a time, such as Slurm or Ray.
+"""The interface of a node provider: what lends machines to a pool for a time, such as a batch scheduler.
 
 A provider starts and ends *allocations*. In each allocation a node agent registers itself as a node of the pool, under
 the allocation's id. From then on the agent takes orders from the pool's database, as on a machine of one's own. The

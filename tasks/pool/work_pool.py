@@ -1,7 +1,7 @@
 """A provider whose allocations are flow runs in a work pool of Prefect: each flow run serves one node.
 
-The work pool's worker starts the machine of a flow run, for example as a job of Slurm. What has become of the machine
-is read from the engine itself (`Machines`), as Prefect learns of it later or, without its worker, never.
+The work pool's worker starts the machine of a flow run, for example as a job of a scheduler. What has become of the
+machine is read from the engine itself (`Machines`), as Prefect learns of it later or, without its worker, never.
 """
 
 import logging

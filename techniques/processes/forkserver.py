@@ -87,9 +87,9 @@ _LIBC = ctypes.CDLL(None)
 
 def serve(listener: socket.socket, *, fence_after_s: float, idle_after_s: float, preload: tuple[str, ...]) -> None:
     """Imports the names in `preload`, then forks a child for each connection until standard input closes."""
-    # Slurm sends SIGTERM to every process of a job, and the owner then stops its ranks at a checkpoint: the server must
-    # outlive it, and so must a child until it has a handler of its own. Programs that a child starts do not inherit a
-    # handler, unlike SIG_IGN.
+    # A scheduler may send SIGTERM to every process of a job, and the owner then stops its ranks at a checkpoint: the
+    # server must outlive it, and so must a child until it has a handler of its own. Programs that a child starts do not
+    # inherit a handler, unlike SIG_IGN.
     signal.signal(signal.SIGTERM, lambda *_: None)
     ready = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print at their import belongs to the log

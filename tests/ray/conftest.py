@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringmaster.tasks.pool.ray import ADDRESS, DEVICES
+from ringmaster.features.ray import ADDRESS, DEVICES
 from ringmaster.techniques.processes.forkserver_client import ForkServer, ScratchFolder
 from tests.cluster.machines import end
 from tests.cluster.pool import Pool

@@ -7,7 +7,7 @@ import threading
 
 import psutil
 
-from ringmaster.tasks.pool.ray import LOOPBACK_ALONE
+from ringmaster.features.ray import LOOPBACK_ALONE
 from tests.cluster.machines import SOURCE
 from tests.cluster.stubs import NODE
 from tests.ports import free_port

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.pool.slurm import Slurm
+from ringmaster.features.slurm.slurm_engine import Slurm
 from tests.cluster.machines import end
 from tests.cluster.waiting import until
 from tests.ports import free_ports

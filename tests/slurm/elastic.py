@@ -8,10 +8,10 @@ import threading
 import time
 
 from ringmaster.codec import to_json
+from ringmaster.features.slurm.slurm_engine import BATCH_SCRIPT
 from ringmaster.flows.pool.controller import ALARMS_EVERY_S
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S
 from ringmaster.tasks.pool.engines import NodeDeployment
-from ringmaster.tasks.pool.slurm import BATCH_SCRIPT
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE

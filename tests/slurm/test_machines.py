@@ -3,9 +3,9 @@
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
+from ringmaster.features.slurm.slurm_engine import BATCH_SCRIPT, Slurm, SlurmOptions, comment_of
 from ringmaster.tasks.pool.batch_scheduler import COMMAND, SchedulerMachines
 from ringmaster.tasks.pool.provider import AllocationStatus
-from ringmaster.tasks.pool.slurm import BATCH_SCRIPT, Slurm, SlurmOptions, comment_of
 from tests.cluster.waiting import until
 
 # Ends in order: it says so, and takes a moment.

@@ -27,8 +27,8 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.sweeping.stop_rules`), and its sections of their results
                 (`ringmaster.tasks.sweeping.results`)
 
-Techniques, data sources and objectives of features are defined in any of their modules. `TECHNIQUES`, `DATA_SOURCES`
-and `OBJECTIVES` below list them by name; those of installed distributions have entry points.
+Techniques, data sources, objectives and engines of features are defined in any of their modules. `TECHNIQUES`,
+`DATA_SOURCES`, `OBJECTIVES` and `ENGINES` below list them by name; those of installed distributions have entry points.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.
@@ -77,7 +77,8 @@ BUILTIN = (
     "ringmaster.features.diagnosis",
     "ringmaster.features.endpoint",
 )
-"""The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
+"""The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow; those
+that have engines alone (`ENGINES`) are not listed."""
 TECHNIQUES = {
     "local": "ringmaster.features.local_updates.technique:Local",
     "command": "ringmaster.features.external_trainers.technique:Command",
@@ -101,6 +102,12 @@ OBJECTIVES = {
     "trade-off": "ringmaster.features.tariffs.tariff_objectives:TradeOffObjective",
 }
 """Those of their objectives of plans."""
+ENGINES = {
+    "slurm": "ringmaster.features.slurm.slurm_engine:SlurmOptions",
+    "pbs": "ringmaster.features.pbs.pbs_engine:PbsOptions",
+    "ray": "ringmaster.features.ray.ray_engine:RayOptions",
+}
+"""Those of the options of their engines."""
 
 
 @cache

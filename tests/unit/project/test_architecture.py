@@ -143,7 +143,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
     ),
     "inside tasks/ each layer imports only layers below it": is_upward,
     "Optuna only in tasks/sweeping/": (lambda i: i.of("optuna") and not i.inside("tasks/sweeping")),
-    "Ray only in tasks/pool/ray/": (lambda i: i.of("ray") and not i.inside("tasks/pool/ray")),
+    "Ray only in its feature": (lambda i: i.of("ray")),
     "MLflow only in model_lineage/": (lambda i: uses(i, "mlflow") and i.package != "model_lineage"),
     "pydantic not in techniques/, which describes jobs with dataclasses": (
         lambda i: i.of("pydantic", "pydantic_core") and i.package == "techniques"
@@ -276,9 +276,16 @@ OF_FEATURES = {
     ),
     "waiting": ("tasks",),
     "pool_tariff": ("tasks",),
+    **dict.fromkeys(("slurm_engine", "pbs_engine"), ("tasks",)),
 }
 # Features, and folders of one, that have several modules of one kind.
-OF_FOLDERS = {"diagnosis": PACKAGES, "undo": PACKAGES, "endpoint/server": PACKAGES, "endpoint/compute": ("techniques",)}
+OF_FOLDERS = {
+    "diagnosis": PACKAGES,
+    "undo": PACKAGES,
+    "endpoint/server": PACKAGES,
+    "endpoint/compute": ("techniques",),
+    "ray": ("techniques", "tasks"),
+}
 FEATURES = f"src/{IMPORT_ROOT}/features"
 
 
@@ -294,6 +301,7 @@ def is_foreign_to_its_feature(found: Import) -> bool:
         or (found.of(*PACKAGES) and not found.of(*allowed))
         or (is_light and found.of("torch", "transformers", "pydantic"))
         or ("flows" in allowed and found.of("torch", "transformers"))
+        or (found.of("ray") and feature != "ray")
     )
 
 
@@ -336,6 +344,7 @@ def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported
         ("a/terms.py", "from ringmaster.flows import cli"),
         ("a/job.py", "import pydantic"),
         ("a/commands.py", "import torch"),
+        ("a/execute.py", "import ray.util"),
     ],
 )
 def test_a_feature_that_imports_too_much_is_found(file: str, source: str, tmp_path: Path):

@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from ringmaster import extras
 from ringmaster.distribution import DISTRIBUTION
 from ringmaster.errors import DatabaseFileError, InputError
+from ringmaster.features.ray.ray_engine import RayOptions
 from ringmaster.flows.output import LOG_FORMAT, log_format
 from ringmaster.flows.services.service_definitions import PoolOptions, databases, faults
-from ringmaster.tasks.pool.ray.ray_engine import RayOptions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.sweeping.space import Range, findings
 from ringmaster.techniques.data.images import read_image

@@ -8,13 +8,13 @@ import pytest
 
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
+from ringmaster.features.ray.ray_engine import RayOptions
+from ringmaster.features.slurm.slurm_engine import SlurmOptions
 from ringmaster.flows import settings
 from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases, engine_environment
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.engines import EngineOptions, NodeDeployment, WorkPoolOptions, engine_options
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions
-from ringmaster.tasks.pool.ray.ray_engine import RayOptions
-from ringmaster.tasks.pool.slurm import SlurmOptions
 
 HOME = Path("/srv/ringmaster")
 WORK_POOL = WorkPoolOptions(work_pool="gpus", max_nodes=4, idle_s=60.0, devices="cpu:2")

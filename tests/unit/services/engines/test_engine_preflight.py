@@ -100,7 +100,7 @@ def test_a_ray_cluster_that_is_not_there_is_found_before_ray_would_find_it(tmp_p
 @pytest.mark.full
 def test_a_port_that_is_not_of_ray_is_given_up(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster-ml[ray]'")
-    monkeypatch.setattr("ringmaster.tasks.pool.ray.ray_engine.ANSWER_S", 0.1)
+    monkeypatch.setattr("ringmaster.features.ray.ray_engine.ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         engine = ray(address=f"127.0.0.1:{other.getsockname()[1]}")
         (fault,) = engine.preflight(tmp_path)

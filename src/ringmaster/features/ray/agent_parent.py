@@ -1,4 +1,4 @@
-"""The parent process of a node agent on a machine of Ray: `python -m ringmaster.tasks.pool.ray.agent_parent`.
+"""The parent process of a node agent on a machine of Ray: `python -m ringmaster.features.ray.agent_parent`.
 
 A worker of Ray that ends, for example as its raylet was killed, kills its child processes. The agent is to leave in
 order instead, with checkpoints of its gangs. It is therefore the child of this process, which ends it by SIGTERM once

@@ -1,7 +1,7 @@
 import pytest
 
-from ringmaster.tasks.pool.ray import ADDRESS, DEVICES
-from ringmaster.tasks.pool.ray.ray_engine import (
+from ringmaster.features.ray import ADDRESS, DEVICES
+from ringmaster.features.ray.ray_engine import (
     RayOptions,
     namespace_of,
     node_environment,

@@ -13,9 +13,9 @@ import psutil
 import ray
 
 from ringmaster.codec import from_json
+from ringmaster.features.ray import agent_parent
+from ringmaster.features.ray.ray_engine import NodeOrder
 from ringmaster.tasks.pool.engines import ALLOCATION
-from ringmaster.tasks.pool.ray import agent_parent
-from ringmaster.tasks.pool.ray.ray_engine import NodeOrder
 from ringmaster.tasks.process_identity import READY_FILE
 
 LOOK_EVERY_S = 0.2

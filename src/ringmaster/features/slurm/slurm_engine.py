@@ -63,6 +63,12 @@ class SlurmNode(SchedulerNode):
     partitions: frozenset[str] = frozenset()
     gres: str = ""
 
+    @property
+    def is_away(self) -> bool:
+        """Whether processes may run on it that Slurm counts as ended; see `SchedulerNode`."""
+        # A process that cannot be killed makes Slurm drain its node, and count the job as ended.
+        return super().is_away or "kill task failed" in self.reason.lower()
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmPartition:

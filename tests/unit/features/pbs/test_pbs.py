@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
+from ringmaster.features.pbs.pbs_engine import BATCH_SCRIPT, FLOW_RUN, Pbs, PbsOptions
 from ringmaster.flows.pool.batch_worker import WORKERS, SubmissionVerdict, decide, jobs_by_run
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.batch_scheduler import COMMAND, IS_SHARED, SchedulerMachines
 from ringmaster.tasks.pool.engines import engine_options, options_class
-from ringmaster.tasks.pool.pbs import BATCH_SCRIPT, FLOW_RUN, Pbs, PbsOptions
 from ringmaster.tasks.pool.provider import AllocationStatus
 from tests.pbs_site import Site
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringmaster.tasks.pool.slurm import Slurm, SlurmNode, comment_of, nodes_of
+from ringmaster.features.slurm.slurm_engine import Slurm, SlurmNode, comment_of, nodes_of
 
 OLD = {  # as squeue 22.05 prints it
     "job_id": 7,

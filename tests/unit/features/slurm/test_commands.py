@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
-from ringmaster.tasks.pool.slurm import Slurm
+from ringmaster.features.slurm.slurm_engine import Slurm
 
 EMPTY = '{"jobs": [], "errors": []}'
 

@@ -5,8 +5,8 @@ import sys
 
 import psutil
 
-from ringmaster.tasks.pool.ray import head
-from ringmaster.tasks.pool.ray.ray_engine import head_environment, token_file
+from ringmaster.features.ray import head
+from ringmaster.features.ray.ray_engine import head_environment, token_file
 
 
 def test_the_token_is_its_owners_alone_and_is_kept(tmp_path):

@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone: `python -m ringmaster.tasks.pool.ray.head --port N --home FOLDER`.
+"""A Ray cluster of this machine alone: `python -m ringmaster.features.ray.head --port N --home FOLDER`.
 
 It listens on loopback alone and requires a token, as whoever reaches a Ray cluster can run programs on it. SIGTERM ends
 it; this process ends once the nodes on it have left their pool in order.
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from ringmaster.features.ray.agent_parent import end_with
+from ringmaster.features.ray.ray_engine import HOST, LEAVE_S, PREFIX, head_environment, token_file
 from ringmaster.tasks.pool.engines import ALLOCATION
-from ringmaster.tasks.pool.ray.agent_parent import end_with
-from ringmaster.tasks.pool.ray.ray_engine import HOST, LEAVE_S, PREFIX, head_environment, token_file
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 

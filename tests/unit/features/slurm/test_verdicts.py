@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.slurm.slurm_engine import Slurm
 from ringmaster.flows.pool import batch_worker
 from ringmaster.flows.pool.batch_worker import UNSUBMITTED_S, SubmissionVerdict, jobs_by_run
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.batch_scheduler import SchedulerJob
-from ringmaster.tasks.pool.slurm import Slurm
 
 RUN = NodeRun(id="abc", infrastructure="slurm:7")
 JOB = SchedulerJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc")

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ringmaster.tasks.pool.slurm import Slurm, SlurmOptions, numbers_of, seconds_of
+from ringmaster.features.slurm.slurm_engine import Slurm, SlurmOptions, numbers_of, seconds_of
 
 PARTITIONS = """\
 PartitionName=cpu AllowGroups=ALL Default={default} MaxTime=1-00:00:00 MinNodes=0 Nodes=c1 State=UP TotalCPUs=4

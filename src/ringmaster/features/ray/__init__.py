@@ -1,4 +1,4 @@
-"""Ray as a provider: an actor for each node of the pool, on an existing Ray cluster or one of this machine alone."""
+"""The engine `ray`, whose nodes are actors of a Ray cluster: an existing one, or one of this machine alone."""
 
 ADDRESS, DEVICES = "RINGMASTER_RAY_ADDRESS", "RINGMASTER_RAY_DEVICES"
 """Environment variables for the address of the Ray cluster, as `ray.init` takes it, and for the devices of a node."""

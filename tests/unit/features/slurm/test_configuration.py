@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.features.slurm.slurm_engine import BATCH_SCRIPT, slurm_time
 from ringmaster.flows.pool.batch_worker import WORKERS
 from ringmaster.tasks.pool.batch_scheduler import COMMAND
-from ringmaster.tasks.pool.slurm import BATCH_SCRIPT, slurm_time
 
 SlurmWorker = WORKERS["slurm"]
 SlurmJobConfiguration = SlurmWorker.job_configuration

@@ -5,8 +5,8 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.errors import EngineUnavailable
+from ringmaster.features.ray.ray_engine import BrokerConnection, RayActors, cause
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.ray.ray_engine import BrokerConnection, RayActors, cause
 from ringmaster.tasks.pool.work_pool import FIRST_DELAY_S, WorkPoolProvider
 
 

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 from ringmaster.codec import from_json
 from ringmaster.errors import EngineUnavailable
 from ringmaster.extras import missing_extra, require_extra
+from ringmaster.features.ray import ADDRESS, DEVICES, LOOPBACK_ALONE
 from ringmaster.tasks.pool.engines import EngineOptions, Service, option
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.ray import ADDRESS, DEVICES, LOOPBACK_ALONE
 from ringmaster.techniques.processes.channel import Channel
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "ringmaster.tasks.pool.ray.broker")
+COMMAND = (sys.executable, "-P", "-m", "ringmaster.features.ray.broker")
 ANSWER_S = 90.0  # Ray tries for a minute to reach its head
 
 LOG = "ray.log"
@@ -111,7 +111,7 @@ class RayOptions(EngineOptions):
         """Returns the head of the pool's own cluster."""
         if not self.is_on_this_machine:
             return ()
-        command = (sys.executable, "-m", "ringmaster.tasks.pool.ray.head", "--port", str(self.port))
+        command = (sys.executable, "-m", "ringmaster.features.ray.head", "--port", str(self.port))
         return [
             Service(
                 name="ray",

@@ -1,4 +1,4 @@
-"""The process of a controller that talks to Ray: `python -m ringmaster.tasks.pool.ray.broker`.
+"""The process of a controller that talks to Ray: `python -m ringmaster.features.ray.broker`.
 
 It is a process of its own, as Ray aborts its drivers where the head of the cluster does not answer for a minute. It
 answers requests, which come over the socket that is its stdin, one after another until that is closed.
@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ringmaster.codec import to_json
 from ringmaster.errors import ChannelClosed
+from ringmaster.features.ray import actor, ray_engine
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.ray import actor, ray_engine
 from ringmaster.techniques.processes.channel import Channel
 
 ANSWER_S = 0.5  # how long actors are waited for, each time

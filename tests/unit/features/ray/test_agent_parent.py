@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from ringmaster.tasks.pool.ray import agent_parent
+from ringmaster.features.ray import agent_parent
 
 # Ends by SIGTERM in order, as a node agent does.
 AGENT = """

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
+from ringmaster.features.slurm.slurm_engine import Slurm, SlurmNode
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.batch_scheduler import END_GRACE_S, SchedulerJob, SchedulerMachines
 from ringmaster.tasks.pool.provider import AllocationStatus
-from ringmaster.tasks.pool.slurm import Slurm, SlurmNode
 from ringmaster.tasks.pool.work_pool import WorkPoolProvider
 
 PENDING, RUNNING, LEAVING, LOST, ENDED = AllocationStatus

@@ -1,0 +1,1 @@
+"""The engine `pbs`, whose nodes are jobs of OpenPBS or PBS Professional."""

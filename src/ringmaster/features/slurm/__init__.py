@@ -1,0 +1,1 @@
+"""The engine `slurm`, whose nodes are jobs of Slurm."""
