@@ -121,6 +121,8 @@ def _unresolved(value: T) -> T:
 
 # -- the stages --------------------------------------------------------------------------------------------------------
 
+# Functions of their own, though some only forward: a method of a run as a task is another task for each kind of run.
+
 
 @task(name="profile", task_run_name="profile", **RETRIES, cache_policy=NO_CACHE, persist_result=False)
 def profile(run: BatchRun) -> ProfilingResult:

@@ -267,12 +267,12 @@ class PlanProgress:
         """The jobs that running gangs train."""
         return {job for running in self.running.values() for job in running.jobs}
 
-    def next_segments(self, *, done_jobs: Collection[str], steps: Mapping[str, int]) -> list[PlannedSegment]:
-        """Removes segments that their jobs have passed, and returns those that may start now.
-
-        steps: the steps done, by job.
-        """
+    def drop_passed(self, steps: Mapping[str, int]) -> None:
+        """Removes the planned segments that their jobs have passed. steps: the steps done, by job."""
         self.planned = [s for s in self.planned if s.last_step > steps[s.job] or s.last_step == self._totals[s.job]]
+
+    def startable(self, *, done_jobs: Collection[str]) -> list[PlannedSegment]:
+        """Returns the planned segments that may start now."""
         members = {job for running in self.running.values() for job in running.members}
         return startable_segments(
             self.planned,

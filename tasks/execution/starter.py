@@ -98,13 +98,14 @@ class Starter:
 
         out: devices of `cluster` that must not be used.
         """
+        self._plan_progress.drop_passed({name: record.step for name, record in self._job_table.records.items()})
         now_s = self._clock()
         self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
         again_s = min(self._not_before_s.values(), default=math.inf) - now_s
         again_s = min(again_s, self._plan_progress.seconds_to_wait())
-        startable, holders = self._segments_to_start(), set[str]()
+        startable, holders = self._startable(), set[str]()
         if self._move_apart(startable, cluster, out=out):
-            startable = self._segments_to_start()
+            startable = self._startable()
         if startable:
             lease_names = cluster.lease_names()
             gangs = [tuple(lease_names[device] for device in segment.devices) for segment in startable]
@@ -149,7 +150,7 @@ class Starter:
 
         Returns whether a segment may start now that could not before.
         """
-        lease_names, startable, has_changed = cluster.lease_names(), self._segments_to_start(), False
+        lease_names, startable, has_changed = cluster.lease_names(), self._startable(), False
         running = (running.segment for running in self._plan_progress.running.values())
         taken = {device for segment in (*running, *startable) for device in segment.devices} | {*out} | self.vacated
         idle = [
@@ -175,7 +176,7 @@ class Starter:
 
     def awaited(self) -> set[DeviceId]:
         """Returns the devices of the segments that may start."""
-        return {device for segment in self._segments_to_start() for device in segment.devices}
+        return {device for segment in self._startable() for device in segment.devices}
 
     def add_running(
         self,
@@ -203,12 +204,10 @@ class Starter:
             first_steps=first_steps or {},
         )
 
-    def _segments_to_start(self) -> list[PlannedSegment]:
-        steps = {name: record.step for name, record in self._job_table.records.items()}
-        candidates = self._plan_progress.next_segments(done_jobs=self._job_table.done(), steps=steps)
+    def _startable(self) -> list[PlannedSegment]:
         return [
             segment
-            for segment in candidates
+            for segment in self._plan_progress.startable(done_jobs=self._job_table.done())
             if segment.job not in self._not_before_s
             and self.vacated.isdisjoint(segment.devices)
             and self.held_nodes.isdisjoint(node for node, _ in segment.devices)
@@ -266,10 +265,16 @@ class Starter:
                 predicted_bytes=_comparable_bytes(profile, segment, cluster),
             )
         )
+        devices = [cluster.device(*device) for device in segment.devices]
+        last_steps = {job: self._plan_progress.running[number].ordered_step, **members}
+        order, *of_members = [
+            self._gang_order(replace(segment, job=name, last_step=last_step), profile, devices, number=number)
+            for name, last_step in last_steps.items()
+        ]
         return SegmentCall(
             label=f"{label_of(job, members)} [{profile.technique} x{profile.num_devices}]"
             f" steps {first_step}-{segment.last_step}",
-            order=self._order(segment, profile, cluster=cluster, number=number, members=members),
+            order=replace(order, members=tuple(of_members)),
             num_ranks=profile.num_ranks,
             on_event=partial(self._post, number),
             number=number,
@@ -323,36 +328,25 @@ class Starter:
                 yield base
                 yield from self._below(base)
 
-    def _order(
-        self,
-        segment: PlannedSegment,
-        profile: Profile,
-        *,
-        cluster: Cluster,
-        number: int,
-        members: Mapping[str, int],
+    def _gang_order(
+        self, segment: PlannedSegment, profile: Profile, devices: Sequence[Device], *, number: int
     ) -> GangOrder:
-        devices = [cluster.device(*device) for device in segment.devices]
-
-        def order_of(job: str, last_step: int) -> GangOrder:
-            entries, parents = self._job_table.entries, self._job_table.after.get(job, ())
-            order = gang_order(
-                entries[job].job_in_batch,
-                replace(segment, job=job, last_step=last_step),
-                profile,
-                paths=entries[job].paths,
-                devices=devices,
-                number=number,
-                listed={entries[parent].job_in_batch.name for parent in parents},
-                below={entries[each].job_in_batch.name for parent in parents for each in self._below(parent)},
-            )
-            record = self._job_table.records[job]
-            for rule in job_rules():
-                order = rule.order(entries[job].job, record, order)
-            return replace(order, known_step=record.step)
-
-        order = order_of(segment.job, self._plan_progress.running[number].ordered_step)
-        return replace(order, members=tuple(order_of(name, end) for name, end in members.items()))
+        """Returns the order to train the job of a segment, without the members of its group."""
+        entry, parents = self._job_table.entries[segment.job], self._job_table.after.get(segment.job, ())
+        order = gang_order(
+            entry.job_in_batch,
+            segment,
+            profile,
+            paths=entry.paths,
+            devices=devices,
+            number=number,
+            listed={self._local(parent) for parent in parents},
+            below={self._local(each) for parent in parents for each in self._below(parent)},
+        )
+        record = self._job_table.records[segment.job]
+        for rule in job_rules():
+            order = rule.order(entry.job, record, order)
+        return replace(order, known_step=record.step)
 
 
 def option_key(profile: Profile) -> OptionKey:

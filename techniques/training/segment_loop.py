@@ -338,9 +338,13 @@ class SegmentLoop:
         since_s: the time from which the first jobs' start-up is counted.
         """
         has_any = False
-        while self._waiting and not self._is_dissolved and len(self._sessions) < self._at_once:
+        while self._waiting and len(self._sessions) < self._at_once:
             self._reporter.phase("restoring", timeout_s=SAVE_TIMEOUT_S)
-            new = self._admitted()
+            known = set(self._sessions)
+            while self._waiting and len(self._sessions) < self._at_once:
+                self._admit(self._waiting.pop(0))
+                self._reporter.beat()
+            new = [session for name, session in self._sessions.items() if name not in known]
             startup_s = time.monotonic() - since_s
             for session in new:
                 self._stepper.join(session.state)
@@ -348,17 +352,7 @@ class SegmentLoop:
             self._prolong(new)
             self._settle([session for session in new if session.may_end_now])
             has_any, since_s = True, time.monotonic()
-        if self._is_dissolved:
-            self._end_waiting(self._in_line, OutcomeStatus.PREEMPTED)
         return has_any
-
-    def _admitted(self) -> list[JobSession]:
-        """Admits waiting jobs to the free positions; each restores its newest checkpoint."""
-        known = set(self._sessions)
-        while self._waiting and not self._is_dissolved and len(self._sessions) < self._at_once:
-            self._admit(self._waiting.pop(0))
-            self._reporter.beat()
-        return [session for name, session in self._sessions.items() if name not in known]
 
     def _end_waiting(self, jobs: Collection[str], status: OutcomeStatus) -> None:
         """Ends those of `jobs` that are waiting, with `status`."""
@@ -374,6 +368,7 @@ class SegmentLoop:
                 session.prolong(self._until - self._order.last_step)
 
     def _admit(self, order: GangOrder) -> None:
+        """Admits a waiting job, which restores its newest checkpoint."""
         name = order.job.name
         try:
             state = self._stepper.open(order)
@@ -420,7 +415,10 @@ class SegmentLoop:
         self._close(session.name, session.end(status, message=message))
 
     def _close(self, job: str, outcome: dict[str, Any]) -> None:
+        """Keeps the outcome of a job. None joins any more once the lead job has ended early."""
         self.outcomes[job] = outcome
+        if self._is_dissolved:
+            self._end_waiting(self._in_line, OutcomeStatus.PREEMPTED)
         if job != self._order.job.name and outcome["status"] != OutcomeStatus.PREEMPTED:
             self._reporter.about(job).send(JobOfGroupEnded(outcome=outcome))
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment, in_steps, startable_segments
+from ringmaster.tasks.execution.progress import PlanProgress
 from ringmaster.tasks.execution.starter import MAX_OVERHEAD, checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Segment
 from tests.drawing import draws
@@ -45,6 +46,14 @@ def test_a_job_runs_one_segment_at_a_time_in_order():
     first, second = planned("a", 0), planned("a", 1, at=1.0)
     assert starts([first, second]) == ["a"]
     assert starts([second], running=[first]) == []
+
+
+def test_what_may_start_is_asked_without_a_change_of_the_plan():
+    progress = PlanProgress(totals={"a": 9}, after={})
+    progress.planned = segments = [planned("a", 0, last_step=4), planned("a", 1, at=1.0, last_step=9)]
+    assert progress.startable(done_jobs=()) == segments[:1] and progress.planned == segments
+    progress.drop_passed({"a": 4})
+    assert progress.startable(done_jobs=()) == segments[1:]
 
 
 @st.composite
