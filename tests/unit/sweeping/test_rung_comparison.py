@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -206,15 +207,26 @@ def partial(policy="halving"):
     return spec(stopping=StoppingPolicy(policy=policy, min_steps=4, reduction_factor=4, evaluation_error=0.01))
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Runs a sweep by parts to its end, once for each kind of gangs and each policy; tests change nothing of it."""
+
+    @cache
+    def run(gangs, policy="halving"):
+        return Swept(tmp_path_factory.mktemp("undisturbed"), partial(policy), runner=gangs()).run()
+
+    return run
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", ["halving", "cut"])
-def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp_path, policy):
+def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp_path, undisturbed, policy):
     whole = Swept(
         tmp_path / "whole",
         spec(stopping=StoppingPolicy(policy=policy, min_steps=4, reduction_factor=4)),
         runner=PartGangs(),
     ).run()
-    parts = Swept(tmp_path / "parts", partial(policy), runner=PartGangs()).run()
+    parts = undisturbed(PartGangs, policy)
     assert parts.statuses == whole.statuses
     assert parts.bench.runner.num_rows < 0.6 * whole.bench.runner.num_rows
     for name in parts.names(JobStatus.DONE):
@@ -227,26 +239,24 @@ def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", ["halving", "asha"])
-def test_gangs_go_on_with_a_part_until_it_is_enough(tmp_path, policy):
-    ending = Swept(tmp_path / "ending", partial(policy), runner=PartGangs()).run()
-    going_on = Swept(tmp_path / "going", partial(policy), runner=GoingOn()).run()
+def test_gangs_go_on_with_a_part_until_it_is_enough(undisturbed, policy):
+    going_on = undisturbed(GoingOn, policy)
     gangs = going_on.bench.runner
     assert any(0.0 in shares for shares in gangs.commands.values()), "some have computed enough before their part ends"
     assert any(share > 0.0 for shares in gangs.commands.values() for share in shares), "some go on beyond it"
     assert set(going_on.statuses.values()) == {JobStatus.DONE, JobStatus.STOPPED}
     if policy == "halving":  # the places do not depend on the order in which trials come
-        assert going_on.statuses == ending.statuses
+        assert going_on.statuses == undisturbed(PartGangs, policy).statuses
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("dies_after", matrix(range(40, 120, 8), quick=[56]))
-def test_after_a_kill_while_gangs_go_on_the_sweep_decides_the_same(tmp_path, dies_after):
-    whole = Swept(tmp_path / "whole", partial(), runner=GoingOn()).run()
+def test_after_a_kill_while_gangs_go_on_the_sweep_decides_the_same(tmp_path, undisturbed, dies_after):
     runner = GoingOn()
     with suppress(Killed):
         Swept(tmp_path / "killed", partial(), runner=runner, dies_after=dies_after).run()
     again = Swept(tmp_path / "killed", partial(), runner=GoingOn(steps=runner.steps)).run()
-    assert again.statuses == whole.statuses
+    assert again.statuses == undisturbed(GoingOn).statuses
 
 
 class Stopped(GoingOn):
@@ -265,10 +275,9 @@ class Stopped(GoingOn):
 
 
 @pytest.mark.timeout(60)
-def test_a_part_of_which_a_gang_was_stopped_is_computed_by_the_next_one(tmp_path):
-    whole = Swept(tmp_path / "whole", partial(), runner=GoingOn()).run()
-    stopped = Swept(tmp_path / "stopped", partial(), runner=Stopped()).run()
-    assert stopped.bench.runner.cut and stopped.statuses == whole.statuses
+def test_a_part_of_which_a_gang_was_stopped_is_computed_by_the_next_one(tmp_path, undisturbed):
+    stopped = Swept(tmp_path, partial(), runner=Stopped()).run()
+    assert stopped.bench.runner.cut and stopped.statuses == undisturbed(GoingOn).statuses
 
 
 def test_parts_that_an_earlier_state_has_stored_are_read():
@@ -310,8 +319,8 @@ def test_trials_that_evaluate_further_rows_count_as_under_way():
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("dies_after", matrix(range(4, 60, 4), quick=[16, 28]))
-def test_after_a_kill_between_parts_the_sweep_decides_the_same(tmp_path, dies_after):
-    whole = Swept(tmp_path / "whole", partial(), runner=PartGangs()).run()
+def test_after_a_kill_between_parts_the_sweep_decides_the_same(tmp_path, undisturbed, dies_after):
+    whole = undisturbed(PartGangs)
     runner = PartGangs()
     with suppress(Killed):
         Swept(tmp_path / "killed", partial(), runner=runner, dies_after=dies_after).run()
