@@ -19,6 +19,7 @@ from ringmaster.flows.caller import Caller
 from ringmaster.flows.form_fields import HIDDEN, Resume, titled
 from ringmaster.flows.train_batch import run_stages
 from ringmaster.tasks.batch.references import Metric
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.results import (
     best,
     challenge,
@@ -31,7 +32,6 @@ from ringmaster.tasks.sweeping.results import (
     why_no_winner,
 )
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.tasks.sweeping.spec import StoppingPolicy
 
 EXAMPLE = sweep_form.JobFromFile(path="examples/tiny_batch.yaml", job="llama")
 RATES = [sweep_form.Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]

@@ -28,11 +28,12 @@ from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.references import Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.ranking import ranking_of, sections_of_rankings
 from ringmaster.tasks.sweeping.results import name_fault
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
+from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stop_rules import StopRule, stop_rules
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_features import NAME_PATTERN, file_keys

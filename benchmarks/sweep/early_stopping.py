@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.page import write_section
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "sweeps.json"

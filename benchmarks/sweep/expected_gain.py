@@ -26,10 +26,11 @@ from benchmarks.page import write_section
 from benchmarks.sweep.early_stopping import NUM_STEPS, num_trained, played, trained_curves
 from ringmaster.features.expected_gain.estimate import MIN_FINALS, ExpectedGain
 from ringmaster.features.expected_gain.sweep import DEFAULT_GAIN, gain_of
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
 from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.sampling import RANDOM, TPE, ProposedTrial, propose
 from ringmaster.tasks.sweeping.space import Range
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec, TrialState
+from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stop_rules import SweepProgress
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "expected_gain.json"

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.page import write_section
 from benchmarks.sweep.early_stopping import NUM_STEPS, NUM_TRIALS, POPULATION, trained_losses
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
 from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
 from ringmaster.techniques.job_specs import EvaluationSlice
 
 NUM_ROWS, ERROR = 1024, 0.01

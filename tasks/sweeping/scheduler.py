@@ -15,9 +15,10 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.tasks.sweeping.early_stopping import TrialState
 from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, as_part, merged
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.tasks.sweeping.spec import SweepSpec, TrialState
+from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stop_rules import StopProposal, StopRule, SweepProgress
 from ringmaster.tasks.sweeping.stop_rules import stop_rules as all_stop_rules
 from ringmaster.techniques import Job

@@ -15,8 +15,9 @@ from pydantic import BaseModel
 
 from ringmaster.features import listed
 from ringmaster.findings import Finding
+from ringmaster.tasks.sweeping.early_stopping import TrialState
 from ringmaster.tasks.sweeping.ranking import Reports
-from ringmaster.tasks.sweeping.spec import SweepSpec, TrialState
+from ringmaster.tasks.sweeping.spec import SweepSpec
 
 
 @dataclass(frozen=True, kw_only=True)

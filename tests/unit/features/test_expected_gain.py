@@ -12,9 +12,9 @@ from ringmaster.features.expected_gain.estimate import EndedTrial, OpenTrial, ex
 from ringmaster.features.expected_gain.sweep import Worthless, gain_of, proposal_section
 from ringmaster.features.objectives.sweep import ConstrainedRanking, Constraint, FrontRanking
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
 from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows
 from ringmaster.tasks.sweeping.space import CategoricalRange
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
 from ringmaster.tasks.sweeping.stop_rules import SweepProgress
 from tests.unit.sweeping.sweeps import Gangs, Killed, Swept, spec
 

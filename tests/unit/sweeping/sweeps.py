@@ -6,10 +6,11 @@ from pathlib import Path
 from random import Random
 
 from ringmaster.tasks.storage.journal import begin_jobs
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
+from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome, PartialEvaluation, RowValues
 from tests.unit.execution.fakes import Bench, FakeRunner
 

@@ -9,8 +9,8 @@ from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPositio
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.tasks.sweeping.spec import StoppingPolicy
 from ringmaster.techniques.processes.gang_events import EvaluationReported, event_to_json
 from ringmaster.techniques.processes.reporter import ROWS
 from tests.unit.execution.fakes import profile

@@ -12,8 +12,8 @@ import pytest
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
 from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, RungComparison, relative_radius
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_specs import MIN_PART_ROWS, EvaluationSlice
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome

@@ -6,10 +6,10 @@ import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.profiling.search import num_evaluations
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.sampling import ProposedTrial, propose
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, changes_shape, combinations, num_combinations
-from ringmaster.tasks.sweeping.spec import StoppingPolicy
 from ringmaster.techniques.metric import metric_named, metric_names
 from tests.unit.sweeping.sweeps import RATES, SEEDS, TEMPLATE, spec
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
 from tests.unit.sweeping.sweeps import TEMPLATE, spec
 
 ASHA = StoppingPolicy(policy="asha", min_steps=4, reduction_factor=4)

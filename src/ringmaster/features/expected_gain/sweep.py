@@ -16,11 +16,12 @@ from ringmaster.features.expected_gain.estimate import (
     expected_gain,
 )
 from ringmaster.findings import Finding, findings_where
+from ringmaster.tasks.sweeping.early_stopping import TrialState
 from ringmaster.tasks.sweeping.ranking import last
 from ringmaster.tasks.sweeping.results import ResultSection
 from ringmaster.tasks.sweeping.sampling import GRID, TPE
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.tasks.sweeping.spec import SweepSpec, TrialState
+from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stop_rules import StopProposal, StopRule, SweepProgress
 from ringmaster.techniques.metric import metric_named
 

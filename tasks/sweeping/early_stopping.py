@@ -1,0 +1,339 @@
+"""Early stopping of the trials of a sweep: which continue from a rung, which are stopped, and which wait for others.
+
+A `StoppingPolicy` decides by the states of all trials alone, so that a sweep that is continued decides the same again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from ringmaster.findings import Finding, findings_where
+from ringmaster.tasks.sweeping.rung_comparison import FIRST_PART, EvaluatedRows, RungComparison
+from ringmaster.techniques import Job
+from ringmaster.techniques.job_specs import EvaluationSlice
+
+NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
+CUTS = ((0.04, 2 / 5), (0.10, 1 / 2))
+"""The rungs of `cut` as shares of a trial's steps, and the share of the trials there that continue from each.
+
+Bad trials show in the first tenth of their steps, and the best few cannot be distinguished before the end: a fifth is
+kept to the end.
+"""
+NUM_AVERAGED = 3  # evaluations up to a rung, whose mean `cut` compares
+EARLIEST_CUT = 10  # steps: before that, a learning curve has no information
+ORDER_SEED = 0  # of the rows of trials that are evaluated part by part
+FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialState:
+    """The state of a trial.
+
+    total: the number of its steps.
+    goal: the step up to which it may train; 0 while its values are not settled.
+    scores: by step, higher is better; minus infinity for a value that is not finite.
+    has_ended: whether it is done, failed or stopped.
+    rows: the held-out rows by step, where they are computed part by part.
+    part: the part of them that was requested last, where it is not computed yet.
+    """
+
+    name: str
+    total: int
+    goal: int = 0
+    scores: Mapping[int, float] = field(default_factory=dict)
+    has_ended: bool = False
+    rows: Mapping[int, EvaluatedRows] = field(default_factory=dict)
+    part: EvaluationSlice | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the trial has steps left to train up to its goal, or rows to evaluate there."""
+        has_steps = self.goal > 0 and self.goal not in self.scores
+        return not self.has_ended and (has_steps or self.part is not None)
+
+    def best(self, step: int) -> float:
+        """Returns the best score up to a step."""
+        return max((score for at, score in self.scores.items() if at <= step), default=-math.inf)
+
+    def mean(self, step: int, count: int) -> float:
+        """Returns the mean of the last `count` scores up to a step."""
+        return statistics.fmean([self.scores[at] for at in sorted(self.scores) if at <= step][-count:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingDecisions:
+    """New goals by trial, the trials to stop with the reasons, and further parts of the rows to evaluate.
+
+    enough: the steps at which trials that compute a part need no more of it.
+    """
+
+    goals: Mapping[str, int] = field(default_factory=dict)
+    stops: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, EvaluationSlice] = field(default_factory=dict)
+    enough: Mapping[str, int] = field(default_factory=dict)
+
+
+EARLIEST = 10
+"""The divisor of a trial's steps that gives its earliest default rung: learning curves cross in the beginning."""
+
+
+class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stopping"):
+    """The policy that stops trials early, a part of a sweep's file and form.
+
+    `min_steps` is the first rung; None for the total divided twice by `reduction_factor`, but at least a tenth of the
+    total. With "cut", no rung is before it; None for `EARLIEST_CUT`.
+    """
+
+    policy: Literal["cut", "asha", "halving", "median", "none"] = Field(
+        default="cut",
+        title="Policy",
+        description="cut compares the trials at 4 and at 10 percent of their steps, and trains the best fifth to the "
+        "end. asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
+        "continues them when all trials have reached the rung. median stops a trial that is worse than half of the "
+        "others at its step. none trains all trials completely.",
+    )
+    min_steps: int | None = Field(
+        default=None,
+        ge=1,
+        title="First rung",
+        description="The number of steps before a trial is compared with others. With asha and halving, each further "
+        "rung is this number times a power of the reduction factor. By default it is 10 with cut, else the number of "
+        "steps divided by the square of the reduction factor, and at least a tenth of the steps.",
+    )
+    reduction_factor: int = Field(
+        default=4,
+        ge=2,
+        le=100,
+        title="Reduction factor",
+        description="With asha and halving, one in this many trials continues from each rung.",
+    )
+    evaluation_error: float | None = Field(
+        default=None,
+        gt=0,
+        le=0.5,
+        title="Error of partial evaluations",
+        description="Trials are evaluated at rungs on a part of the held-out rows, and on more only until it is "
+        "certain which of them continue. The number, such as 0.01, is the probability that any choice of the sweep "
+        "differs from that by all rows. By default all rows are evaluated.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """Also accepts the name of a policy alone. A reduction factor without a name is ASHA's."""
+        if isinstance(value, dict) and "reduction_factor" in value:
+            return {"policy": "asha", **value}
+        return {"policy": value} if isinstance(value, str) else value
+
+    @property
+    def has_rungs(self) -> bool:
+        """Whether trials pause at rungs."""
+        return self.policy in (CUT, ASHA, HALVING)
+
+    def first_step(self, total: int) -> int:
+        """Returns the step at which a trial of `total` steps is first compared."""
+        return self.min_steps or max(1, total // self.reduction_factor**2, math.ceil(total / EARLIEST))
+
+    def with_rungs(self, job: Job) -> Job:
+        """Returns a trial that is evaluated where the policy compares it: at its rungs, or as often as the first rung.
+
+        Evaluations that the trial has anyway are kept. Those that are averaged are a hundredth of the steps apart.
+        """
+        evaluation, total = job.evaluation, job.num_steps
+        if total is None:  # once its steps are known
+            return job
+        if self.has_rungs:
+            num_before = self._num_averaged
+            at = {r - k * max(1, total // 100) for r in self.rungs(total)[:-1] for k in range(num_before)}
+            steps = sorted({*evaluation.at_steps, *(step for step in at if step > 0)})
+            parts = self._first_parts(job) if self.is_partial else ()
+            kept = tuple(part for part in evaluation.parts if part not in parts)
+            return replace(job, evaluation=replace(evaluation, at_steps=tuple(steps), parts=(*parts, *kept)))
+        if self.policy == MEDIAN and evaluation.every_steps is None:
+            return replace(job, evaluation=replace(evaluation, every_steps=self.first_step(total)))
+        return job
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether trials are evaluated at rungs on parts of the rows."""
+        return self.evaluation_error is not None and self.has_rungs
+
+    @property
+    def first_part(self) -> float:
+        """The share of the rows that a trial is evaluated on when it comes to a rung."""
+        return FIRST_PART if self.is_partial else 1.0
+
+    @property
+    def _num_averaged(self) -> int:
+        """The evaluations up to a rung whose mean is compared; those before it cannot be made on more rows later."""
+        return NUM_AVERAGED if self.policy == CUT and not self.is_partial else 1
+
+    def _first_parts(self, job: Job) -> tuple[EvaluationSlice, ...]:
+        """Returns the parts that a job computes first at its rungs, but where it is evaluated anyway: on all rows."""
+        rungs = self.rungs(job.total_steps)[:-1]
+        parts = (EvaluationSlice(step=rung, end=self.first_part, seed=ORDER_SEED) for rung in rungs)
+        return tuple(part for part in parts if part in job.evaluation.parts or not job.is_evaluated(part.step))
+
+    def rungs(self, total: int) -> list[int]:
+        """Returns the rungs of a trial of `total` steps: r, r eta, r eta^2, ..., and the last step.
+
+        Apart from the first, no rung is in the second half, as a trial that is nearly done is not worth stopping.
+        """
+        if not self.has_rungs:
+            return [total]
+        if self.policy == CUT:
+            return [*self._cuts(total), total]
+        rungs = []
+        first = step = self.first_step(total)
+        while step < total and (step == first or 2 * step <= total):
+            rungs.append(step)
+            step *= self.reduction_factor
+        return [*rungs, total]
+
+    def _cuts(self, total: int) -> dict[int, float]:
+        """Returns the rungs of `cut` in the first half of a trial, and the share that continues; equal ones are one."""
+        cuts: dict[int, float] = {}
+        for at, share in CUTS:
+            step = max(math.ceil(at * total), self.min_steps or EARLIEST_CUT)
+            if 2 * step <= total:
+                cuts[step] = cuts.get(step, 1.0) * share
+        return cuts
+
+    def num_kept(self, num: int, *, rung: int, total: int) -> int:
+        """Returns how many of `num` trials continue from a rung; at least one does."""
+        if self.policy == CUT:
+            return max(1, math.ceil(round(num * self._cuts(total)[rung], 6)))
+        return max(1, num // self.reduction_factor)
+
+    def comparison(self, trials: Sequence[TrialState], rung: int) -> RungComparison:
+        """Returns the comparison of the trials that have reached a rung. trials: all of the sweep.
+
+        The error of the sweep is divided by the number of its rungs (Bonferroni).
+        """
+        there = [trial for trial in trials if rung in trial.scores]
+        return RungComparison(
+            scores={trial.name: trial.mean(rung, self._num_averaged) for trial in there},
+            rows={trial.name: trial.rows[rung] for trial in there if rung in trial.rows},
+            may_go_on=frozenset(trial.name for trial in there if trial.goal == rung and not trial.has_ended),
+            error=(self.evaluation_error or 0.0) / max(1, len(self.rungs(trials[0].total)) - 1),
+            num_trials=len(trials),
+        )
+
+    def judge(self, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool = True) -> StoppingDecisions:
+        """Returns the decisions that follow from the trials' states.
+
+        num_slots: how many trials can run in parallel. is_absolute: whether the order of two trials after a step stays
+        when others come there.
+        """
+        if self.has_rungs:
+            return _by_rungs(self, trials, num_slots=num_slots, is_absolute=is_absolute)
+        return _by_median(self, trials) if self.policy == MEDIAN else StoppingDecisions()
+
+    def findings(self, job: Mapping[str, Any], *, varied: Sequence[str]) -> Iterator[Finding]:
+        """Yields the faults that keep the policy from comparing trials of a job. varied: the keys of the space."""
+        if self.policy == NONE:
+            return
+        total, is_counted = job.get("num_steps"), isinstance(job.get("num_steps"), int)
+        varied_too = "cannot be varied where trials are compared on their way"
+        yield from findings_where(
+            (
+                not is_counted and job.get("num_epochs") is None,
+                ("early_stopping",),
+                "counts in steps, and the template does not define how many",
+                "give the template num_steps or num_epochs, or choose the policy none",
+            ),
+            (
+                is_counted and self.min_steps is not None and self.min_steps >= (total or 0),
+                ("early_stopping", "min_steps"),
+                f"must be less than the {total} steps of a trial, got {self.min_steps}",
+                "lower it, or give the trials more steps",
+            ),
+            *(
+                (key in varied, ("space", key), varied_too, "leave it out, or choose the policy none")
+                for key in ("num_steps", "num_epochs")
+            ),
+        )
+
+
+def _by_rungs(
+    stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool
+) -> StoppingDecisions:
+    """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), the synchronous version, or
+    the cuts.
+
+    Of the trials that have reached a rung, the best may continue. All versions wait where waiting costs nothing: no
+    trial is promoted while other trials can use the devices, because further arrivals at the rung can only improve the
+    choice. Once no trial is to come, the choice is final, and all of the best continue together: the plan then sees all
+    that is left. Before that, ASHA promotes the best n // eta of the n trials at the rung, the cuts those that no later
+    arrival can displace, and halving none. A trial that can no longer be among the best is stopped.
+
+    Where rows are evaluated part by part, a trial whose place is not certain rests until further rows are there. One
+    that computes a part is asked for more before its end, or told to end it, as soon as that is certain.
+    """
+    if not trials:
+        return StoppingDecisions()
+    goals, stops, parts, enough = dict[str, int](), dict[str, str](), dict[str, EvaluationSlice](), dict[str, int]()
+    total, num_under_way = trials[0].total, sum(trial.is_under_way for trial in trials)
+    for rung, following in reversed(list(itertools.pairwise(stopping.rungs(total)))):
+        comparison = stopping.comparison(trials, rung)
+        scores = comparison.estimates
+        there = sorted((t for t in trials if t.name in scores), key=lambda t: -scores[t.name])
+        num_to_come = sum(not t.has_ended and rung not in t.scores for t in trials)
+        most = stopping.num_kept(len(there) + num_to_come, rung=rung, total=total)
+        is_final = num_to_come == 0
+        early = {ASHA: len(there) // stopping.reduction_factor, CUT: most - num_to_come}
+        now = most if is_final else early.get(stopping.policy, 0)
+        order = [trial.name for trial in there]
+        further = comparison.open_parts(order, num_kept=now, is_early=not is_final) if now > 0 else {}
+        is_closed = is_final and not further
+        unsettled = {} if is_closed else comparison.open_parts(order, num_kept=now, is_early=True)
+        is_open = {} if is_closed else comparison.open_parts(order, num_kept=most, is_early=True)
+        for trial in there:
+            share, is_computing = further.get(trial.name), trial.part is not None and trial.part.step == rung
+            if is_computing and share is None:
+                enough[trial.name] = rung
+            elif share is not None and (is_computing or is_final or num_under_way <= num_slots):
+                part = comparison.part_up_to(trial.name, share, step=rung, seed=ORDER_SEED)
+                if part is not None and (trial.part is None or not is_computing or part.end > trial.part.end):
+                    parts[trial.name] = part
+                    num_under_way += not is_computing
+        for place, trial in enumerate(there):
+            if trial.has_ended or trial.goal != rung:
+                continue
+            is_beaten = place >= most and (is_absolute or is_final)
+            if math.isinf(scores[trial.name]) or (is_beaten and trial.name not in is_open):
+                stops[trial.name] = _why(scores[trial.name], rung, place=place, num=len(there))
+            elif place < now and trial.name not in unsettled and (is_final or num_under_way <= num_slots):
+                goals[trial.name] = following
+                num_under_way += 1
+    return StoppingDecisions(goals=goals, stops=stops, parts=parts, enough=enough)
+
+
+def _why(score: float, step: int, *, place: int, num: int) -> str:
+    if math.isinf(score):
+        return f"stopped early at step {step}: its score is not a number"
+    return f"stopped early at step {step}: number {place + 1} of the {num} trials that have come there"
+
+
+def _by_median(stopping: StoppingPolicy, trials: Sequence[TrialState]) -> StoppingDecisions:
+    """The median stopping rule (Golovin et al., 2017, Google Vizier, section 3.2.2), applied to the best score so far.
+
+    A trial stops at step s if its best score up to s is below the median of the best scores up to s of all other trials
+    that have reached s, whether or not these went on.
+    """
+    stops = {}
+    for trial in trials:
+        step = max(trial.scores, default=0)
+        if trial.has_ended or step < stopping.first_step(trial.total) or step >= trial.total:
+            continue
+        others = [t.best(step) for t in trials if t.name != trial.name and max(t.scores, default=0) >= step]
+        if len(others) >= FEWEST_OTHERS and trial.best(step) < statistics.median(others):
+            stops[trial.name] = f"stopped early at step {step}: its best is below the median of {len(others)} others"
+    return StoppingDecisions(stops=stops)
